@@ -1,0 +1,41 @@
+# make demo: install from this checkout into .venv, with a CPU OpenCL runtime, and run the main job
+# make test: the same with the development tools; everything CI checks
+# make quick: the inner loop
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: demo test quick lint docs-tables clean
+
+demo: $(VENV)/.cpu
+	-$(BIN)/netcl doctor
+	$(BIN)/netcl selftest
+
+test: lint
+	$(BIN)/pytest -n $(JOBS)
+
+quick: $(VENV)/.dev
+	NETCL_TEST="$${NETCL_TEST:-pocl,numpy}" $(BIN)/pytest -x -q -n $(JOBS) -m "not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs-tables: $(VENV)/.dev
+	$(BIN)/python tools/docs_tables.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra: pip runs again only after pyproject.toml has changed.
+$(VENV)/.cpu $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

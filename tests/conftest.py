@@ -1,0 +1,158 @@
+"""Every test that asks for a device runs on every device there is: each OpenCL device found, and the NumPy backend.
+
+``NETCL_TEST=pocl,numpy`` narrows them to those whose id, platform or device name contains one of the words. Simulators and
+software GPUs are slow and run only when named: ``NETCL_TEST=oclgrind``, ``NETCL_TEST=llvmpipe``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WORDS = tuple(word.strip().lower() for word in os.environ.get("NETCL_TEST", "").split(",") if word.strip())
+ONLY_WHEN_NAMED = ("oclgrind", "llvmpipe")
+
+# Kept between runs, so that only the first one compiles kernels.
+os.environ.setdefault("NETCL_CACHE_DIR", str(ROOT / ".pytest_cache" / "netcl"))
+if any(word in ("llvmpipe", "rusticl") for word in WORDS):
+    os.environ.setdefault("RUSTICL_ENABLE", "llvmpipe")
+
+TOL: dict[str, dict[str, float]] = {
+    "float64": {"rtol": 1e-12, "atol": 1e-12},
+    "float32": {"rtol": 1e-5, "atol": 1e-6},
+    "float16": {"rtol": 2e-3, "atol": 1e-4},
+    "bfloat16": {"rtol": 1.6e-2, "atol": 1e-3},
+    **{name: {"rtol": 0.0, "atol": 0.0} for name in ("int64", "int32", "uint8", "bool")},
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device tests run on: the selector that names it to netcl and the id a test report shows."""
+
+    id: str
+    selector: str
+    names: str
+
+    @property
+    def wanted(self) -> bool:
+        text = f"{self.id} {self.names}".lower()
+        if WORDS:
+            return any(word in text for word in WORDS)
+        return not any(word in text for word in ONLY_WHEN_NAMED)
+
+
+NUMPY = Target("numpy", "cpu", "numpy")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+@cache
+def opencl_targets() -> tuple[Target, ...]:
+    """The OpenCL devices, in the order of their names: workers of one run must agree on it."""
+    from netcl.core import platforms
+
+    if not platforms.available():
+        return ()
+    found = []
+    for p, platform in enumerate(platforms.opencl().get_platforms()):
+        for d, device in enumerate(platform.get_devices()):
+            found.append(Target(_slug(f"{platform.name} {device.name}"), f"{p}:{d}", f"{platform.name} {device.name}"))
+    found.sort(key=lambda target: (target.id, target.selector))
+    ids = [target.id for target in found]
+    return tuple(
+        Target(f"{target.id}-{target.selector}" if ids.count(target.id) > 1 else target.id, target.selector, target.names)
+        for target in found
+    )
+
+
+def wanted_targets() -> list[Target]:
+    return [target for target in (NUMPY, *opencl_targets()) if target.wanted]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if WORDS and not wanted_targets():
+        there = ", ".join(target.id for target in (NUMPY, *opencl_targets()))
+        raise pytest.UsageError(f"NETCL_TEST={','.join(WORDS)} names none of the devices here: {there}")
+
+
+def _devices_line() -> str:
+    line = "netcl devices: " + ", ".join(target.id for target in wanted_targets())
+    return line if opencl_targets() else f"{line} only: no OpenCL runtime was found, and `netcl doctor` says how to get one"
+
+
+def pytest_report_header() -> str:
+    return _devices_line()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not opencl_targets():
+        terminalreporter.write_line(_devices_line(), yellow=True)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for fixture, without in (("device", None), ("cl_device", NUMPY)):
+        if fixture in metafunc.fixturenames:
+            targets = [target for target in wanted_targets() if target != without]
+            metafunc.parametrize(fixture, targets, ids=[target.id for target in targets], indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator:
+    """The handle of a device, OpenCL or NumPy, made the active one for the test."""
+    from netcl.core.device import device as activate
+
+    with activate(request.param.selector) as handle:
+        assert handle is not None, f"netcl does not find {request.param}"
+        yield handle
+
+
+@pytest.fixture
+def cl_device(request: pytest.FixtureRequest) -> Iterator:
+    """The handle of an OpenCL device, made the active one for the test."""
+    from netcl.core.device import device as activate
+
+    with activate(request.param.selector) as handle:
+        assert handle is not None and handle.backend == "cl", f"netcl does not find {request.param}"
+        yield handle
+
+
+@pytest.fixture
+def queue(device):
+    """The queue of ``device``."""
+    return device.queue
+
+
+@pytest.fixture
+def cl_queue(cl_device):
+    """The queue of ``cl_device``."""
+    return cl_device.queue
+
+
+@pytest.fixture
+def tol() -> dict[str, dict[str, float]]:
+    """Tolerances by dtype, as keyword arguments of ``np.testing.assert_allclose``."""
+    return TOL
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed that is the same in every run and differs between tests."""
+    return zlib.crc32(request.node.nodeid.encode())
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """A NumPy generator started from ``seed``."""
+    return np.random.default_rng(seed)
