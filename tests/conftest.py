@@ -61,8 +61,10 @@ def _slug(text: str) -> str:
 @cache
 def opencl_targets() -> tuple[Target, ...]:
     """The OpenCL devices, in the order of their names: workers of one run must agree on it."""
-    from netcl.core import platforms
-
+    try:
+        from netcl.core import platforms
+    except ImportError:
+        return ()
     if not platforms.available():
         return ()
     found = []
