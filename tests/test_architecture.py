@@ -1,0 +1,206 @@
+"""What holds the house together and imports alone cannot say. The contracts about imports are in pyproject.toml."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "netcl"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+KERNELS = sorted(PACKAGE.rglob("*.cl"))
+SKIPPED_FOLDERS = {"build", "dist", "carry", "icd", "__pycache__"}
+TEXT_SUFFIXES = {".py", ".pyi", ".cl", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".sh", ""}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def own_texts() -> dict[str, str]:
+    """Every text file of the checkout but this one, which has to spell what it forbids."""
+    found = {}
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [f for f in folders if f == ".ci" or not (f in SKIPPED_FOLDERS or f.startswith(".") or f.endswith(".egg-info"))]
+        for file in files:
+            path = Path(folder, file)
+            if path.suffix in TEXT_SUFFIXES and path != Path(__file__):
+                found[name_of(path)] = path.read_text(encoding="utf-8", errors="replace")
+    return found
+
+
+def where(found: list[tuple[Path, ast.AST]]) -> list[str]:
+    return [f"{name_of(path)}:{getattr(node, 'lineno', 0)}" for path, node in found]
+
+
+def nodes(kind: type | tuple[type, ...], outside: str = "") -> list[tuple[Path, ast.AST]]:
+    return [(path, node) for path in MODULES if name_of(path) != outside for node in ast.walk(tree_of(path)) if isinstance(node, kind)]
+
+
+def last_name(node: ast.AST) -> str:
+    """``Program`` for both ``cl.Program`` and ``Program``."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def names(pattern: str, outside: str) -> list[str]:
+    """Where a name is used, other than in the one file that may."""
+    return where([(path, n) for path, n in nodes((ast.Attribute, ast.Name), outside) if re.fullmatch(pattern, last_name(n))])
+
+
+def attribute_calls(name: str, outside: str) -> list[str]:
+    """Where ``something.name(...)`` is called, other than in the one file that may."""
+    found = nodes(ast.Call, outside)
+    return where([(path, n) for path, n in found if isinstance(n.func, ast.Attribute) and n.func.attr == name])
+
+
+def imports() -> list[tuple[Path, ast.AST, str]]:
+    """Every import as file, node and the dotted name imported."""
+    found = []
+    for path, node in nodes((ast.Import, ast.ImportFrom)):
+        if isinstance(node, ast.Import):
+            found += [(path, node, alias.name) for alias in node.names]
+        elif not node.level:
+            found += [(path, node, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def test_programs_are_built_and_launched_in_one_file():
+    door = "netcl/core/kernels/program.py"
+    assert names("enqueue_nd_range.*", outside=door) + attribute_calls("Program", outside=door) == []
+
+
+def test_device_memory_is_allocated_in_one_file():
+    assert attribute_calls("Buffer", outside="netcl/core/memory.py") == []
+
+
+def test_the_environment_is_read_in_one_file():
+    assert names("environ|getenv|putenv", outside="netcl/core/env.py") == []
+
+
+def test_only_the_command_line_prints():
+    assert names("print", outside="netcl/cli.py") == []
+
+
+def test_pyopencl_is_imported_only_in_core_and_runtime():
+    found = [(path, node) for path, node, name in imports() if name.split(".")[0] == "pyopencl"]
+    assert where([(path, node) for path, node in found if path.relative_to(PACKAGE).parts[0] not in ("core", "runtime")]) == []
+
+
+def test_only_the_top_imports_the_root_package():
+    """The root package reaches every layer, so whoever imports it would reach upward."""
+    top = {PACKAGE / "cli.py", PACKAGE / "selftest.py", PACKAGE / "__main__.py"}
+    rooms = {path.stem for path in PACKAGE.iterdir()}
+    found = [(path, node, name.split(".")) for path, node, name in imports() if path not in top]
+    assert where([(path, node) for path, node, parts in found if parts[0] == "netcl" and (len(parts) == 1 or parts[1] not in rooms)]) == []
+
+
+def test_imports_keep_to_the_layers():
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_handler_catches_everything():
+    def broad(kind: ast.expr | None) -> bool:
+        kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+        return any(k is None or (isinstance(k, ast.Name) and k.id in ("Exception", "BaseException")) for k in kinds)
+
+    assert where([(p, n) for p, n in nodes(ast.ExceptHandler) if broad(n.type)]) == []
+
+
+def test_nothing_is_loaded_through_pickle():
+    risky = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+    found = [(path, node) for path, node, name in imports() if name.split(".")[0] in risky]
+    found += [(path, node) for path, node in nodes(ast.keyword) if node.arg == "allow_pickle" and ast.unparse(node.value) != "False"]
+    assert where(found) == []
+
+
+def test_files_are_short():
+    long = {name_of(p): len(p.read_text(encoding="utf-8").splitlines()) for p in MODULES + KERNELS}
+    assert {name: lines for name, lines in long.items() if lines > 700} == {}
+
+
+def test_functions_are_short():
+    found = nodes((ast.FunctionDef, ast.AsyncFunctionDef))
+    assert [f"{name_of(p)}:{n.lineno} {n.name}" for p, n in found if n.end_lineno - n.lineno + 1 > 60] == []
+
+
+def test_no_file_is_named_as_a_copy_or_a_drawer():
+    forbidden = re.compile(r"(_optimized|_fused|_fp16|_v2|_legacy)$|^(utils|helpers|misc)$")
+    assert [name_of(p) for p in PACKAGE.rglob("*") if forbidden.search(p.stem)] == []
+
+
+def test_no_function_is_named_as_a_copy():
+    found = nodes((ast.FunctionDef, ast.ClassDef))
+    assert [f"{name_of(p)}:{n.lineno} {n.name}" for p, n in found if re.search(r"_(optimized|fp16|v2|legacy)$", n.name)] == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param(r"\b(TODO|FIXME|XXX|HACK)\b", id="unfinished"),
+        pytest.param(r"pip3? install (-\S+ )*['\"]?netcl\b", id="the-name-on-the-package-index-is-not-ours"),
+        pytest.param(r"(?<![\w.])/(home|Users|root|work|mnt)/\w", id="machine-path"),
+    ],
+)
+def test_no_text_holds(pattern):
+    found = [f"{name}: {m.group(0)}" for name, text in own_texts().items() for m in re.finditer(pattern, text)]
+    assert found == []
+
+
+# Upper-case names OpenCL C itself defines.
+OPENCL_NAMES = re.compile(
+    r"__\w+|CL[KA]?_\w+|[A-Z]+_(MAX|MIN|EPSILON|DIG|MANT_DIG|BIT)|M_\w+|INFINITY|NAN|MAXFLOAT|HUGE_VALF?|NULL|FP_\w+|OPENCL|EXTENSION|FP_CONTRACT|STDC|ON|OFF"
+)
+
+
+def macros_of(text: str) -> set[str]:
+    return set(re.findall(r"^\s*#\s*define\s+(\w+)", text, re.M))
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=name_of)
+def test_every_macro_of_a_kernel_file_has_a_default(path):
+    """A kernel file can be read, and compiled, with nothing but the preamble in front of it."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", path.read_text(encoding="utf-8"), flags=re.S)
+    preamble = (PACKAGE / "core/kernels/preamble.cl").read_text(encoding="utf-8")
+    used = {word for word in re.findall(r"\b[A-Z][A-Z0-9_]*\b", text) if not OPENCL_NAMES.fullmatch(word)}
+    assert sorted(used - macros_of(text) - macros_of(preamble)) == []
+
+
+def test_import_netcl_touches_no_driver():
+    code = "import sys, netcl; print([m for m in sys.modules if m.split('.')[0] == 'pyopencl'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_import_netcl_works_without_pyopencl():
+    core = ", ".join(f"netcl.core.{name}" for name in ("device", "memory", "tensor", "backend.opencl", "kernels.primitives"))
+    code = f"import sys; sys.modules['pyopencl'] = None; import netcl, {core}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_wheel_carries_every_module_and_kernel(tmp_path):
+    copy = tmp_path / "checkout"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*SKIPPED_FOLDERS, ".*", "tests"))
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    done = subprocess.run(build, cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert {name_of(p) for p in MODULES + KERNELS} <= set(zipfile.ZipFile(wheel).namelist())
