@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 WORDS = tuple(word.strip().lower() for word in os.environ.get("NETCL_TEST", "").split(",") if word.strip())
+SHORT_NAMES = {"Portable Computing Language": "PoCL"}
 ONLY_WHEN_NAMED = ("oclgrind", "llvmpipe")
 
 # Kept between runs, so that only the first one compiles kernels.
@@ -58,19 +59,28 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
+def _devices_of(platform) -> list:
+    """A platform without devices is an error to OpenCL, and none to us."""
+    from netcl.core import platforms
+
+    try:
+        return platform.get_devices()
+    except platforms.opencl().Error:
+        return []
+
+
 @cache
 def opencl_targets() -> tuple[Target, ...]:
     """The OpenCL devices, in the order of their names: workers of one run must agree on it."""
-    try:
-        from netcl.core import platforms
-    except ImportError:
-        return ()
+    from netcl.core import platforms
+
     if not platforms.available():
         return ()
     found = []
-    for p, platform in enumerate(platforms.opencl().get_platforms()):
-        for d, device in enumerate(platform.get_devices()):
-            found.append(Target(_slug(f"{platform.name} {device.name}"), f"{p}:{d}", f"{platform.name} {device.name}"))
+    for p, platform in enumerate(platforms.cl_platforms()):
+        for d, device in enumerate(_devices_of(platform)):
+            platform_name = SHORT_NAMES.get(platform.name, platform.name)
+            found.append(Target(_slug(f"{platform_name} {device.name}"), f"{p}:{d}", f"{platform.name} {device.name}"))
     found.sort(key=lambda target: (target.id, target.selector))
     ids = [target.id for target in found]
     return tuple(
@@ -128,6 +138,12 @@ def cl_device(request: pytest.FixtureRequest) -> Iterator:
     with activate(request.param.selector) as handle:
         assert handle is not None and handle.backend == "cl", f"netcl does not find {request.param}"
         yield handle
+
+
+@pytest.fixture(scope="session")
+def opencl_found() -> bool:
+    """Whether any OpenCL device takes part in this run."""
+    return any(target is not NUMPY for target in wanted_targets())
 
 
 @pytest.fixture

@@ -1,0 +1,68 @@
+"""The docs run: every block of code in README, CONTRIBUTING and docs/, and every example in a docstring.
+
+A ``python`` block is executed; a ``pycon`` block is a session whose printed answers are compared.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import netcl
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(?P<kind>python|pycon)\n(?P<code>.*?)^```$", re.M | re.S)
+NEEDS_OPENCL = "<!-- needs OpenCL -->"
+MODULES = sorted(m.name for m in pkgutil.walk_packages(netcl.__path__, "netcl.") if not m.name.endswith("__main__"))
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def run_page(page: Path) -> None:
+    """The blocks of a page in order and in one namespace, as a reader would type them."""
+    text = page.read_text(encoding="utf-8")
+    namespace: dict = {"__name__": f"docs_{page.stem}"}
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start("code"))
+        if block["kind"] == "python":
+            exec(compile("\n" * line + block["code"], str(page), "exec"), namespace)
+        else:
+            session = doctest.DocTestParser().get_doctest(block["code"], namespace, page.name, str(page), line)
+            runner.run(session, clear_globs=False)
+            namespace.update(session.globs)
+    assert runner.failures == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page(page, device, request, tmp_path, monkeypatch):
+    if NEEDS_OPENCL in page.read_text(encoding="utf-8") and device.backend != "cl":
+        pytest.skip("the page is about OpenCL")
+    monkeypatch.setenv("NETCL_DEVICE", request.node.callspec.params["device"].selector)
+    monkeypatch.chdir(tmp_path)
+    run_page(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_page(page):
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name, opencl_found):
+    """Examples that ask for an OpenCL device by name are left out where there is none."""
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for session in doctest.DocTestFinder().find(importlib.import_module(name)):
+        if opencl_found or not re.search(r'default\("(cl|gpu)', session.docstring or ""):
+            runner.run(session)
+    assert runner.failures == 0

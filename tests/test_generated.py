@@ -1,0 +1,35 @@
+"""What is generated from the code is what is checked in."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def docs_tables():
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "tools/docs_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_the_docs_are_up_to_date(docs_tables, capsys):
+    assert docs_tables.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_table_is_on_some_page(docs_tables):
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert sorted(found["name"] for found in docs_tables.TABLE.finditer(pages)) == sorted(docs_tables.TABLES)
+
+
+def test_a_stale_table_is_rewritten(docs_tables):
+    page = "before\n<!-- table: environment -->\nold\n<!-- end -->\nafter\n"
+    new = docs_tables.render(page)
+    assert "old" not in new and "| `NETCL_DEVICE` | `auto` |" in new
+    assert new.startswith("before\n<!-- table: environment -->\n") and new.endswith("<!-- end -->\nafter\n")
+    assert docs_tables.render(new) == new

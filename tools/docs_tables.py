@@ -1,0 +1,77 @@
+"""Writes the tables of the docs that the code already knows, between ``<!-- table: name -->`` and ``<!-- end -->``.
+
+``python tools/docs_tables.py`` rewrites them; ``--check`` changes nothing and fails if one is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from netcl.core import dtype, env, errors  # noqa: E402
+
+TABLE = re.compile(r"(?<=<!-- table: )(?P<name>\w+)(?P<open> -->\n).*?(?=<!-- end -->)", re.S)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else "(empty)"
+
+
+def environment() -> str:
+    rows = ((_code(v.name), _code(v.default), v.legal, v.doc) for v in env.VARIABLES.values())
+    return _table(("variable", "default", "legal values", "effect"), rows)
+
+
+def error_classes() -> str:
+    found = [c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__]
+    return _table(("error", "is also a", "raised for"), ((_code(c.__name__), _code(c.__base__.__name__), c.__doc__ or "") for c in found))
+
+
+def dtypes() -> str:
+    aliases = {name: [a for a, target in dtype.ALIASES.items() if target == name] for name in dtype.DTYPES}
+    rows = (
+        (_code(d.name), ", ".join(map(_code, aliases[d.name])), str(d.itemsize), _code(d.c_storage), _code(d.c_compute), _code(d.host.name))
+        for d in dtype.DTYPES.values()
+    )
+    return _table(("dtype", "aliases", "bytes", "stored as", "computed in", "`to_host()` gives"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"environment": environment, "error_classes": error_classes, "dtypes": dtypes}
+
+
+def render(text: str) -> str:
+    """A page with its tables as the code has them now."""
+    return TABLE.sub(lambda found: f"{found['name']}{found['open']}{TABLES[found['name']]()}", text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is out of date")
+    check = parser.parse_args(arguments).check
+    stale = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (new := render(text)) != text:
+            stale.append(page.relative_to(ROOT).as_posix())
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    if stale:
+        print(("out of date, run `make docs-tables`: " if check else "rewritten: ") + ", ".join(stale))
+    return 1 if stale and check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
