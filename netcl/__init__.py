@@ -1,0 +1,40 @@
+"""netcl: deep learning on any OpenCL device.
+
+Names are resolved at first use, so that ``import netcl`` touches no driver and works without pyopencl.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import reduce
+from typing import Any
+
+from netcl.core import dispatch
+from netcl.runtime import cache as _cache  # registers the disk cache with core's door to the driver
+
+__version__ = "0.1.0"
+__all__ = ["bias_add", "build_matmul_kernel", "conv2d", "device", "elementwise_binary", "matmul", "reduce_sum", "relu", "softmax"]
+
+_AUTOGRAD = "matmul elementwise_binary relu bias_add reduce_sum softmax conv2d no_grad tensor"
+_SHORTCUTS = {
+    **dict.fromkeys(_AUTOGRAD.split(), "netcl.autograd"),
+    **dict.fromkeys(("build_matmul_kernel", "manual_seed"), "netcl.ops"),
+    "device": "netcl.core.device",
+    "Tensor": "netcl.core.tensor",
+    "KernelSpec": "netcl.core.kernels.primitives",
+    **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
+}
+
+dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SHORTCUTS:
+        raise AttributeError(f"module 'netcl' has no attribute {name!r}")
+    module, _, inside = _SHORTCUTS[name].partition(":")
+    globals()[name] = value = reduce(getattr, [*filter(None, [inside]), name], importlib.import_module(module))
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_SHORTCUTS])

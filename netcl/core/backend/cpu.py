@@ -1,0 +1,76 @@
+"""The NumPy transport: used where there is no OpenCL device, or when ``"cpu"`` is asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import ShapeError, message
+
+
+class HostCopy:
+    """A copy to the host under way: ``wait()`` gives the array; ``array`` and ``event``, which it also unpacks to."""
+
+    def __init__(self, array: np.ndarray, event: Any = None):
+        self.array = array
+        self.event = event
+
+    def wait(self) -> np.ndarray:
+        """The array, complete."""
+        if self.event is not None:
+            self.event.wait()
+        return self.array
+
+    def __iter__(self) -> Any:
+        return iter((self.array, self.event))
+
+
+def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np.ndarray, dtypes.DType]:
+    """Any array-like as contiguous stored bytes and their dtype; may still be the caller's memory."""
+    if not isinstance(array, np.ndarray):
+        array = np.asarray(array)
+    wanted = dtypes.lookup(dtype, op) if dtype is not None else dtypes.of_array(array, op)
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        dtypes.of_array(array, op)
+    return np.ascontiguousarray(dtypes.encode(array, wanted)).reshape(array.shape), wanted
+
+
+class CPUBackend:
+    """Every method is a NumPy call.
+
+    >>> be = CPUBackend()
+    >>> be.from_shape((2, 2), dtype="float32").tolist()
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+
+    name = "cpu"
+
+    def from_host(self, array: Any, dtype: str | None = None, share: bool = False) -> np.ndarray:
+        """The stored form of ``array``: a copy, unless ``share`` asks for the caller's own memory."""
+        stored, _ = storage_of(array, dtype)
+        return stored if share or not np.may_share_memory(stored, array) else stored.copy()
+
+    def from_shape(self, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+        """Zeros."""
+        return np.zeros(shape, dtypes.lookup(dtype, "from_shape").storage)
+
+    def to_host(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """The values; for all but bfloat16 this is the stored array itself."""
+        return dtypes.decode(storage, dtypes.lookup(dtype)).reshape(shape)
+
+    def to_host_async(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str) -> HostCopy:
+        """The values, already there."""
+        return HostCopy(self.to_host(storage, shape, dtype))
+
+    def wait(self, pending: Any = None) -> None:
+        """Nothing is ever pending."""
+
+    def reshape(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+        """The same memory under another shape."""
+        del dtype
+        if math.prod(shape) != storage.size:
+            raise ShapeError(message("reshape", "the sizes differ", size=storage.size, shape=shape))
+        return storage.reshape(shape)

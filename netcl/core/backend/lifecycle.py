@@ -1,0 +1,132 @@
+"""What happens to OpenCL when a process forks, is interrupted, or ends.
+
+Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver never gets
+there. The C-level handler, however, writes to the wake-up file at once; a watcher thread reads it and, if the main
+thread has not come back within the grace time, leaves with status 130.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+from netcl.core import memory, platforms
+from netcl.core.errors import DeviceError, message
+
+GRACE_SECONDS = 3.0
+INTERRUPTED = 130
+_POLL_SECONDS = 0.01
+
+_queues: dict[int, Any] = {}
+_interrupted_at: float | None = None
+_installed = False
+_lock = threading.Lock()
+_snapshot: list[Any] = []
+
+
+def register(queue: Any) -> None:
+    """Put a queue under the contract; the first one installs the hooks."""
+    global _installed
+    with _lock:
+        _queues[queue.int_ptr] = queue
+        if _installed:
+            return
+        _installed = True
+    atexit.register(_finish_all)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+    if threading.current_thread() is threading.main_thread():
+        _install_interrupt_handler()
+
+
+def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
+    """``queue.finish()`` in a worker thread, polled every 10 ms so that Ctrl-C is served meanwhile.
+
+    Returns whether the queue is done; ``False`` after ``timeout`` seconds. An error of the queue is raised here.
+    """
+    failed: list[BaseException] = []
+
+    def finish() -> None:
+        try:
+            queue.finish()
+        except platforms.opencl().Error as error:
+            failed.append(error)
+
+    worker = threading.Thread(target=finish, name="netcl-finish", daemon=True)
+    worker.start()
+    deadline = time.monotonic() + timeout
+    while worker.is_alive() and time.monotonic() < deadline:
+        worker.join(_POLL_SECONDS)
+    if failed:
+        raise DeviceError(message("finish", f"the queue failed: {failed[0]}")) from failed[0]
+    return not worker.is_alive()
+
+
+def _finish_all() -> None:
+    """At exit: let queued work end. After a Ctrl-C only for what is left of the grace time, then leave for good."""
+    if platforms.forked_child:
+        return
+    for queue in list(_queues.values()):
+        if _interrupted_at is None:
+            queue.finish()
+        elif not interruptible_finish(queue, max(0.0, _interrupted_at + GRACE_SECONDS - time.monotonic())):
+            os._exit(INTERRUPTED)
+
+
+def _install_interrupt_handler() -> None:
+    previous = signal.getsignal(signal.SIGINT)
+    if previous not in (signal.default_int_handler, signal.SIG_DFL):
+        return  # the program has a handler of its own, and keeps it
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    if signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False) != -1:
+        return  # an event loop owns the wake-up file; it also returns to Python by itself
+    back = threading.Event()
+    threading.Thread(target=_watch, args=(reader, writer, back), name="netcl-interrupt", daemon=True).start()
+
+    def handler(signum: int, frame: Any) -> None:
+        global _interrupted_at
+        _interrupted_at = time.monotonic()
+        back.set()
+        signal.default_int_handler(signum, frame)
+
+    signal.signal(signal.SIGINT, handler)
+
+
+def _watch(reader: socket.socket, writer: socket.socket, back: threading.Event) -> None:
+    """Wait for Ctrl-C; leave with 130 if a second one comes, or if the main thread stays inside the driver too long."""
+    del writer  # referenced so that the wake-up file stays open
+    while True:
+        if reader.recv(1) != bytes([signal.SIGINT]):
+            continue
+        reader.settimeout(0.05)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not back.is_set():
+            if time.monotonic() > deadline or _another(reader):
+                os._exit(INTERRUPTED)
+        back.clear()
+        reader.settimeout(None)
+
+
+def _another(reader: socket.socket) -> bool:
+    try:
+        return reader.recv(1) == bytes([signal.SIGINT])
+    except TimeoutError:
+        return False
+
+
+def _before_fork() -> None:
+    """Remember every live buffer and queue: their destructors must not run in the child."""
+    _snapshot[:] = [*memory.live_buffers(), *_queues.values()]
+
+
+def _after_fork_in_child() -> None:
+    """Keep the parent's driver objects alive for ever in the child, and refuse OpenCL there."""
+    for item in _snapshot:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+    platforms.mark_forked_child()

@@ -1,0 +1,175 @@
+"""The OpenCL transport: asynchronous, pinned and zero-copy transfers on one in-order queue.
+
+Discrete devices: values go through page-locked staging memory that is filled at once, the copy to the device is
+enqueued. Devices that share the host's memory: values are copied once into aligned memory which the device then uses in
+place. The user's own array is never aliased unless ``share=True`` asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core import env, memory, platforms
+from netcl.core.backend.cpu import HostCopy, storage_of
+from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish, register
+from netcl.core.errors import ShapeError, message
+
+__all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
+
+_FILL_STEP = 16  # bytes of the fill pattern; buckets are multiples of it
+
+
+class _TransferFields(NamedTuple):
+    buffer: Any
+    event: Any
+    pending_release: Callable[[], None] | None
+    host_ref: np.ndarray | None
+
+
+class Transfer(_TransferFields):
+    """``(buffer, event, pending_release, host_ref)`` of a copy to the device; ``handle`` is the pool's lease."""
+
+    handle: memory.BufferHandle | None = None
+
+
+class OpenCLBackend:
+    """Transfers over one queue.
+
+    ``backend_of(queue)`` gives the shared instance of a queue.
+    """
+
+    name = "cl"
+
+    def __init__(self, queue: Any):
+        self.queue = queue
+        self.context = queue.context
+        self.pool = memory.get_persistent_pool(queue)
+        self.integrated = memory.is_integrated_gpu(queue)
+        self._copy = platforms.opencl().enqueue_copy
+        self._fill = platforms.opencl().enqueue_fill_buffer
+        register(queue)
+
+    def from_host(
+        self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
+    ) -> Transfer:
+        """Copy values to the device. ``None`` takes the default of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
+        stored, wanted = storage_of(array, dtype)
+        if self.integrated and stored.nbytes:
+            return self._in_place(array, stored, share)
+        handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {wanted.name}")
+        return self.write(handle, array, stored, async_copy, use_pinned)
+
+    def _in_place(self, array: Any, stored: np.ndarray, share: bool) -> Transfer:
+        """One copy at the most: the device works on memory we own, or on the caller's if he asked for that."""
+        if not share and np.may_share_memory(stored, array):
+            owned = memory.aligned_empty(stored.nbytes)
+            np.copyto(owned.view(stored.dtype), stored.reshape(-1))
+            stored = owned
+        return Transfer(memory.create_zero_copy_buffer(self.queue, stored), None, None, stored)
+
+    def write(
+        self, handle: Any, array: Any, stored: np.ndarray, async_copy: bool | None = None, use_pinned: bool | None = None
+    ) -> Transfer:
+        """Copy stored bytes into the buffer of ``handle``, after what is queued before."""
+        later = env.value("NETCL_ASYNC_H2D") if async_copy is None else async_copy
+        pinned = env.value("NETCL_PINNED_H2D") if use_pinned is None else use_pinned
+        if not stored.nbytes:
+            transfer = Transfer(handle.buffer, None, None, None)
+        elif pinned and later and not self.integrated:
+            transfer = self._staged(handle.buffer, stored)
+        elif later and not np.may_share_memory(stored, array):
+            event = self._copy(self.queue, handle.buffer, stored, is_blocking=False)
+            transfer = Transfer(handle.buffer, event, None, stored)
+        else:
+            self._copy(self.queue, handle.buffer, stored, is_blocking=True)
+            transfer = Transfer(handle.buffer, None, None, None)
+        transfer.handle = handle
+        return transfer
+
+    def _staged(self, buffer: Any, stored: np.ndarray) -> Transfer:
+        pool = memory.get_pinned_pool(self.queue)
+        lease = pool.allocate(stored.nbytes)
+        staging = lease.buffer[: stored.nbytes]
+        np.copyto(staging.view(stored.dtype), stored.reshape(-1))
+        event = self._copy(self.queue, buffer, staging, is_blocking=False)
+        # Given back together with its event: the pool hands it out again only after the copy has read it.
+        pool.release(lease, event)
+        return Transfer(buffer, event, None, None)
+
+    def from_shape(self, shape: tuple[int, ...], dtype: str = "float32", fill: float = 0) -> memory.BufferHandle:
+        """A lease of zeros (or of ``fill``)."""
+        handle = self.empty(shape, dtypes.lookup(dtype, "from_shape"))
+        self.fill(handle.buffer, handle.nbytes, dtypes.lookup(dtype), fill)
+        return handle
+
+    def empty(self, shape: tuple[int, ...], dtype: dtypes.DType) -> memory.BufferHandle:
+        """A lease of whatever the memory holds."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        return self.pool.allocate(nbytes) if nbytes < memory.LARGEST_BUCKET else self.pool.allocate(nbytes, what=f"{shape} {dtype.name}")
+
+    def fill(self, buffer: Any, nbytes: int, dtype: dtypes.DType, value: float = 0) -> None:
+        """Every element of the first ``nbytes`` gets ``value``."""
+        if nbytes:
+            pattern = dtypes.encode(np.full(_FILL_STEP // dtype.itemsize, value, dtype.host), dtype)
+            whole = nbytes - nbytes % _FILL_STEP
+            if whole:
+                self._fill(self.queue, buffer, pattern, 0, whole)
+            if whole < nbytes:
+                self._fill(self.queue, buffer, pattern[:1], whole, nbytes - whole)
+
+    def to_host(self, storage: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """The values, in an array of the caller's own; waits for everything queued before."""
+        wanted = dtypes.lookup(dtype, "to_host")
+        stored = np.empty(shape, wanted.storage)
+        if stored.nbytes:
+            platforms.check_process()
+            self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=True)
+        return dtypes.decode(stored, wanted)
+
+    def to_host_async(self, storage: Any, shape: tuple[int, ...], dtype: str) -> HostCopy:
+        """Start copying the values; ``wait()`` of the answer gives the array."""
+        wanted = dtypes.lookup(dtype, "to_host_async")
+        stored = np.empty(shape, wanted.storage)
+        if not stored.nbytes:
+            return HostCopy(dtypes.decode(stored, wanted))
+        platforms.check_process()
+        # bfloat16 is widened on the host, which needs the bytes: that copy is waited for.
+        widened = wanted.host != wanted.storage
+        event = self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=widened)
+        return HostCopy(dtypes.decode(stored, wanted), event)
+
+    def clone(self, storage: Any, shape: tuple[int, ...], dtype: dtypes.DType) -> memory.BufferHandle:
+        """A lease with the same values."""
+        handle = self.empty(shape, dtype)
+        if handle.nbytes:
+            self._copy(self.queue, handle.buffer, getattr(storage, "buffer", storage), byte_count=handle.nbytes)
+        return handle
+
+    def wait(self, pending: Any = None) -> None:
+        """Wait for an event, for a pending copy, or (``None``) for the whole queue; Ctrl-C is served meanwhile."""
+        if pending is not None:
+            pending.wait()
+        else:
+            while not interruptible_finish(self.queue):
+                pass
+
+    def reshape(self, storage: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:
+        """The same buffer: shapes live in the tensor. Refused if it is too small for the shape."""
+        nbytes = math.prod(shape) * dtypes.lookup(dtype, "reshape").itemsize
+        if nbytes > getattr(storage, "buffer", storage).size:
+            raise ShapeError(message("reshape", "the buffer is too small for the shape", shape=shape, dtype=dtype))
+        return storage
+
+
+def backend_of(queue: Any) -> OpenCLBackend:
+    """The backend of a queue, made at first use and kept on it."""
+    try:
+        return queue._netcl_backend
+    except AttributeError:
+        queue._netcl_backend = OpenCLBackend(queue)
+        return queue._netcl_backend

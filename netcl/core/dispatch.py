@@ -1,0 +1,40 @@
+"""Named slots that upper layers fill, so that core can call an op or a probe without importing upward.
+
+``Tensor.__add__`` calls ``dispatch.call("add", ...)``; ``autograd`` fills the slot ``add``. The root package
+says, once, how the layer that fills the slots is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_slots: dict[str, Callable[..., Any]] = {}
+_loaders: list[Callable[[], Any]] = []
+
+
+def fill(name: str, function: Callable[..., Any]) -> None:
+    """Put ``function`` into the slot ``name``; a later layer may replace it (autograd replaces ops)."""
+    _slots[name] = function
+
+
+def load_with(loader: Callable[[], Any]) -> None:
+    """Name the import that fills the slots; it runs once, at the first call of an empty slot."""
+    _loaders.append(loader)
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function in the slot ``name``."""
+    try:
+        return _slots[name]
+    except KeyError:
+        while _loaders:
+            _loaders.pop()()
+        if name not in _slots:
+            raise NotImplementedError(f"[{name}] no layer of netcl has filled this slot") from None
+        return _slots[name]
+
+
+def call(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call what is in the slot ``name``."""
+    return (_slots.get(name) or find(name))(*args, **kwargs)

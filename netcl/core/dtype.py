@@ -1,0 +1,108 @@
+"""The dtype table: how a value is stored, how kernels load and store it, and in which type they compute.
+
+Half and bfloat16 are *storage* formats on every device: ``vload_half`` is core OpenCL and bfloat16 is a shift, so
+neither needs ``cl_khr_fp16``; arithmetic on them happens in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from netcl.core.errors import DtypeError, message
+
+
+@dataclass(frozen=True)
+class DType:
+    """One row: NumPy and OpenCL storage, the LOAD and STORE texts of kernels, the type arithmetic is done in."""
+
+    name: str
+    storage: np.dtype  # of the bytes in a buffer; bfloat16 is stored as its 16 bits
+    host: np.dtype  # of the array a user gets; bfloat16 is widened to float32
+    c_storage: str
+    c_compute: str
+    load: str
+    store: str
+    rank: int  # promotion order
+
+    @property
+    def itemsize(self) -> int:
+        return self.storage.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self.rank >= 40
+
+
+def _row(name: str, storage: str, c_storage: str, c_compute: str, rank: int, load="p[i]", store="p[i] = (x)", host="") -> DType:
+    return DType(name, np.dtype(storage), np.dtype(host or storage), c_storage, c_compute, load, store, rank)
+
+
+# A NaN whose payload sits in the low half would round to infinity: it is stored as the quiet NaN instead.
+_BF16_STORE = "p[i] = netcl_to_bfloat16(x)"
+
+DTYPES: dict[str, DType] = {
+    row.name: row
+    for row in (
+        _row("bool", "bool", "uchar", "int", 0, store="p[i] = (uchar)((x) != 0)"),
+        _row("uint8", "uint8", "uchar", "int", 10),
+        _row("int32", "int32", "int", "int", 20),
+        _row("int64", "int64", "long", "long", 30),
+        _row("float16", "float16", "half", "float", 40, load="vload_half(i, p)", store="vstore_half_rte(x, i, p)"),
+        _row("bfloat16", "uint16", "ushort", "float", 41, load="as_float((uint)(p[i]) << 16)", store=_BF16_STORE, host="float32"),
+        _row("float32", "float32", "float", "float", 50),
+        _row("float64", "float64", "double", "double", 60),
+    )
+}
+ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
+_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
+
+
+def lookup(dtype: str | DTypeLike | DType, op: str = "dtype") -> DType:
+    """The row of a dtype given by name, alias, NumPy dtype or row; anything else raises :class:`DtypeError`."""
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, str) and dtype in _BY_NAME:
+        return _BY_NAME[dtype]
+    try:
+        return DTYPES[np.dtype(dtype).name]
+    except (TypeError, KeyError):
+        raise DtypeError(message(op, "unknown dtype", f"known: {', '.join([*DTYPES, *ALIASES])}", dtype=repr(dtype))) from None
+
+
+def of_array(array: np.ndarray, op: str = "from_host") -> DType:
+    """The dtype an array gets when none is asked for: float64 becomes float32, other known dtypes stay."""
+    name = array.dtype.name
+    if name == "float64":
+        return DTYPES["float32"]
+    if name in DTYPES:
+        return DTYPES[name]
+    remedy = f"convert it to one of {', '.join(DTYPES)}, or pass dtype="
+    raise DtypeError(message(op, f"arrays of dtype {name} are not taken", remedy, shape=array.shape))
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The dtype of ``a op b``, as torch decides it: the higher rank, and float32 for float16 with bfloat16."""
+    if {a.name, b.name} == {"float16", "bfloat16"}:
+        return DTYPES["float32"]
+    return a if a.rank >= b.rank else b
+
+
+def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Host values to the bytes a buffer of ``dtype`` holds; round to nearest even."""
+    if array.dtype.name == dtype.name:
+        return array.view(dtype.storage) if dtype.name == "bfloat16" else array
+    if dtype.name != "bfloat16":
+        return array.astype(dtype.storage)
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | 0x40, rounded).astype(np.uint16).reshape(array.shape)
+
+
+def decode(stored: np.ndarray, dtype: DType) -> np.ndarray:
+    """The values of stored bytes; bfloat16 is widened to float32, all else is returned as it is."""
+    if dtype.name != "bfloat16":
+        return stored
+    return (stored.astype(np.uint32) << 16).view(np.float32)

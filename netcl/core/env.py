@@ -1,0 +1,135 @@
+"""The environment: every NETCL_* variable with its type, default and meaning. Read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from netcl.core.errors import EnvironmentVariableError, message
+
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def _flag(text: str) -> bool:
+    low = text.strip().lower()
+    if low not in _ON + _OFF:
+        raise ValueError
+    return low in _ON
+
+
+def _choice(*legal: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        low = text.strip().lower()
+        if low not in legal:
+            raise ValueError
+        return low
+
+    return parse
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _level(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 4:
+        raise ValueError
+    return value
+
+
+def _autotune(text: str) -> tuple[str, float | None]:
+    """``on``, ``off``, ``force``, or one of them with a budget in seconds: ``on:5``."""
+    mode, _, seconds = text.strip().lower().partition(":")
+    if mode not in ("off", "on", "force"):
+        raise ValueError
+    return mode, _positive(seconds) if seconds else None
+
+
+def _indices(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row of the table: how a variable is read, what it may hold and what it does."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: str
+    legal: str
+    doc: str
+
+    def read(self) -> Any:
+        text = os.environ.get(self.name, self.default)
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise EnvironmentVariableError(
+                message("env", f"{self.name} holds a value it cannot have", f"legal: {self.legal}", value=repr(text))
+            ) from None
+
+
+_ROWS = (
+    Variable("NETCL_DEVICE", str.strip, "auto", "auto, gpu, cpu, cl, cl:cpu, gpu:1, 0:1 (platform:device), part of a name",
+             "The device used when the program names none."),
+    Variable("NETCL_PLATFORM_FILTER", str.strip, "", "part of a platform's name, any case",
+             "Only platforms whose name contains this are seen."),
+    Variable("NETCL_VISIBLE_DEVICES", _indices, "", "selectors separated by commas: 0:0,1:0 or pocl",
+             "Only these devices are seen; empty means all."),
+    Variable("NETCL_CACHE_DIR", _path, "", "a folder", "Where compiled kernels and measured configurations are kept."),
+    Variable("NETCL_KERNEL_STRATEGY", _choice("auto", "portable", "optimized"), "auto", "auto, portable, optimized",
+             "Forces portable or optimized kernels; auto decides by the device."),
+    Variable("NETCL_CONV_WINOGRAD", _flag, "1", "0, 1", "0 disables the selection of Winograd for 3x3 convolutions."),
+    Variable("NETCL_CONV_TILED_LOCAL", _flag, "0", "0, 1", "1 allows the tiled-local convolution on small outputs."),
+    Variable("NETCL_MAX_CACHED_GB", _positive, "4", "a number of gigabytes, 0 or more",
+             "How much free device memory a PersistentBufferPool may keep."),
+    Variable("NETCL_ASYNC_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(async_copy=...)."),
+    Variable("NETCL_PINNED_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(use_pinned=...)."),
+    Variable("NETCL_PROFILE_EVENTS", _flag, "0", "0, 1", "1 requests profiling on every queue made from then on."),
+    Variable("NETCL_AUTOTUNE", _autotune, "off", "off, on, force, or with a budget in seconds: on:5",
+             "Whether unmeasured kernel configurations are measured at first use."),
+    Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
+             "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
+    Variable("NETCL_PROGRESS", _choice("auto", "rich", "plain", "off"), "auto", "auto, rich, plain, off",
+             "How progress is shown; auto is rich on a terminal and plain lines elsewhere."),
+)  # fmt: skip
+
+VARIABLES: dict[str, Variable] = {row.name: row for row in _ROWS}
+
+
+def value(name: str) -> Any:
+    """The parsed value of a NETCL_* variable; nonsense raises an error that names it and its legal values."""
+    return VARIABLES[name].read()
+
+
+def raw(name: str) -> str | None:
+    """What the user set, unparsed; ``None`` if unset. For ``netcl env`` and for variables of other projects."""
+    return os.environ.get(name)
+
+
+def set_for_loader(name: str, text: str) -> None:
+    """Tell the OpenCL loader of this process something; only ``core.platforms`` calls this."""
+    os.environ[name] = text
+
+
+def cache_dir() -> Path | None:
+    """The folder for compiled kernels and measurements, made if need be; ``None`` where nothing can be written."""
+    folder = value("NETCL_CACHE_DIR") or user_cache_path("netcl")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None

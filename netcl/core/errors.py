@@ -1,0 +1,40 @@
+"""Every error netcl raises on purpose, and the one form its message takes.
+
+``[op] what is wrong; name=value, name=value; remedy``
+"""
+
+from __future__ import annotations
+
+
+def message(op: str, what: str, remedy: str = "", **values: object) -> str:
+    """Build an error text in the house's form.
+
+    >>> message("matmul", "a has 5 columns and b has 4 rows", a=(3, 5), b=(4, 2))
+    '[matmul] a has 5 columns and b has 4 rows; a=(3, 5), b=(4, 2)'
+    """
+    parts = [f"[{op}] {what}", ", ".join(f"{name}={value}" for name, value in values.items()), remedy]
+    return "; ".join(part for part in parts if part)
+
+
+class ShapeError(ValueError):
+    """Shapes, axes or sizes that do not fit together."""
+
+
+class DtypeError(TypeError):
+    """A dtype that is unknown or that an op does not take."""
+
+
+class DeviceError(RuntimeError):
+    """No such device, tensors of different devices, or a device that cannot do what was asked."""
+
+
+class OutOfMemoryError(MemoryError):
+    """The device has no room left, or one allocation is larger than it allows."""
+
+
+class KernelBuildError(RuntimeError):
+    """OpenCL C that the driver refused; the text carries log, device and numbered source lines."""
+
+
+class EnvironmentVariableError(ValueError):
+    """A NETCL_* variable holds something that is not one of its legal values."""

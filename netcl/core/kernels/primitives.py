@@ -1,0 +1,211 @@
+"""For people who write kernels: a declarative kernel, the macros bodies may use, and a chooser of work-group sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DeviceError, KernelBuildError, ShapeError, message
+from netcl.core.kernels import program
+
+PRIMITIVE_PREAMBLE = Path(__file__).with_name("preamble.cl").read_text()
+
+#: Rounds to nearest even; a NaN whose payload sits in the low half stays a NaN instead of becoming infinity.
+BFLOAT16_STORE = """
+static inline ushort netcl_to_bfloat16(float x) {
+  const uint u = as_uint(x);
+  return (ushort)(x != x ? ((u >> 16) | 0x40u) : ((u + 0x7fffu + ((u >> 16) & 1u)) >> 16));
+}
+"""
+MACRO_NAMES = tuple(re.findall(r"^#define (\w+)", PRIMITIVE_PREAMBLE, re.M))
+_FUNCTIONS = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt cbrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc "
+    "fabs fmin fmax fma mad floor ceil round rint trunc fmod pow pown powr hypot sign clamp mix step smoothstep isnan isinf isfinite "
+    "select min max abs native_exp native_log native_sqrt native_rsqrt native_sin native_cos convert_float convert_int".split()
+)
+_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)|(?P<sign>[-+*/%(),<>=!?:&|]))")
+_FP16 = "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel as data: either a whole ``src``, or ``params`` and a ``body`` that a definition is built around.
+
+    The ``body`` form gets the preamble that was passed; the ``src`` form gets :data:`PRIMITIVE_PREAMBLE` in front unless
+    it defines one of its names itself.
+
+    >>> print(KernelSpec("nop", params=["__global float* x"], body="x[0] = 1.0f;").to_source())
+    __kernel void nop(__global float* x) {
+      x[0] = 1.0f;
+    }
+    <BLANKLINE>
+    """
+
+    name: str
+    params: Sequence[str] = ()
+    preamble: str = ""
+    body: str = ""
+    src: str = ""
+    options: Sequence[str] = ()
+    guarded: bool = False  # the body returns beyond its element count, so a global size may be rounded up
+
+    def __post_init__(self) -> None:
+        if bool(self.body) == bool(self.src):
+            raise KernelBuildError(message("KernelSpec", "exactly one of src and body is needed", name=self.name))
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.name):
+            raise KernelBuildError(message("KernelSpec", "the name is not an identifier", name=repr(self.name)))
+
+    def to_source(self) -> str:
+        """The complete OpenCL C text."""
+        if self.src:
+            return self.src if _defines_a_macro(self.src) else f"{PRIMITIVE_PREAMBLE}\n{self.src}"
+        head = f"{self.preamble.rstrip()}\n\n" if self.preamble else ""
+        return f"{head}__kernel void {self.name}({', '.join(self.params)}) {{\n  {self.body.strip()}\n}}\n"
+
+    def build(self, where: Any) -> BuiltKernel:
+        """Compile for a context, a queue or a device handle; the driver's answer is cached in memory and on disk."""
+        context = getattr(where, "context", where)
+        if context is None:
+            what = "a kernel needs an OpenCL device, this one is the NumPy backend"
+            raise DeviceError(message(self.name, what, "pick one with netcl.device('cl')"))
+        built = program.build(context, self.to_source(), tuple(self.options))
+        return BuiltKernel(self, built.kernel(self.name))
+
+    def run(self, queue: Any, global_size: program.Size, local_size: program.Size | None, *args: Any) -> Any:
+        """Build if need be, then launch."""
+        return self.build(queue).run(queue, global_size, local_size, *args)
+
+
+def _defines_a_macro(src: str) -> bool:
+    names = "|".join(MACRO_NAMES)
+    return bool(
+        re.search(rf"#\s*define\s+({names})\b", src)
+        or re.search(rf"\b[A-Za-z_]\w*[\s*]+({names})\s*\([^;{{}}]*\)\s*{{", src)
+        or re.search(rf"\b[A-Za-z_]\w*[\s*]+({names})\s*[=;,\[]", src)
+    )
+
+
+class BuiltKernel:
+    """A compiled kernel: call it, or ``run`` it, with Tensors, buffers and Python numbers.
+
+    A local size of ``None`` takes a safe one; a local size that does not divide the global size is reduced to one that
+    does, since a hand-written kernel need not guard its edge.
+    """
+
+    def __init__(self, spec: KernelSpec, kernel: program.Kernel):
+        self.spec = spec
+        self.kernel = kernel
+        self.name = spec.name
+
+    def run(self, queue: Any, global_size: program.Size, local_size: program.Size | None, *args: Any) -> Any:
+        """Enqueue on ``queue``; returns the event."""
+        queue = getattr(queue, "queue", queue)
+        sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
+        if any(n < 0 for n in sizes):
+            raise ShapeError(message(self.name, "a global size cannot be negative", global_size=sizes))
+        return self.kernel(queue, sizes, self._local(sizes, local_size), *args)
+
+    __call__ = run
+
+    def _local(self, sizes: tuple[int, ...], local_size: program.Size | None) -> tuple[int, ...] | None:
+        if self.kernel.required_local is not None or 0 in sizes:
+            return None
+        wanted = ((256, 1, 1)[: len(sizes)]) if local_size is None else local_size
+        local = self.kernel.clamp((wanted,) if isinstance(wanted, int) else tuple(wanted))
+        if len(local) != len(sizes):
+            raise ShapeError(message(self.name, "global and local size differ in rank", global_size=sizes, local_size=local))
+        return local if self.spec.guarded else tuple(largest_divisor(n, most) for n, most in zip(sizes, local, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def largest_divisor(n: int, limit: int) -> int:
+    """The largest divisor of ``n`` that is at most ``limit``.
+
+    >>> largest_divisor(1000, 256)
+    250
+    """
+    return next(d for d in range(min(n, limit), 0, -1) if n % d == 0)
+
+
+@dataclass(frozen=True)
+class WorkGroupTuner:
+    """Picks a local size a device allows, and rounds a global size up to a multiple of it."""
+
+    max_local: int = 256
+
+    def choose_local_size(self, device: Any) -> int:
+        """The largest power of two that neither ``max_local`` nor the device forbids."""
+        limit = min(self.max_local, int(device.max_work_group_size), int(device.max_work_item_sizes[0]))
+        return 1 << (max(1, limit).bit_length() - 1)
+
+    def global_local_sizes(self, n: int, device: Any) -> tuple[tuple[int], tuple[int]]:
+        """Launch sizes that cover ``n`` elements; the kernel guards the surplus."""
+        local = self.choose_local_size(device)
+        return (-(-max(n, 1) // local) * local,), (local,)
+
+
+def check_expression(expression: str, arity: int, op: str = "elementwise") -> None:
+    """Refuse text that is not an arithmetic expression over ``v0 .. v{arity-1}``, the macros and OpenCL's math functions."""
+    known = {f"v{i}" for i in range(arity)} | set(MACRO_NAMES) | _FUNCTIONS
+    position = 0
+    while position < len(expression.rstrip()):
+        token = _TOKEN.match(expression, position)
+        if token is None:
+            what = f"{expression[position:].strip()[0]!r} is not part of the expression language"
+            raise KernelBuildError(message(op, what, expression=repr(expression)))
+        if token["name"] and token["name"] not in known:
+            remedy = f"known: v0..v{arity - 1}, {' '.join(MACRO_NAMES)} and OpenCL's math functions"
+            raise KernelBuildError(message(op, f"unknown name {token['name']}", remedy, expression=repr(expression)))
+        position = token.end()
+    if not expression.strip():
+        raise KernelBuildError(message(op, "the expression is empty"))
+
+
+@dataclass(frozen=True)
+class PrimitiveBuilder:
+    """Builds elementwise kernels from expressions.
+
+    >>> spec = PrimitiveBuilder().elementwise_spec("mul_add", arity=2, expression="MUL(ADD(v0, v1), 2.0f)")
+    >>> spec.params[-1]
+    'const int n'
+    """
+
+    dtype: str = "float"
+    tuner: WorkGroupTuner = WorkGroupTuner()
+
+    def elementwise_spec(self, name: str, arity: int, expression: str, options: Sequence[str] = ()) -> KernelSpec:
+        """A kernel ``out[i] = expression(v0 .., of in0[i] ..)``; its arguments are the inputs, ``out`` and ``int n``."""
+        if arity < 1:
+            raise ShapeError(message(name, "an elementwise kernel has at least one input", arity=arity))
+        check_expression(expression, arity, name)
+        row = dtypes.lookup(self.dtype, name)
+        ins = [f"__global const {row.c_storage}* in{i}" for i in range(arity)]
+        loads = "\n  ".join(f"const {row.c_compute} v{i} = LOAD(in{i}, i);" for i in range(arity))
+        body = f"const int i = get_global_id(0);\n  if (i >= n) return;\n  {loads}\n  STORE(out, i, {expression});"
+        params = [*ins, f"__global {row.c_storage}* out", "const int n"]
+        return KernelSpec(name, params, storage_preamble(row) + PRIMITIVE_PREAMBLE, body, options=tuple(options), guarded=True)
+
+
+def storage_preamble(row: dtypes.DType) -> str:
+    """LOAD and STORE of a dtype, with what they need."""
+    head = {"float16": _FP16, "bfloat16": BFLOAT16_STORE, "float64": "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"}.get(row.name, "")
+    return f"{head}#define LOAD(p, i) ({row.load})\n#define STORE(p, i, x) {row.store}\n"
+
+
+def build_elementwise_kernel(
+    context: Any, name: str, arity: int, expression: str, dtype: str = "float", options: Sequence[str] | None = None
+) -> tuple[KernelSpec, BuiltKernel | None]:
+    """Generate and compile an elementwise kernel in one call; ``context=None`` generates only.
+
+    Half kernels store halves and compute in float32, which every device can; they get ``-cl-fast-relaxed-math`` as their
+    documentation has always said, so use them for speed and not where NaN must survive.
+    """
+    half = dtypes.lookup(dtype, name).name == "float16"
+    flags = [*(options or ()), *(["-cl-fast-relaxed-math"] if half else [])]
+    spec = PrimitiveBuilder(dtype=dtype).elementwise_spec(name, arity, expression, flags)
+    return spec, None if context is None else spec.build(context)

@@ -1,0 +1,61 @@
+"""What a kernel takes, read from its source text.
+
+Drivers tell argument types only for programs built from source and only with an extra flag; the text is always at
+hand. Types matter twice: a typed Python number costs 0.2 us to set, an untyped NumPy scalar 10 us.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+_SCALARS = {
+    "char": np.int8, "uchar": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32,
+    "long": np.int64, "ulong": np.uint64, "float": np.float32, "double": np.float64, "size_t": np.uint64,
+    "unsigned": np.uint32, "unsigned char": np.uint8, "unsigned short": np.uint16, "unsigned int": np.uint32,
+    "unsigned long": np.uint64,
+}  # fmt: skip
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_QUALIFIERS = re.compile(r"\b(const|volatile|restrict|__restrict|__private|private|signed)\b")
+
+POINTER = "pointer"
+UNKNOWN = "unknown"
+
+
+def _parameter_kind(text: str) -> object:
+    if "*" in text or "[" in text:
+        return POINTER
+    words = _QUALIFIERS.sub(" ", text).split()
+    return _SCALARS.get(" ".join(words[:-1]), UNKNOWN)
+
+
+def _split_parameters(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for i, ch in enumerate(text):
+        depth += (ch in "([") - (ch in ")]")
+        if ch == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+@lru_cache(maxsize=4096)
+def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
+    """Per parameter of the kernel ``name``: a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a macro or vector type).
+
+    ``None`` if the definition is not literally in the text (made by a macro, say).
+    """
+    text = _COMMENTS.sub(" ", source)
+    found = re.search(rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\bvoid\s+{re.escape(name)}\s*\(", text)
+    if not found:
+        return None
+    depth, end = 1, found.end()
+    while end < len(text) and depth:
+        depth += (text[end] == "(") - (text[end] == ")")
+        end += 1
+    inner = text[found.end() : end - 1]
+    if "#" in inner:
+        return None
+    return tuple(_parameter_kind(p) for p in _split_parameters(inner) if p != "void")

@@ -1,0 +1,495 @@
+"""Tensor: a handle to one contiguous block of memory on a device, with the metadata the stack needs.
+
+Not a view machine: every tensor is contiguous, ``reshape`` shares the buffer, everything that moves elements makes a new
+one. Operators and methods are calls through :mod:`netcl.core.dispatch`; the ops themselves live above core.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dispatch
+from netcl.core import dtype as dtypes
+from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
+from netcl.core.backend.opencl import backend_of
+from netcl.core.device import CPUQueue, DeviceHandle, get_active_device, handle_of, manager
+from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.memory import BufferHandle
+
+Shape = int | Sequence[int]
+_CPU = CPUBackend()
+
+
+def _shape(shape: Shape, op: str) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if any(not isinstance(n, (int, np.integer)) or isinstance(n, bool) for n in sizes):
+        raise ShapeError(message(op, "a shape is made of integers", shape=shape))
+    if any(n < 0 for n in sizes):
+        raise ShapeError(message(op, "sizes cannot be negative", shape=sizes))
+    return tuple(int(n) for n in sizes)
+
+
+def _queue(queue: Any, context: Any = None, device: Any = None) -> Any:
+    """The queue meant by a queue, a handle, a selector, a context, or nothing (the active device)."""
+    if device is not None:
+        queue = _handle(device)
+    if queue is None and context is not None:
+        handle = get_active_device()
+        queue = handle if handle.context == context else None
+        if queue is None:
+            raise DeviceError(message("tensor", "a context alone does not name a queue", "pass queue= as well"))
+    if queue is None:
+        queue = get_active_device()
+    queue = queue.queue if isinstance(queue, DeviceHandle) else queue
+    if context is not None and queue.context is not None and queue.context != context:
+        raise DeviceError(message("tensor", "the queue belongs to another context", "pass the queue's own context or none"))
+    return queue
+
+
+def _handle(selector: Any) -> DeviceHandle:
+    handle = manager.default(selector)
+    if handle is None:
+        raise DeviceError(message("device", "no such device", "`netcl devices` lists what there is", selector=repr(selector)))
+    return handle
+
+
+class _OnClassOrInstance:
+    """A method with two meanings: ``Tensor.f(...)`` makes a tensor, ``t.f(...)`` acts on one."""
+
+    def __init__(self, of_class: Callable[..., Any], of_instance: Callable[..., Any]):
+        self.of_class = of_class
+        self.of_instance = of_instance
+        self.__doc__ = of_class.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        return self.of_class.__get__(owner) if instance is None else self.of_instance.__get__(instance)
+
+
+def _make_from_host(
+    cls: type[Tensor],
+    queue_or_array: Any,
+    array: Any = None,
+    dtype: str | None = None,
+    *,
+    requires_grad: bool = False,
+    persistent: bool = False,
+    async_copy: bool | None = None,
+    use_pinned: bool | None = None,
+    share: bool = False,
+) -> Tensor:
+    """Copy host values to a device: ``Tensor.from_host(queue, array)``, or ``Tensor.from_host(array)`` on the active one.
+
+    float64 and Python floats become float32 unless ``dtype`` says otherwise; integers, bool, float32, float16 and
+    bfloat16 keep their dtype. The array may be changed as soon as the call returns; ``share=True`` aliases it instead,
+    where the device can work in host memory.
+    """
+    if array is None or isinstance(array, str):
+        queue_or_array, array, dtype = None, queue_or_array, array if array is not None else dtype
+    queue = _queue(queue_or_array)
+    stored, row = storage_of(array, dtype)
+    if isinstance(queue, CPUQueue):
+        own = stored if share or not np.may_share_memory(stored, array) else stored.copy()
+        result = cls._of_array(own, row.name, queue)
+    else:
+        backend = backend_of(queue)
+        sent = backend.from_host(array if share else stored, row.name, async_copy, use_pinned, share)
+        result = cls(sent.buffer, stored.shape, row.name, backend.context, queue, sent.handle)
+        result.pending_event, result.pending_release, result.host_ref = sent.event, sent.pending_release, sent.host_ref
+    result._mark(requires_grad, persistent)
+    return result
+
+
+def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pinned: bool | None = None) -> Tensor:
+    """Overwrite the values in place; the shape must be the tensor's own. Returns the tensor."""
+    stored, _ = storage_of(array, self.dtype, "from_host")
+    if stored.shape != self.shape:
+        raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
+    if self.array is not None:
+        np.copyto(self.array, stored)
+    else:
+        sent = backend_of(self.queue).write(self, array, stored, async_copy, use_pinned)
+        self.pending_event, self.pending_release = sent.event, sent.pending_release
+        if sent.host_ref is not None:
+            self.host_ref = sent.host_ref
+    return self
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Tensor:
+    """An n-dimensional array on a device.
+
+    >>> from netcl.core.tensor import Tensor
+    >>> t = Tensor.from_host([[1, 2], [3, 4]], dtype="float32")
+    >>> t.shape, t.dtype
+    ((2, 2), 'float32')
+    >>> t.to_host().tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+
+    buffer: Any
+    shape: tuple[int, ...]
+    dtype: str
+    context: Any
+    queue: Any
+    pool_handle: BufferHandle | None
+    persistent: bool
+    requires_grad: bool
+    grad: Tensor | None
+    grad_fn: Any
+    host_ref: np.ndarray | None
+    array: np.ndarray | None
+    pending_event: Any
+    pending_release: Callable[[], None] | None
+
+    __slots__ = (
+        "__weakref__", "_hooks", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref", "pending_event",
+        "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
+    )  # fmt: skip
+    __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
+
+    def __init__(
+        self, buffer: Any = None, shape: tuple[int, ...] = (), dtype: str = "float32", context: Any = None, queue: Any = None,
+        pool_handle: BufferHandle | None = None, persistent: bool = False, requires_grad: bool = False, grad: Tensor | None = None,
+        grad_fn: Any = None, host_ref: np.ndarray | None = None, array: np.ndarray | None = None, pending_event: Any = None,
+        pending_release: Callable[[], None] | None = None,
+    ):  # fmt: skip
+        self.buffer = buffer
+        self.shape = shape
+        self.dtype = dtype if dtype in dtypes.DTYPES else dtypes.lookup(dtype, "Tensor").name
+        self.context = context
+        self.queue = queue
+        self.pool_handle = pool_handle
+        self.persistent = persistent
+        self.requires_grad = requires_grad
+        self.grad = grad
+        self.grad_fn = grad_fn
+        self.host_ref = host_ref
+        self.array = array
+        self.pending_event = pending_event
+        self.pending_release = pending_release
+        self._hooks = None
+
+    # ---- making tensors
+
+    from_host = _OnClassOrInstance(_make_from_host, _overwrite)
+
+    @classmethod
+    def empty(
+        cls, shape: Shape, dtype: str = "float32", *, queue: Any = None, context: Any = None, device: Any = None,
+        requires_grad: bool = False, persistent: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """A tensor whose values are whatever the memory holds."""
+        sizes = shape if type(shape) is tuple and (not shape or min(shape) >= 0) else _shape(shape, "empty")
+        if queue is None or context is not None or device is not None or type(queue) is DeviceHandle:
+            queue = _queue(queue, context, device)
+        row = dtypes.DTYPES.get(dtype) or dtypes.lookup(dtype, "empty")
+        if isinstance(queue, CPUQueue):
+            result = cls._of_array(np.empty(sizes, row.storage), row.name, queue)
+        else:
+            backend = backend_of(queue)
+            handle = backend.empty(sizes, row)
+            result = cls(handle.buffer, sizes, row.name, backend.context, queue, handle)
+        if requires_grad or persistent:
+            result._mark(requires_grad, persistent)
+        return result
+
+    @classmethod
+    def full(cls, shape: Shape, value: float, dtype: str = "float32", **where: Any) -> Tensor:
+        """A tensor with ``value`` everywhere."""
+        result = cls.empty(_shape(shape, "full"), dtype, **where)
+        return result.fill_(value)
+
+    @classmethod
+    def from_shape(cls, queue: Any, shape: Shape, dtype: str = "float32", fill: float = 0, **where: Any) -> Tensor:
+        """``Tensor.from_shape(queue, shape)``: zeros, or ``fill`` everywhere."""
+        return cls.full(_shape(shape, "from_shape"), fill, dtype, queue=queue, **where)
+
+    @classmethod
+    def zeros(cls, shape: Shape, dtype: str = "float32", **where: Any) -> Tensor:
+        """Zeros; ``context=``, ``queue=`` or ``device=`` say where, else the active device."""
+        return cls.full(_shape(shape, "zeros"), 0, dtype, **where)
+
+    @classmethod
+    def ones(cls, shape: Shape, dtype: str = "float32", **where: Any) -> Tensor:
+        """Ones."""
+        return cls.full(_shape(shape, "ones"), 1, dtype, **where)
+
+    @classmethod
+    def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
+               device: Any = None) -> Tensor:  # fmt: skip
+        """``start, start + step, ...`` below ``stop``; integers give int64, floats float32."""
+        start, stop = (0, start) if stop is None else (start, stop)
+        if step == 0:
+            raise ShapeError(message("arange", "the step cannot be 0", start=start, stop=stop))
+        return cls.from_host(_queue(queue, None, device), np.arange(start, stop, step), dtype)
+
+    @classmethod
+    def randn(cls, *shape: Any, dtype: str = "float32", queue: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+        """Standard normal values from the device's counter-based generator (``netcl.manual_seed``)."""
+        return cls._random("randn", shape, dtype, queue, device, requires_grad)
+
+    @classmethod
+    def rand(cls, *shape: Any, dtype: str = "float32", queue: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+        """Values uniform in [0, 1)."""
+        return cls._random("rand", shape, dtype, queue, device, requires_grad)
+
+    @classmethod
+    def _random(cls, kind: str, shape: tuple[Any, ...], dtype: str, queue: Any, device: Any, requires_grad: bool) -> Tensor:
+        sizes = _shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape, kind)
+        result = dispatch.call(kind, sizes, dtype=dtype, queue=_queue(queue, None, device))
+        result.requires_grad = requires_grad
+        return result
+
+    @classmethod
+    def _of_array(cls, stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
+        """Wrap stored bytes on the NumPy backend without a copy."""
+        return cls(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
+
+    def _mark(self, requires_grad: bool, persistent: bool) -> None:
+        self.requires_grad = requires_grad
+        self.persistent = persistent
+        if self.pool_handle is not None:
+            self.pool_handle.persistent = persistent
+
+    def _view(self, shape: tuple[int, ...]) -> Tensor:
+        """The same memory under another shape; the lease is shared."""
+        array = None if self.array is None else self.array.reshape(shape)
+        view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
+        view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
+        return view
+
+    # ---- facts
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.size
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self.size * dtypes.DTYPES[self.dtype].itemsize
+
+    @property
+    def backend(self) -> str:
+        """``"cl"`` or ``"cpu"`` (NumPy)."""
+        return "cl" if self.array is None else "cpu"
+
+    @property
+    def device(self) -> DeviceHandle:
+        """The handle of the device the tensor lives on."""
+        return handle_of(self.queue)
+
+    @property
+    def T(self) -> Tensor:
+        """The axes reversed."""
+        return dispatch.call("permute", self, tuple(range(self.ndim))[::-1])
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(message("len", "a 0-d tensor has no length"))
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        name = self.device.device_name
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        values = np.array2string(self.to_host(), precision=4, separator=", ", threshold=50, edgeitems=3, prefix="Tensor(")
+        return f"Tensor({values}, shape={self.shape}, dtype={self.dtype}, device={name!r}{grad})"
+
+    # ---- values
+
+    def to_host(self) -> np.ndarray:
+        """The values as a NumPy array of the caller's own (bfloat16 widened to float32)."""
+        if self.array is not None:
+            values = _CPU.to_host(self.array, self.shape, self.dtype)
+            return values.copy() if values is self.array or values.base is not None else values
+        return backend_of(self.queue).to_host(self.buffer, self.shape, self.dtype)
+
+    numpy = to_host
+
+    def to_host_async(self) -> HostCopy:
+        """Start copying to the host: ``.wait()`` gives the array; unpacks to ``(array, event)``."""
+        if self.array is not None:
+            return HostCopy(self.to_host())
+        return backend_of(self.queue).to_host_async(self.buffer, self.shape, self.dtype)
+
+    def wait(self) -> Tensor:
+        """Wait for a pending copy to the device and let its staging go."""
+        event, release = self.pending_event, self.pending_release
+        self.pending_event = self.pending_release = None
+        if event is not None:
+            event.wait()
+        if release is not None:
+            release()
+        return self
+
+    def write(self, values: Any) -> Tensor:
+        """Overwrite in place from a tensor, an array or numbers of the same shape."""
+        if isinstance(values, Tensor):
+            values = values.to_host()
+        return self.from_host(np.asarray(values))
+
+    def fill_(self, value: float) -> Tensor:
+        """Overwrite every element with ``value``, in place."""
+        row = dtypes.DTYPES[self.dtype]
+        if self.array is not None:
+            self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
+        else:
+            backend_of(self.queue).fill(self.buffer, self.nbytes, row, value)
+        return self
+
+    def item(self) -> float | int | bool:
+        """The value of a tensor with one element."""
+        if self.size != 1:
+            raise ShapeError(message("item", "only a tensor with one element has an item", shape=self.shape))
+        return self.to_host().reshape(-1)[0].item()
+
+    def tolist(self) -> Any:
+        """The values as nested lists."""
+        return self.to_host().tolist()
+
+    def clone(self) -> Tensor:
+        """A copy with memory of its own; gradients flow through it."""
+        return dispatch.call("clone", self)
+
+    def _copy(self) -> Tensor:
+        """The bytes of this tensor in memory of their own."""
+        if self.array is not None:
+            return Tensor._of_array(self.array.copy(), self.dtype, self.queue)
+        handle = backend_of(self.queue).clone(self.buffer, self.shape, dtypes.DTYPES[self.dtype])
+        return Tensor(handle.buffer, self.shape, self.dtype, self.context, self.queue, handle)
+
+    def detach(self) -> Tensor:
+        """The same memory without a gradient history."""
+        return self._view(self.shape)
+
+    def to(self, target: Any) -> Tensor:
+        """Another dtype (``t.to("float16")``) or another device (``t.to("gpu")``, a handle, a queue)."""
+        if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.ALIASES):
+            row = dtypes.lookup(target)
+            return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
+        queue = target if hasattr(target, "finish") else _handle(target).queue
+        return self if queue is self.queue else self._moved(queue)
+
+    def _moved(self, queue: Any) -> Tensor:
+        moved = Tensor.from_host(queue, self.to_host(), self.dtype)
+        moved._mark(self.requires_grad, self.persistent)
+        return moved
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        values = self.to_host()
+        return values if dtype is None else values.astype(dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self._check_dlpack()
+        values = self.array if self.array is not None and self.dtype != "bfloat16" else self.to_host()
+        return values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        self._check_dlpack()
+        return (1, 0)
+
+    def _check_dlpack(self) -> None:
+        if self.array is None and self.device.device_type != "cpu":
+            raise BufferError(message("dlpack", "memory of an OpenCL GPU cannot be exported", "use to_host()"))
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __index__(self) -> int:
+        if dtypes.DTYPES[self.dtype].is_float or self.size != 1:
+            raise TypeError(message("index", "only an integer tensor with one element is an index", shape=self.shape, dtype=self.dtype))
+        return int(self.item())
+
+    # ---- gradients
+
+    def backward(self, gradient: Tensor | None = None, **options: Any) -> None:
+        """Walk the tape from this tensor and accumulate ``.grad`` in the leaves."""
+        dispatch.call("backward", self, gradient, **options)
+
+    def zero_grad(self) -> None:
+        """Forget the gradient."""
+        self.grad = None
+
+    def requires_grad_(self, flag: bool = True) -> Tensor:
+        """Say whether gradients are wanted; returns the tensor."""
+        self.requires_grad = flag
+        return self
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Call ``hook(gradient)`` when this tensor's gradient is known; a returned tensor replaces it. Returns a remover."""
+        self._hooks = [*(self._hooks or ()), hook]
+
+        def remove() -> None:
+            self._hooks = [h for h in self._hooks or () if h is not hook] or None
+
+        return remove
+
+    # ---- items
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return dispatch.call("getitem", self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        dispatch.call("setitem", self, index, value)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+
+# Named like the ops they call: t.relu() is relu(t).
+METHODS = """abs neg sign square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh sinh cosh erf floor ceil round trunc reciprocal
+    clamp relu sigmoid softmax log_softmax isnan isinf isfinite add sub mul div pow maximum minimum fmod remainder eq ne lt le gt ge
+    logical_and logical_or logical_not sum mean prod max min amax amin argmax argmin any all var std norm logsumexp cumsum count_nonzero
+    matmul bmm flatten permute transpose squeeze unsqueeze expand reshape split chunk narrow flip roll repeat tile tril triu
+    gather scatter_add index_select index_add masked_fill take nonzero topk sort argsort where""".split()
+OPERATORS = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder", "matmul": "matmul",
+    "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "and": "logical_and", "or": "logical_or",
+}  # fmt: skip
+REFLECTED = ("add", "sub", "mul", "truediv", "pow", "mod", "matmul")
+
+
+def _method(op: str) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return dispatch.call(op, self, *args, **kwargs)
+
+    method.__name__ = op
+    method.__doc__ = f"``netcl.ops.{op}`` of this tensor."
+    return method
+
+
+def _reflected(op: str) -> Callable[..., Any]:
+    return lambda self, other: dispatch.call(op, other, self)
+
+
+for _name in METHODS:
+    if _name not in Tensor.__dict__:
+        setattr(Tensor, _name, _method(_name))
+for _name, _op in OPERATORS.items():
+    setattr(Tensor, f"__{_name}__", _method(_op))
+for _name in REFLECTED:
+    setattr(Tensor, f"__r{_name}__", _reflected(OPERATORS[_name]))
+for _name, _op in {"neg": "neg", "abs": "abs", "invert": "logical_not"}.items():
+    setattr(Tensor, f"__{_name}__", _method(_op))
+Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""Services over core: compiled programs on disk, measured configurations, capture, streams."""

@@ -1,0 +1,129 @@
+"""Compiled programs on disk, so that the second process does not compile.
+
+One file per program: a header, a checksum, the driver's binary. Writes are atomic replaces, so any number of processes may
+share the folder without locks; a damaged or foreign file is rebuilt from source and warned about once per process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from netcl.core import env
+from netcl.core.kernels import program
+from netcl.core.kernels.program import Kernel as KernelHandle
+
+__all__ = ["KernelHandle", "ProgramCache", "clear", "info", "program_cache"]
+
+log = logging.getLogger("netcl")
+_MAGIC = b"netcl program 1\n"
+_DIGEST = 32
+MAX_BYTES = 1 << 30  # the oldest entries go when the folder outgrows this
+_TRIM_EVERY = 64
+
+
+class ProgramCache:
+    """Binaries keyed by source, options, device, driver and platform version; ``get`` hands out kernels."""
+
+    def __init__(self) -> None:
+        self._warned = False
+        self._saved = 0
+
+    def folder(self) -> Path | None:
+        """Where the binaries are; ``None`` if nothing can be written."""
+        base = env.cache_dir()
+        return None if base is None else base / "programs"
+
+    def get(self, queue: Any, source: str, name: str, options: tuple[str, ...] = ()) -> KernelHandle:
+        """The kernel ``name`` of ``source``: from memory, from disk, or compiled."""
+        return program.get(queue, source, name, options)
+
+    def load(self, key: str) -> bytes | None:
+        """The binary of a key, if there is a sound one."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes() if path else b""
+        except OSError:
+            return None
+        if not data:
+            return None
+        digest, binary = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
+        if not data.startswith(_MAGIC) or hashlib.sha256(binary).digest() != digest:
+            self.reject(key, "the file is damaged")
+            return None
+        return binary
+
+    def save(self, key: str, binary: bytes) -> None:
+        """Keep a binary; a folder that cannot be written is no error, the program just compiles again next time."""
+        path = self._path(key)
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_MAGIC + hashlib.sha256(binary).digest() + binary)
+            os.replace(temporary, path)
+        except OSError as error:
+            log.info("[cache] a compiled program was not saved: %s", error)
+        self._saved += 1
+        if self._saved % _TRIM_EVERY == 0:
+            self.trim()
+
+    def reject(self, key: str, reason: str) -> None:
+        """Forget an entry that cannot be used; one warning per process."""
+        path = self._path(key)
+        if path is not None:
+            path.unlink(missing_ok=True)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"[cache] a compiled program was rebuilt: {reason}; file={path}", RuntimeWarning, stacklevel=2)
+
+    def trim(self, max_bytes: int = MAX_BYTES) -> int:
+        """Remove the oldest entries until the folder holds at most ``max_bytes``; returns how many went."""
+        entries = sorted(self._entries(), key=lambda entry: entry[1])
+        excess, gone = sum(size for _, _, size in entries) - max_bytes, 0
+        for path, _, size in entries:
+            if excess <= 0:
+                break
+            path.unlink(missing_ok=True)
+            excess, gone = excess - size, gone + 1
+        return gone
+
+    def info(self) -> dict[str, Any]:
+        """Folder, number of programs and bytes."""
+        sizes = [size for _, _, size in self._entries()]
+        return {"folder": str(self.folder() or "none"), "programs": len(sizes), "bytes": sum(sizes)}
+
+    def clear(self) -> int:
+        """Remove every entry (also half-written ones); returns how many went."""
+        gone = 0
+        for path, _, _ in self._entries():
+            path.unlink(missing_ok=True)
+            gone += 1
+        return gone
+
+    def _path(self, key: str) -> Path | None:
+        folder = self.folder()
+        return None if folder is None else folder / key[:2] / f"{key}.bin"
+
+    def _entries(self) -> Iterator[tuple[Path, float, int]]:
+        folder = self.folder()
+        for path in folder.glob("*/*") if folder and folder.exists() else ():
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # another process removed it meanwhile
+            yield path, status.st_mtime, status.st_size
+
+
+program_cache = ProgramCache()
+info = program_cache.info
+clear = program_cache.clear
+program.binary_store = program_cache
