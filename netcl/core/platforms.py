@@ -263,7 +263,8 @@ def check(runtimes: Sequence[Runtime]) -> list[Runtime]:
     if not sys.executable:
         return list(runtimes)
     children = [_start_check(runtime) if not runtime.error else None for runtime in runtimes]
-    return [replace(r, **_verdict(r, child)) if child else r for r, child in zip(runtimes, children, strict=True)]
+    verdicts = [_verdict(r, child) if child else (r.error, r.remedy) for r, child in zip(runtimes, children, strict=True)]
+    return [replace(r, error=error, remedy=remedy) for r, (error, remedy) in zip(runtimes, verdicts, strict=True)]
 
 
 def _start_check(runtime: Runtime) -> subprocess.Popen[str] | None:
@@ -274,21 +275,22 @@ def _start_check(runtime: Runtime) -> subprocess.Popen[str] | None:
         return None
 
 
-def _verdict(runtime: Runtime, child: subprocess.Popen[str]) -> dict[str, str]:
+def _verdict(runtime: Runtime, child: subprocess.Popen[str]) -> tuple[str, str]:
+    """Why the library does not load and what mends it; two empty strings if it does."""
     try:
         _, text = child.communicate(timeout=60)
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()
-        return {"error": "loading it did not end within 60 s", "remedy": "reinstall it"}
+        return "loading it did not end within 60 s", "reinstall it"
     if child.returncode == 0:
-        return {}
+        return "", ""
     if child.returncode == _NOT_A_DRIVER:
-        return {"error": "it has no OpenCL entry points", "remedy": "install the vendor's OpenCL package"}
+        return "it has no OpenCL entry points", "install the vendor's OpenCL package"
     if child.returncode < 0:
-        return {"error": f"loading it crashed with signal {-child.returncode}", "remedy": "reinstall it"}
+        return f"loading it crashed with signal {-child.returncode}", "reinstall it"
     error = text.strip().splitlines()[-1] if text.strip() else f"loading it ended with status {child.returncode}"
-    return {"error": error, "remedy": remedy_for(runtime, error)}
+    return error, remedy_for(runtime, error)
 
 
 def remedy_for(runtime: Runtime, error: str) -> str:

@@ -1,0 +1,162 @@
+"""Facts of a device, read once from the driver into a frozen profile.
+
+``has_fp16`` is what the driver lists; ``half_arithmetic`` is what a kernel, built and compared, confirmed. They differ: NVIDIA's
+driver does not list ``cl_khr_fp16`` and computes in half all the same.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from netcl.core import dispatch, env
+
+# The bits of CL_DEVICE_TYPE, fixed by the OpenCL specification.
+TYPE_BITS = (("gpu", 1 << 2), ("cpu", 1 << 1), ("accel", 1 << 3))
+SMALL_LOCAL_MEMORY = 16 * 1024  # the least OpenCL 1.0 allowed; tiles worth having do not fit
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What a device can do; made by :func:`device_profile`.
+
+    >>> from netcl.core.capabilities import numpy_profile
+    >>> numpy_profile().device_type
+    'cpu'
+    """
+
+    name: str
+    vendor: str
+    platform: str
+    version: str
+    driver_version: str
+    device_type: str  # "gpu" | "cpu" | "accel" | "other"
+    extensions: tuple[str, ...] = ()
+    has_fp16: bool = False
+    has_fp64: bool = False
+    has_subgroups: bool = False
+    fast_atomics: bool = False
+    local_mem_size: int = 0
+    has_local_memory: bool = False  # in hardware; on CPUs local memory is ordinary memory
+    max_work_group_size: int = 1
+    max_work_item_sizes: tuple[int, ...] = (1, 1, 1)
+    max_compute_units: int = 1
+    max_clock_mhz: int = 0
+    global_mem_size: int = 0
+    global_mem_cache_size: int = 0
+    max_alloc_size: int = 0
+    base_address_align: int = 1  # bytes
+    unified_memory: bool = False
+    image_support: bool = False
+    vector_width: int = 1  # native, of float
+    opencl_c_version: tuple[int, int] = (1, 0)
+    compute_capability: tuple[int, int] | None = None  # NVIDIA only
+    available: bool = True  # and able to compile
+    device: Any = field(default=None, repr=False, compare=False)  # the cl.Device; None for NumPy
+
+    @property
+    def supports_fp16(self) -> bool:
+        """The same as ``has_fp16``."""
+        return self.has_fp16
+
+    @property
+    def half_arithmetic(self) -> bool:
+        """Whether a kernel that computes in half was built on this device and gave the right numbers."""
+        return bool(dispatch.call("half_arithmetic_probe", self))
+
+
+def device_type(cl_device: Any) -> str:
+    """"gpu", "cpu", "accel" or "other"; a device that claims several (Oclgrind claims all) is the first of them."""
+    bits = int(cl_device.type)
+    return next((name for name, bit in TYPE_BITS if bits & bit), "other")
+
+
+def _ask(cl_device: Any, attribute: str, default: Any) -> Any:
+    """One fact, or ``default`` where the driver does not know the question."""
+    driver_error = getattr(sys.modules.get("pyopencl"), "Error", AttributeError)
+    try:
+        value = getattr(cl_device, attribute)
+    except (AttributeError, driver_error):
+        return default
+    return default if value is None else value
+
+
+def _c_version(text: str) -> tuple[int, int]:
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (1, 0)
+
+
+def _compute_capability(cl_device: Any, extensions: tuple[str, ...]) -> tuple[int, int] | None:
+    if "cl_nv_device_attribute_query" not in extensions:
+        return None
+    major = _ask(cl_device, "compute_capability_major_nv", None)
+    return None if major is None else (int(major), int(_ask(cl_device, "compute_capability_minor_nv", 0)))
+
+
+def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
+    return {
+        "has_fp16": any("fp16" in name for name in extensions),
+        "has_fp64": any(name.endswith("_fp64") for name in extensions),
+        "has_subgroups": any("subgroup" in name for name in extensions),
+        "fast_atomics": any(re.fullmatch(r"cl_khr_int64_(base|extended)_atomics", name) for name in extensions),
+    }
+
+
+def device_profile(cl_device: Any) -> DeviceProfile:
+    """Ask the driver everything once.
+
+    ``cl_device`` is a ``cl.Device``; questions an old driver does not know get the answer of a device without the feature.
+    """
+    extensions = tuple(sorted(set(cl_device.extensions.split())))
+
+    def number(attribute: str, default: int = 0) -> int:
+        return int(_ask(cl_device, attribute, default))
+
+    return DeviceProfile(
+        name=cl_device.name.strip(),
+        vendor=cl_device.vendor.strip(),
+        platform=cl_device.platform.name.strip(),
+        version=cl_device.version.strip(),
+        driver_version=_ask(cl_device, "driver_version", "").strip(),
+        device_type=device_type(cl_device),
+        extensions=extensions,
+        **_extension_facts(extensions),
+        local_mem_size=number("local_mem_size"),
+        has_local_memory=number("local_mem_type", 2) == 1,
+        max_work_group_size=max(1, number("max_work_group_size", 1)),
+        max_work_item_sizes=tuple(int(size) for size in _ask(cl_device, "max_work_item_sizes", (1, 1, 1))),
+        max_compute_units=max(1, number("max_compute_units", 1)),
+        max_clock_mhz=number("max_clock_frequency"),
+        global_mem_size=number("global_mem_size"),
+        global_mem_cache_size=number("global_mem_cache_size"),
+        max_alloc_size=number("max_mem_alloc_size"),
+        base_address_align=max(1, number("mem_base_addr_align", 8) // 8),
+        unified_memory=bool(number("host_unified_memory")),
+        image_support=bool(number("image_support")),
+        vector_width=max(1, number("native_vector_width_float", 1)),
+        opencl_c_version=_c_version(_ask(cl_device, "opencl_c_version", "")),
+        compute_capability=_compute_capability(cl_device, extensions),
+        available=bool(number("available", 1)) and bool(number("compiler_available", 1)),
+        device=cl_device,
+    )
+
+
+def numpy_profile() -> DeviceProfile:
+    """The profile of the NumPy backend, so that code may ask any handle for one."""
+    return DeviceProfile("NumPy", "NumPy", "NumPy", "", "", "cpu", has_fp64=True, unified_memory=True)
+
+
+def kernel_strategy(profile: DeviceProfile) -> str:
+    """"portable" or "optimized": CPUs and devices with little local memory are portable, whatever else they list.
+
+    Otherwise subgroups, half precision or an NVIDIA or AMD device make it optimized. ``NETCL_KERNEL_STRATEGY`` overrides.
+    """
+    forced = env.value("NETCL_KERNEL_STRATEGY")
+    if forced != "auto":
+        return forced
+    if profile.device_type == "cpu" or profile.local_mem_size < SMALL_LOCAL_MEMORY:
+        return "portable"
+    known_vendor = re.search(r"nvidia|\bamd\b|advanced micro devices", profile.vendor, re.I)
+    return "optimized" if profile.has_subgroups or profile.has_fp16 or known_vendor else "portable"

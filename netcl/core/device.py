@@ -1,0 +1,470 @@
+"""Devices: discovery, scoring, one context and queue per physical device, and the device a thread works on.
+
+>>> from netcl.core.device import device
+>>> with device("cpu") as dev:
+...     dev.backend
+'cpu'
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from netcl.core import capabilities, dispatch, env, platforms
+from netcl.core.device_profile import ExtendedDeviceProfile, extend
+from netcl.core.errors import DeviceError, EnvironmentVariableError, KernelBuildError, message
+
+log = logging.getLogger("netcl")
+
+SELECTORS = "auto, gpu, cpu (NumPy), cl, cl:cpu, cl:gpu, gpu:1, 0:1 (platform:device), part of a name, or a callable on the profile"
+
+# "auto" takes the device of the highest rank; within a rank, the one with more compute units times clock.
+RANKS: tuple[tuple[str, int, Callable[[ExtendedDeviceProfile], bool]], ...] = (
+    ("simulator", -1, lambda p: p.is_simulator),
+    ("software GPU", -1, lambda p: p.is_software_gpu),
+    ("discrete GPU", 60, lambda p: p.device_type == "gpu" and not p.is_integrated),
+    ("integrated GPU", 50, lambda p: p.device_type == "gpu"),
+    ("Intel's CPU runtime", 40, lambda p: p.family == "intel-cpu"),
+    ("PoCL", 30, lambda p: p.family == "pocl-cpu"),
+    ("CPU", 20, lambda p: p.device_type == "cpu"),
+    ("accelerator", 10, lambda p: p.device_type == "accel"),
+    ("other", 0, lambda p: True),
+)
+
+HALF_PROBE = """
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+__kernel void half_probe(__global const float* x, __global float* out, int n) {
+    int i = get_global_id(0);
+    if (i >= n) return;
+    half a = (half)x[2 * i], b = (half)x[2 * i + 1];
+    out[3 * i] = (float)(a + b);
+    out[3 * i + 1] = (float)(a * b);
+    out[3 * i + 2] = (float)(a / b);
+}
+"""
+
+
+class CPUQueue:
+    """Stands in for a command queue on the NumPy backend, where everything is done when the call returns."""
+
+    backend = "cpu"
+    context = None
+    device = None
+
+    def __init__(self, name: str = "cpu"):
+        self.name = name
+
+    def finish(self) -> None:
+        """Nothing is ever pending."""
+
+    def flush(self) -> None:
+        """Nothing is ever pending."""
+
+    def __repr__(self) -> str:
+        return f"CPUQueue({self.name!r})"
+
+
+@dataclass(frozen=True)
+class DeviceHandle:
+    """What every layer needs of a device. Immutable; ``context, queue = handle`` unpacks."""
+
+    platform_name: str
+    device_name: str
+    backend: str  # "cl" or "cpu"
+    device_type: str  # "gpu" | "cpu" | "accel" | "other"
+    context: Any  # cl.Context, None on the NumPy backend
+    queue: Any  # cl.CommandQueue or CPUQueue
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.context
+        yield self.queue
+
+    @property
+    def device(self) -> Any:
+        """The ``cl.Device``; ``None`` on the NumPy backend."""
+        return self.queue.device
+
+    @property
+    def platform(self) -> Any:
+        """The ``cl.Platform``; ``None`` on the NumPy backend."""
+        return None if self.device is None else self.device.platform
+
+    @property
+    def profile(self) -> ExtendedDeviceProfile:
+        """What the device can do."""
+        return manager.profile(self.device)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A device the driver reports, with its numbers there."""
+
+    platform_index: int
+    device_index: int
+    platform: Any
+    device: Any
+    profile: ExtendedDeviceProfile
+
+    @property
+    def index(self) -> str:
+        return f"{self.platform_index}:{self.device_index}"
+
+    @property
+    def words(self) -> str:
+        """What part of a name is looked for in: ``pocl`` finds "Portable Computing Language"."""
+        p = self.profile
+        return f"{p.platform}\n{p.name}\n{p.vendor}\n{p.brand}\n{p.family}".lower()
+
+
+def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
+    """Rank and speed estimate, to be compared; a negative rank is never chosen unless the device is named."""
+    if not profile.available:
+        return -2, 0.0
+    rank = next(rank for _, rank, matches in RANKS if matches(profile))
+    return rank, float(profile.max_compute_units * max(1, profile.max_clock_mhz))
+
+
+class DeviceManager:
+    """Finds devices and hands out one handle, with one context and queue, per physical device.
+
+    >>> DeviceManager().default("cpu").device_name
+    'NumPy'
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._found: list[Found] | None = None
+        self._chosen: dict[Any, DeviceHandle | None] = {}
+        self._by_device: dict[Any, DeviceHandle] = {}
+        self._foreign: weakref.WeakValueDictionary[int, DeviceHandle] = weakref.WeakValueDictionary()
+        self._profiles: dict[Any, ExtendedDeviceProfile] = {}
+        self._half: dict[Any, bool] = {}
+        self._warned_no_gpu = False
+        self._numpy = DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, CPUQueue())
+
+    def discover(self) -> list[tuple[Any, Any]]:
+        """Every (platform, device) pair the driver reports and the environment lets through; empty without pyopencl."""
+        return [(found.platform, found.device) for found in self.found()]
+
+    @property
+    def devices(self) -> list[Any]:
+        """Every ``cl.Device`` of :meth:`discover`."""
+        return [found.device for found in self.found()]
+
+    def found(self) -> list[Found]:
+        """The devices with their numbers and profiles."""
+        with self._lock:
+            if self._found is None:
+                platforms.check_process()
+                self._found = self._visible(self._everything())
+            return list(self._found)
+
+    def profile(self, dev: Any) -> ExtendedDeviceProfile:
+        """The profile of a ``cl.Device``, read once; that of the NumPy backend for ``None``."""
+        try:
+            return self._profiles[dev]
+        except KeyError:
+            facts = capabilities.numpy_profile() if dev is None else capabilities.device_profile(dev)
+            return self._profiles.setdefault(dev, extend(facts))
+
+    @staticmethod
+    def _device_type(dev: Any) -> str:
+        """ "gpu", "cpu", "accel" or "other" from the bits of ``cl.Device.type``."""
+        return capabilities.device_type(dev)
+
+    def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
+        """The handle of a device; ``None`` if there is no such device.
+
+        ``device`` is one of: ``"auto"`` (the best OpenCL device, else NumPy), ``"cpu"`` (NumPy), ``"gpu"`` (without one: the
+        best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``, ``"0:1"``
+        (platform:device), a number, part of a name, a callable that takes the profile, a ``cl.Device``, a queue or a handle.
+        """
+        if isinstance(device, DeviceHandle):
+            return device
+        if isinstance(device, str):
+            device = device.strip().lower() or "auto"
+        elif not isinstance(device, int):
+            return self._resolve(device, strict)
+        try:
+            return self._chosen[device, strict]
+        except KeyError:
+            with self._lock:
+                return self._chosen.setdefault((device, strict), self._resolve(device, strict))
+
+    def handle_of(self, queue: Any) -> DeviceHandle:
+        """The handle of a queue, also of one that netcl did not make."""
+        if isinstance(queue, CPUQueue):
+            same = queue is self._numpy.queue
+            return self._numpy if same else DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, queue)
+        own = self._by_device.get(queue.device)
+        if own is not None and own.queue == queue:
+            return own
+        with self._lock:
+            handle = self._foreign.get(queue.int_ptr)
+            if handle is None:
+                handle = self._foreign[queue.int_ptr] = self._handle(queue.context, queue)
+            return handle
+
+    def describe(self) -> str:
+        """The devices there are, in one line, for error messages."""
+        try:
+            names = [f"{found.index} {found.profile.platform} / {found.profile.name}" for found in self.found()]
+        except EnvironmentVariableError as error:
+            return str(error)
+        return "; ".join([*names, "cpu NumPy"])
+
+    def _everything(self) -> list[Found]:
+        try:
+            cl_platforms = platforms.cl_platforms()
+        except ImportError as error:
+            log.info("%s", error)
+            return []
+        found, seen = [], set()
+        for p, platform in enumerate(cl_platforms):
+            for d, dev in enumerate(_devices_of(platform)):
+                if dev not in seen:  # a library that is registered twice reports the same devices again
+                    seen.add(dev)
+                    found.append(Found(p, d, platform, dev, self.profile(dev)))
+        return found
+
+    def _visible(self, found: list[Found]) -> list[Found]:
+        """What NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES let through; the numbers stay those of the driver."""
+        part = env.value("NETCL_PLATFORM_FILTER").lower()
+        kept = [f for f in found if part in f"{f.profile.platform}\n{f.platform.vendor}\n{f.profile.brand}".lower()]
+        names = env.value("NETCL_VISIBLE_DEVICES")
+        if not names or names == ("none",):
+            return [] if names else kept
+        visible = [f for f in kept if any(_named(name, f) for name in names)]
+        for name in names:
+            if not any(_named(name, f) for f in kept):
+                there = ", ".join(f"{f.index} {f.profile.platform}" for f in kept) or "none"
+                what = "NETCL_VISIBLE_DEVICES names a device that does not exist"
+                raise EnvironmentVariableError(message("env", what, f"there are: {there}", value=repr(name)))
+        return visible
+
+    def _resolve(self, device: Any, strict: bool) -> DeviceHandle | None:
+        if not isinstance(device, (str, int)):
+            return self._resolve_object(device)
+        if device in ("cpu", "numpy"):
+            return self._numpy
+        if device == "gpu":
+            return self._gpu(strict)
+        best = self._handle_for(_pick(device, self.found()))
+        return self._numpy if best is None and device == "auto" else best
+
+    def _resolve_object(self, thing: Any) -> DeviceHandle | None:
+        if isinstance(thing, device):
+            return thing.handle
+        if hasattr(thing, "queue"):  # a Tensor
+            return self.handle_of(thing.queue)
+        if hasattr(thing, "finish"):
+            return self.handle_of(thing)
+        if hasattr(thing, "persistent_unique_id"):  # a cl.Device
+            return self._make(thing)
+        if callable(thing):
+            return self._handle_for(_best([f for f in self.found() if thing(f.profile)], named=True))
+        raise DeviceError(message("device", "not a device selector", f"use {SELECTORS}", selector=repr(thing)))
+
+    def _gpu(self, strict: bool) -> DeviceHandle | None:
+        found = self.found()
+        gpu = _best([f for f in found if f.profile.device_type == "gpu"])
+        if gpu is not None or strict:
+            return self._handle_for(gpu)
+        handle = self._handle_for(_best(found))
+        if handle is not None and not self._warned_no_gpu:
+            self._warned_no_gpu = True
+            remedy = 'device("gpu", strict=True) refuses instead, device("auto") does not ask for a GPU'
+            text = message("device", "there is no GPU, using another OpenCL device", remedy, device=handle.device_name)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        return handle
+
+    def _handle_for(self, found: Found | None) -> DeviceHandle | None:
+        return None if found is None else self._make(found.device)
+
+    def _make(self, dev: Any) -> DeviceHandle:
+        """The one handle of a physical device, with its context and in-order queue."""
+        with self._lock:
+            if dev not in self._by_device:
+                platforms.check_process()
+                cl = platforms.opencl()
+                properties = cl.command_queue_properties.PROFILING_ENABLE if env.value("NETCL_PROFILE_EVENTS") else 0
+                context = cl.Context([dev])
+                handle = self._by_device[dev] = self._handle(context, cl.CommandQueue(context, dev, properties=properties))
+                _tell(f"device: {handle.device_name} ({handle.device_type}) of {handle.platform_name}")
+            return self._by_device[dev]
+
+    def _handle(self, context: Any, queue: Any) -> DeviceHandle:
+        profile = self.profile(queue.device)
+        return DeviceHandle(profile.platform, profile.name, "cl", profile.device_type, context, queue)
+
+    def half_arithmetic(self, profile: capabilities.DeviceProfile) -> bool:
+        """Compute in half on the device and compare; asked once per device."""
+        if profile.device is None or (not profile.has_fp16 and self.profile(profile.device).has_quirk("lists_fp16")):
+            return False
+        with self._lock:
+            if profile.device not in self._half:
+                self._half[profile.device] = _computes_in_half(self._make(profile.device))
+            return self._half[profile.device]
+
+
+def _devices_of(platform: Any) -> list[Any]:
+    """The devices of a platform; Mesa's Clover has none on most machines, and a broken driver must not hide the others."""
+    cl = platforms.opencl()
+    try:
+        return list(platform.get_devices())
+    except cl.Error as error:
+        log.info("platform %s reports no devices: %s", platform.name, error)
+        return []
+
+
+def _named(selector: str, found: Found) -> bool:
+    """Whether a name, a number or ``gpu``, ``cl:cpu`` ... means this device."""
+    low = selector.strip().lower()
+    if re.fullmatch(r"\d+:\d+", low):
+        return low == found.index
+    kind = re.fullmatch(r"(?:cl:)?(gpu|cpu|accel)", low)
+    return found.profile.device_type == kind[1] if kind else low in found.words
+
+
+def _best(found: list[Found], named: bool = False) -> Found | None:
+    """The highest score; simulators, software GPUs and unavailable devices only if they were named."""
+    ranked = [(score(f.profile), -position, f) for position, f in enumerate(found)]
+    fit = [row for row in ranked if named or row[0][0] >= 0]
+    return max(fit, key=lambda row: row[:2])[2] if fit else None
+
+
+def _pick(selector: str | int, found: list[Found]) -> Found | None:
+    """The device a selector other than ``cpu`` and ``gpu`` means."""
+    if isinstance(selector, int) or selector.isdecimal():
+        number = int(selector)
+        return found[number] if 0 <= number < len(found) else None
+    if selector in ("auto", "cl"):
+        return _best(found)
+    numbered = re.fullmatch(r"(?:cl:)?(gpu|cpu|accel):(\d+)", selector)
+    if numbered:
+        same = [f for f in found if f.profile.device_type == numbered[1] and score(f.profile)[0] >= 0]
+        return same[int(numbered[2])] if int(numbered[2]) < len(same) else None
+    kind = re.fullmatch(r"cl:(gpu|cpu|accel)|accel", selector) is not None
+    return _best([f for f in found if _named(selector, f)], named=not kind)
+
+
+def _tell(text: str) -> None:
+    """To stderr if NETCL_DEBUG asks for it, whether or not the program configured logging."""
+    if env.value("NETCL_DEBUG") >= 1:
+        if not log.hasHandlers():
+            log.addHandler(logging.StreamHandler(sys.stderr))
+        if not log.isEnabledFor(logging.INFO):
+            log.setLevel(logging.INFO)
+    log.info("%s", text)
+
+
+def _computes_in_half(handle: DeviceHandle) -> bool:
+    from netcl.core.kernels import program
+
+    values = np.array([1.5, 2.25, 1 / 3, 3.0, 1000.0, 24.0, 6.1e-5, 3.0, -0.1, 0.7, 2049.0, 1.0, 300.0, 100.0, 1e-3, 1e-2], np.float32)
+    a, b = values[0::2].astype(np.float16), values[1::2].astype(np.float16)
+    expected = np.stack([a + b, a * b, a / b], axis=1).astype(np.float32)
+    try:
+        kernel = program.get(handle.queue, HALF_PROBE, "half_probe")
+    except KernelBuildError as error:
+        log.debug("no half arithmetic on %s: %s", handle.device_name, error)
+        return False
+    computed = np.empty_like(expected)
+    cl = platforms.opencl()
+    allocate = cl.tools.ImmediateAllocator(handle.queue)  # two small buffers, below the pools and gone at once
+    source, target = allocate(values.nbytes), allocate(expected.nbytes)
+    cl.enqueue_copy(handle.queue, source, values)
+    kernel(handle.queue, (len(a),), None, source, target, len(a))
+    cl.enqueue_copy(handle.queue, computed, target)
+    # Two units in the last place of half; a device that flushes subnormal halves to zero is still right.
+    return bool(np.allclose(computed, expected, rtol=2e-3, atol=6.2e-5))
+
+
+manager = DeviceManager()
+dispatch.fill("half_arithmetic_probe", manager.half_arithmetic)
+
+
+class _Active(threading.local):
+    """The devices the current thread has entered, innermost last; what was set; what NETCL_DEVICE means."""
+
+    def __init__(self) -> None:
+        self.stack: list[DeviceHandle] = []
+        self.base: DeviceHandle | None = None
+        self.default: DeviceHandle | None = None
+        self.default_text: str | None = None
+
+
+_active = _Active()
+
+
+class device:
+    """Choose the device of the current thread for a block: ``with device("gpu") as dev: ...``
+
+    Blocks nest and the previous device comes back on exit. Raises :class:`DeviceError` where there is no such device.
+    ``device.manager`` is the process-wide :class:`DeviceManager`, ``device.profile(queue)`` what a queue's device can do.
+    """
+
+    manager = manager
+
+    def __init__(self, selector: Any = "auto", strict: bool = False):
+        self.handle = _require(selector, strict)
+
+    def __enter__(self) -> DeviceHandle:
+        _active.stack.append(self.handle)
+        return self.handle
+
+    def __exit__(self, *exc: object) -> None:
+        _active.stack.pop()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.handle)
+
+    def __repr__(self) -> str:
+        return f"device({self.handle.device_name!r} of {self.handle.platform_name!r})"
+
+    @staticmethod
+    def profile(queue: Any) -> ExtendedDeviceProfile:
+        """The profile of the device behind a queue or handle."""
+        return manager.profile(queue.device)
+
+
+def _require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHandle:
+    handle = manager.default(selector, strict)
+    if handle is not None:
+        return handle
+    remedy = f"there are: {manager.describe()}"
+    if not platforms.available():
+        remedy += f"; `netcl doctor` says what is missing, {platforms.install_command()} installs a CPU runtime"
+    raise DeviceError(message(op, "no such device", remedy, selector=repr(selector)))
+
+
+def handle_of(queue: Any) -> DeviceHandle:
+    """The handle of a queue, also of one that netcl did not make."""
+    return manager.handle_of(queue)
+
+
+def get_active_device() -> DeviceHandle:
+    """The device the current thread works on: the innermost ``device(...)`` block, what was set, or ``NETCL_DEVICE``."""
+    if _active.stack:
+        return _active.stack[-1]
+    if _active.base is not None:
+        return _active.base
+    text = env.raw("NETCL_DEVICE")
+    if _active.default is None or text != _active.default_text:
+        _active.default, _active.default_text = _require(env.value("NETCL_DEVICE"), op="NETCL_DEVICE"), text
+    return _active.default
+
+
+def set_active_device(handle: Any) -> None:
+    """Make a handle, or what a selector names, the device of this thread outside ``device(...)`` blocks; ``None``: the default."""
+    _active.base = None if handle is None else _require(handle)

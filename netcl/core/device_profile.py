@@ -1,0 +1,149 @@
+"""Which maker and family a device is of, and every driver quirk netcl knows: tables, no code per device.
+
+A row matches when each of its patterns is found (any case) in the profile. To teach netcl a new device or quirk, add a row.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+from netcl.core.capabilities import DeviceProfile
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table of families; the first that matches names the device."""
+
+    brand: str
+    family: str
+    platform: str = ""
+    name: str = ""  # pattern in the device's name
+    vendor: str = ""
+    types: tuple[str, ...] = ()  # empty: any
+
+
+@dataclass(frozen=True)
+class Quirk:
+    """Something a driver does that others do not, and how we know."""
+
+    name: str
+    reason: str
+    brand: str = ""
+    family: str = ""
+
+
+GPU, CPU = ("gpu",), ("cpu",)
+_NVIDIA, _AMD = r"nvidia", r"\bamd\b|advanced micro devices|radeon"
+
+FAMILIES: tuple[Family, ...] = (
+    Family("oclgrind", "simulator", platform="oclgrind"),
+    Family("intel", "fpga-emulator", platform="fpga emulation"),
+    Family("mesa", "software-gpu", name="llvmpipe|softpipe|swrast|lavapipe"),
+    Family("pocl", "pocl-cpu", platform="portable computing language|pocl", types=CPU),
+    Family("intel", "intel-cpu", platform="intel", types=CPU),
+    Family("amd", "amd-cpu", platform="amd|advanced micro devices", types=CPU),
+    Family("mesa", "rusticl-cpu", platform="rusticl|clover", types=CPU),
+    Family("apple", "apple-cpu", platform="apple", types=CPU),
+    Family("nvidia", "blackwell", name=r"rtx (pro )?[56]0\d\d|rtx 50|\bg?b[1-3]00\b", vendor=_NVIDIA),
+    Family("nvidia", "hopper", name=r"\bg?h[12]00\b|\bh800\b|\bh20\b", vendor=_NVIDIA),
+    Family("nvidia", "ada", name=r"rtx 40|\bl4\b|\bl40s?\b|ada\b", vendor=_NVIDIA),
+    Family("nvidia", "ampere", name=r"rtx 30|\ba(2|10|16|30|40|100|800)\b|rtx a\d|orin", vendor=_NVIDIA),
+    Family("nvidia", "turing", name=r"rtx 20|gtx 16|\bt4\b|quadro rtx|titan rtx", vendor=_NVIDIA),
+    Family("nvidia", "volta", name=r"v100|titan v\b|xavier", vendor=_NVIDIA),
+    Family("nvidia", "pascal", name=r"gtx 10|\bp(4|40|100)\b|titan x", vendor=_NVIDIA),
+    Family("nvidia", "nvidia", vendor=_NVIDIA),
+    Family("amd", "rdna4", name=r"gfx12|navi4|rx 90\d\d", vendor=_AMD),
+    Family("amd", "rdna3", name=r"gfx11|navi3|rx 7\d\d\d", vendor=_AMD),
+    Family("amd", "rdna2", name=r"gfx103|navi2|rx 6\d\d\d", vendor=_AMD),
+    Family("amd", "rdna1", name=r"gfx101|navi1|rx 5[5-7]\d\d", vendor=_AMD),
+    Family("amd", "cdna", name=r"gfx908|gfx90a|gfx94|gfx95|\bmi[123]\d\d", vendor=_AMD),
+    Family("amd", "gcn", vendor=_AMD),
+    Family("intel", "xe-hpc", name=r"gpu max|ponte vecchio", vendor="intel", types=GPU),
+    Family("intel", "arc", name=r"\barc\b|gpu flex", vendor="intel", types=GPU),
+    Family("intel", "xe", name=r"iris\W*xe|\bxe\b|uhd graphics 7[3-7]\d|graphics \[0x", vendor="intel", types=GPU),
+    Family("intel", "gen9", name=r"hd graphics (5|6)\d\d|iris.*(plus|5\d\d|6\d\d)|gen9", vendor="intel", types=GPU),
+    Family("intel", "intel-gpu", vendor="intel", types=GPU),
+    Family("apple", "apple", vendor="apple"),
+    Family("arm", "mali", name="mali|immortalis"),
+    Family("qualcomm", "adreno", name="adreno", types=GPU),
+    Family("qualcomm", "adreno", vendor="qualcomm", types=GPU),
+    Family("mesa", "rusticl-gpu", platform="rusticl|clover", types=GPU),
+)
+
+# NVIDIA tells the generation by number, which never goes out of date as names do.
+COMPUTE_CAPABILITIES: tuple[tuple[tuple[int, int], str], ...] = (
+    ((10, 0), "blackwell"), ((9, 0), "hopper"), ((8, 9), "ada"), ((8, 0), "ampere"), ((7, 5), "turing"),
+    ((7, 0), "volta"), ((6, 0), "pascal"), ((5, 0), "maxwell"), ((3, 0), "kepler"),
+)  # fmt: skip
+
+# AMD's APUs do not all report unified memory.
+INTEGRATED = re.compile(r"gfx90c|gfx902|gfx103[3567]|gfx1103|gfx115\d|radeon.*graphics$|tegra|orin|xavier", re.I)
+
+QUIRKS: tuple[Quirk, ...] = (
+    Quirk("every_device_type", "reports itself as CPU, GPU and accelerator at once (CL_DEVICE_TYPE is 15)", family="simulator"),
+    Quirk("slow", "interprets kernels to check them; thousands of times slower than a driver", family="simulator"),
+    Quirk("slow", "emulates another device on the CPU", family="fpga-emulator"),
+    Quirk("slow", "a graphics driver on the CPU; only there for conformance", family="software-gpu"),
+    Quirk("compiles_at_launch", "the work-group function is compiled at the first launch, so a binary is complete only after one", "pocl"),
+    Quirk("fma_slow", "c += a * b with FP_CONTRACT ON becomes a vector FMA; fma() and mad() are slower", "pocl"),
+    Quirk("fork_hangs", "a forked child hangs on its first context if the parent had one", "pocl"),
+    Quirk("lists_fp16", "half does not build unless cl_khr_fp16 is listed, and a build that fails writes to stderr", "pocl"),
+    Quirk("half_unlisted", "cl_khr_fp16 is not listed although kernels that compute in half build and are right", "nvidia"),
+    Quirk("needs_required_size", "without reqd_work_group_size the compiler keeps to 64 registers", "nvidia"),
+    Quirk("local_argument_limit", "a __local argument stops below 48 KB, a __local array may take more than is reported", "nvidia"),
+    Quirk("profiling_slows_launches", "a queue with profiling doubles the cost of a launch", "nvidia"),
+    Quirk("awkward_sizes_slow", "local_size=None with a global size that has no good divisor is 20 times slower", family="pocl-cpu"),
+    Quirk("awkward_sizes_slow", "local_size=None with a global size that has no good divisor is 20 times slower", family="intel-cpu"),
+)
+
+
+@dataclass(frozen=True)
+class ExtendedDeviceProfile(DeviceProfile):
+    """A :class:`DeviceProfile` with maker, family and quirks; ``handle.profile`` is one."""
+
+    brand: str = "other"
+    family: str = "other"
+    quirks: tuple[Quirk, ...] = ()
+
+    @property
+    def is_simulator(self) -> bool:
+        """A device that exists to check kernels, not to run them fast (Oclgrind, FPGA emulation)."""
+        return self.family in ("simulator", "fpga-emulator")
+
+    @property
+    def is_software_gpu(self) -> bool:
+        """A graphics driver that runs on the CPU (llvmpipe, softpipe)."""
+        return self.family == "software-gpu"
+
+    @property
+    def is_integrated(self) -> bool:
+        """A GPU that shares the host's memory."""
+        return self.device_type == "gpu" and (self.unified_memory or bool(INTEGRATED.search(self.name)))
+
+    def has_quirk(self, name: str) -> bool:
+        return any(quirk.name == name for quirk in self.quirks)
+
+
+def _found(pattern: str, text: str) -> bool:
+    return not pattern or re.search(pattern, text, re.I) is not None
+
+
+def family_of(profile: DeviceProfile) -> tuple[str, str]:
+    """Brand and family: ``("nvidia", "hopper")``, ``("pocl", "pocl-cpu")``, ``("other", "other")`` if no row matches."""
+    if profile.compute_capability:
+        names = (name for least, name in COMPUTE_CAPABILITIES if profile.compute_capability >= least)
+        return "nvidia", next(names, "nvidia")
+    for row in FAMILIES:
+        typed = not row.types or profile.device_type in row.types
+        if typed and _found(row.platform, profile.platform) and _found(row.vendor, profile.vendor) and _found(row.name, profile.name):
+            return row.brand, row.family
+    return "other", "other"
+
+
+def extend(profile: DeviceProfile) -> ExtendedDeviceProfile:
+    """Look the device up in the tables."""
+    brand, family = family_of(profile)
+    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family))
+    facts = {f.name: getattr(profile, f.name) for f in fields(DeviceProfile)}
+    return ExtendedDeviceProfile(**facts, brand=brand, family=family, quirks=quirks)
