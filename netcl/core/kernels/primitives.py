@@ -191,10 +191,32 @@ class PrimitiveBuilder:
         return KernelSpec(name, params, storage_preamble(row) + PRIMITIVE_PREAMBLE, body, options=tuple(options), guarded=True)
 
 
+_NEEDS = {"float16": _FP16, "bfloat16": BFLOAT16_STORE, "float64": "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"}
+
+
 def storage_preamble(row: dtypes.DType) -> str:
     """LOAD and STORE of a dtype, with what they need."""
-    head = {"float16": _FP16, "bfloat16": BFLOAT16_STORE, "float64": "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"}.get(row.name, "")
-    return f"{head}#define LOAD(p, i) ({row.load})\n#define STORE(p, i, x) {row.store}\n"
+    return f"{_NEEDS.get(row.name, '')}#define LOAD(p, i) ({row.load})\n#define STORE(p, i, x) {row.store}\n"
+
+
+@lru_cache(maxsize=1024)
+def storage_macros(**operands: str) -> str:
+    """For each named operand of a ``.cl`` file: ``A_T`` storage type, ``A_REAL`` compute type, ``A_LOAD``, ``A_STORE``.
+
+    >>> print(storage_macros(A="float16").splitlines()[-2])
+    #define A_LOAD(p, i) (vload_half(i, p))
+    """
+    rows = {name: dtypes.lookup(dtype) for name, dtype in operands.items()}
+    needs = "".join(_NEEDS.get(dtype, "") for dtype in sorted({row.name for row in rows.values()}))
+    lines = [f"#define {n}_T {r.c_storage}\n#define {n}_REAL {r.c_compute}\n#define {n}_LOAD(p, i) ({r.load})\n#define {n}_STORE(p, i, x) {r.store}"
+             for n, r in rows.items()]  # fmt: skip
+    return needs + "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=256)
+def cl_source(module_file: str, name: str) -> str:
+    """The text of the ``.cl`` file ``name`` beside a module: ``cl_source(__file__, "reduce.cl")``."""
+    return Path(module_file).with_name(name).read_text()
 
 
 def build_elementwise_kernel(

@@ -1,0 +1,142 @@
+"""Compiled programs on disk: reused, never trusted blindly, shared by many processes."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.runtime.cache import ProgramCache, program_cache
+
+SCALE = "__kernel void scale(__global float* x, float factor, int n) { int i = get_global_id(0); if (i < n) x[i] *= factor; }\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(program_cache, "_warned", False)
+    return tmp_path
+
+
+def run(handle, source) -> list[float]:
+    """Launch as a process without a memory cache would."""
+    program.state(handle.queue).programs.clear()
+    x = Tensor.from_host(handle.queue, [1.0, 2.0, 3.0])
+    program.get(handle.queue, source, "scale")(handle.queue, 3, None, x, 2.0, 3)
+    return x.tolist()
+
+
+def entry(folder: Path) -> Path:
+    (path,) = folder.glob("programs/*/*.bin")
+    return path
+
+
+def test_the_second_build_comes_from_disk(cl_device, folder):
+    source = SCALE + "// second build\n"
+    assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    assert program_cache.info()["programs"] == 1
+    before = program.build_count()
+    assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    assert program.build_count() == before
+
+
+@pytest.mark.parametrize("where", [0, 20, 60, "middle", -1])
+def test_a_flipped_byte_is_rebuilt_with_one_warning(cl_device, folder, where):
+    source = SCALE + f"// flipped {where}\n"
+    run(cl_device, source)
+    path = entry(folder)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if where == "middle" else where] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.warns(RuntimeWarning, match=r"\[cache\] a compiled program was rebuilt: the file is damaged") as caught:
+        assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    assert len(caught) == 1
+    before = program.build_count()
+    assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    assert program.build_count() == before
+
+
+@pytest.mark.parametrize("keep", [0, 1, 10, 40, 100])
+def test_a_truncated_entry_is_rebuilt(cl_device, folder, keep):
+    source = SCALE + f"// truncated {keep}\n"
+    run(cl_device, source)
+    path = entry(folder)
+    path.write_bytes(path.read_bytes()[:keep])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    assert len(caught) <= 1
+
+
+def test_a_sound_file_the_driver_refuses_is_rebuilt(cl_device, folder):
+    source = SCALE + "// foreign\n"
+    run(cl_device, source)
+    key = entry(folder).stem
+    ProgramCache().save(key, b"this is not a binary of any driver")
+    with pytest.warns(RuntimeWarning, match="the driver refused it"):
+        assert run(cl_device, source) == [2.0, 4.0, 6.0]
+
+
+def test_stale_leftovers_do_not_matter(cl_device, folder):
+    source = SCALE + "// stale\n"
+    run(cl_device, source)
+    for name in ("lock", ".writing-abandoned"):
+        (entry(folder).parent / name).write_bytes(b"")
+    assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    assert program_cache.clear() == 3
+    assert program_cache.info() == {"folder": str(folder / "programs"), "programs": 0, "bytes": 0}
+
+
+def test_nothing_can_be_written(cl_device, monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("NETCL_CACHE_DIR", str(blocked / "cache"))
+    assert run(cl_device, SCALE + "// nowhere\n") == [2.0, 4.0, 6.0]
+    assert program_cache.info()["folder"] == "none"
+
+
+def test_the_oldest_entries_go_first(folder):
+    cache = ProgramCache()
+    for i, key in enumerate(("aa1", "bb2", "cc3")):
+        cache.save(key, b"x" * 100)
+        path = cache._path(key)
+        import os
+
+        os.utime(path, (i, i))
+    size = cache.info()["bytes"] // 3
+    assert cache.trim(max_bytes=2 * size) == 1
+    assert cache.load("aa1") is None
+    assert cache.load("cc3") == b"x" * 100
+
+
+def test_the_key_knows_source_options_and_device(cl_device):
+    device = program.state(cl_device.queue).device
+    keys = {program._binary_key(device, s, o) for s in ("a", "b") for o in ((), ("-D X=1",))}
+    assert len(keys) == 4
+
+
+def test_eight_processes_build_the_same_kernel(cl_device, tmp_path):
+    script = textwrap.dedent(f"""
+        import sys, warnings
+        warnings.simplefilter("error")
+        from netcl.core.device import manager
+        from netcl.core.kernels import program
+        from netcl.core.tensor import Tensor
+        handle = manager.default(sys.argv[1])
+        x = Tensor.from_host(handle.queue, [1.0, 2.0, 3.0])
+        program.get(handle.queue, {SCALE!r}, "scale")(handle.queue, 3, None, x, 2.0, 3)
+        assert x.tolist() == [2.0, 4.0, 6.0]
+    """)
+    import os
+
+    env = {**os.environ, "NETCL_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", script, cl_device.platform_name]
+    running = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(8)]
+    for process in running:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+    assert len(list(tmp_path.glob("programs/*/*.bin"))) == 1
