@@ -89,6 +89,7 @@ QUIRKS: tuple[Quirk, ...] = (
     Quirk("fma_slow", "c += a * b with FP_CONTRACT ON becomes a vector FMA; fma() and mad() are slower", "pocl"),
     Quirk("fork_hangs", "a forked child hangs on its first context if the parent had one", "pocl"),
     Quirk("lists_fp16", "half does not build unless cl_khr_fp16 is listed, and a build that fails writes to stderr", "pocl"),
+    Quirk("lists_fp16", "half arithmetic builds and then stops the simulator: 'Unsupported float size: 2 bytes'", "oclgrind"),
     Quirk("half_unlisted", "cl_khr_fp16 is not listed although kernels that compute in half build and are right", "nvidia"),
     Quirk("needs_required_size", "without reqd_work_group_size the compiler keeps to 64 registers", "nvidia"),
     Quirk("local_argument_limit", "a __local argument stops below 48 KB, a __local array may take more than is reported", "nvidia"),

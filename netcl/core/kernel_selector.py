@@ -1,0 +1,362 @@
+"""Which kernel variant runs for a problem on a device: policy as tables, measured choices first.
+
+An answer is looked for in this order: what the program registered, what was measured on this device (:attr:`KernelSelector.measured`),
+the policy tables below. Policy answers are decided once per (op, shape, dtype, flags) and kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from netcl.core import dtype as dtypes
+from netcl.core import env
+from netcl.core.capabilities import DeviceProfile, kernel_strategy
+from netcl.core.device import get_active_device
+from netcl.core.device_profile import ExtendedDeviceProfile, extend
+from netcl.core.errors import ShapeError, message
+
+
+class KernelVariant(Enum):
+    """Every implementation the selector knows about."""
+
+    MATMUL_NAIVE = "matmul_naive"
+    MATMUL_TILED = "matmul_tiled"
+    MATMUL_REGISTER_TILED = "matmul_register_tiled"
+    MATMUL_VECTORIZED = "matmul_vectorized"
+    CONV2D_NAIVE = "conv2d_naive"
+    CONV2D_IM2COL = "conv2d_im2col"
+    CONV2D_IMPLICIT_GEMM = "conv2d_implicit_gemm"
+    CONV2D_TILED_LOCAL = "conv2d_tiled_local"
+    CONV2D_WINOGRAD = "conv2d_winograd"
+    ELEMENTWISE_SCALAR = "elementwise_scalar"
+    ELEMENTWISE_VECTORIZED = "elementwise_vectorized"
+    REDUCTION_SEQUENTIAL = "reduction_sequential"
+    REDUCTION_PARALLEL = "reduction_parallel"
+    REDUCTION_WORKGROUP = "reduction_workgroup"
+    BATCHNORM_NAIVE = "batchnorm_naive"
+    BATCHNORM_FUSED = "batchnorm_fused"
+
+
+@dataclass
+class KernelConfig:
+    """A variant with its tile and launch parameters. Answers are shared: copy with ``dataclasses.replace`` before changing one."""
+
+    variant: KernelVariant
+    tile_m: int = 32
+    tile_n: int = 32
+    tile_k: int = 8
+    work_per_thread: int = 4
+    local_size_1d: int = 256
+    local_size_2d: tuple[int, int] = (16, 16)
+    use_local_memory: bool = True
+    use_vectorization: bool = True
+    vector_width: int = 4
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked: an op with its sizes and flags, on a device."""
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    flags: Mapping[str, Any]
+    profile: ExtendedDeviceProfile
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.profile.device_type == "cpu"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of policy: the first whose condition holds gives the variant and the fields that differ from the defaults."""
+
+    variant: KernelVariant
+    when: Callable[[Problem], bool]
+    change: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class VendorRow:
+    """Fields that differ on the devices of a family, for one variant; the last matching row wins."""
+
+    brand: str
+    families: tuple[str, ...]
+    variant: KernelVariant
+    change: Mapping[str, Any]
+
+
+V = KernelVariant
+TINY_MATMUL = 16**3  # multiply-adds
+LARGE_MATMUL = 512**3
+ELEMENTWISE_SCALAR_LIMIT = 1024  # elements
+REDUCTION_SEQUENTIAL_LIMIT = 256
+REDUCTION_PARALLEL_LIMIT = 64 * 1024
+SMALL_CONV_OUTPUT = 16 * 16  # pixels
+SCALAR = {"use_local_memory": False, "use_vectorization": False, "vector_width": 1}
+
+
+def _work(p: Problem) -> int:
+    return math.prod(p.shape)
+
+
+def _is_pointwise_conv(p: Problem) -> bool:
+    return p.shape[5:7] == (1, 1)
+
+
+def _suits_winograd(p: Problem) -> bool:
+    plain = p.flags["stride"] == (1, 1) and p.flags["dilation"] == (1, 1) and p.flags["groups"] == 1
+    return plain and p.shape[5:7] == (3, 3) and env.value("NETCL_CONV_WINOGRAD")
+
+
+def _suits_tiled_local(p: Problem) -> bool:
+    return env.value("NETCL_CONV_TILED_LOCAL") and math.prod(conv_output(p)) <= SMALL_CONV_OUTPUT
+
+
+def _wide(p: Problem) -> bool:
+    """Eight lanes where they fill a 128-bit load (two-byte dtypes) or where the device is that wide."""
+    return dtypes.lookup(p.dtype).itemsize <= 2 or p.profile.vector_width >= 8
+
+
+def _always(p: Problem) -> bool:
+    return True
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "matmul": (
+        Rule(V.MATMUL_NAIVE, lambda p: _work(p) <= TINY_MATMUL, {**SCALAR, "work_per_thread": 1}, "a tile is larger than the problem"),
+        Rule(V.MATMUL_TILED, lambda p: _work(p) < LARGE_MATMUL, {"tile_k": 16, "work_per_thread": 2}, "small and medium"),
+        Rule(V.MATMUL_REGISTER_TILED, _always, {"tile_m": 64, "tile_n": 64, "tile_k": 16}, "large"),
+    ),
+    "conv2d": (
+        Rule(V.CONV2D_IM2COL, lambda p: p.is_cpu, {"use_local_memory": False}, "CPUs: one matmul over unfolded patches"),
+        Rule(V.CONV2D_IMPLICIT_GEMM, _is_pointwise_conv, {"tile_k": 16}, "1x1 is a matmul already"),
+        Rule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, {}, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
+        Rule(V.CONV2D_WINOGRAD, _suits_winograd, {}, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
+        Rule(V.CONV2D_IMPLICIT_GEMM, _always, {"tile_k": 16}, "everything else"),
+    ),
+    "elementwise": (
+        Rule(V.ELEMENTWISE_SCALAR, lambda p: _work(p) <= ELEMENTWISE_SCALAR_LIMIT, SCALAR, "few elements"),
+        Rule(V.ELEMENTWISE_VECTORIZED, _wide, {"use_local_memory": False, "vector_width": 8}, "wide loads"),
+        Rule(V.ELEMENTWISE_VECTORIZED, _always, {"use_local_memory": False, "vector_width": 4}, "128-bit loads"),
+    ),
+    "reduction": (
+        Rule(V.REDUCTION_SEQUENTIAL, lambda p: _work(p) < REDUCTION_SEQUENTIAL_LIMIT, {**SCALAR, "local_size_1d": 1}, "one work-item"),
+        Rule(V.REDUCTION_PARALLEL, lambda p: _work(p) < REDUCTION_PARALLEL_LIMIT, {}, "one work-group"),
+        Rule(V.REDUCTION_WORKGROUP, _always, {}, "many work-groups, then their partial results"),
+    ),
+    "batchnorm": (
+        Rule(V.BATCHNORM_FUSED, lambda p: p.flags["fuse_relu"] and not p.flags["training"], {}, "inference with ReLU: one pass"),
+        Rule(V.BATCHNORM_NAIVE, _always, {}, "statistics first"),
+    ),
+}
+
+_WIDE_TILES = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "work_per_thread": 8}
+VENDORS: tuple[VendorRow, ...] = (
+    VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), V.MATMUL_REGISTER_TILED, _WIDE_TILES),
+    VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), V.MATMUL_TILED, {"tile_k": 32, "work_per_thread": 4}),
+    VendorRow("nvidia", ("turing",), V.MATMUL_REGISTER_TILED, {"tile_m": 128, "tile_n": 64, "tile_k": 8, "work_per_thread": 8}),
+    VendorRow("amd", ("rdna2", "rdna3"), V.MATMUL_REGISTER_TILED, {"tile_n": 128, "work_per_thread": 8, "extra": {"wave": 32}}),
+    VendorRow("amd", ("rdna2", "rdna3"), V.MATMUL_TILED, {"tile_k": 32, "extra": {"wave": 32}}),
+)
+
+# The variables an op's answers depend on; programs and tests may change them.
+SWITCHES = {"matmul": ("NETCL_KERNEL_STRATEGY",), "conv2d": ("NETCL_KERNEL_STRATEGY", "NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL")}
+
+
+def conv_output(p: Problem) -> tuple[int, int]:
+    """Height and width of a convolution's output."""
+    size, kernel = p.shape[2:4], p.shape[5:7]
+    pad, stride, dilation = p.flags["pad"], p.flags["stride"], p.flags["dilation"]
+    rows = zip(size, kernel, pad, stride, dilation, strict=True)
+    height, width = ((n + 2 * edge - step * (k - 1) - 1) // s + 1 for n, k, edge, s, step in rows)
+    return height, width
+
+
+def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelConfig:
+    """Make the configuration smaller until work-group and tiles fit the device; the answer itself if they do."""
+    limit = profile.max_work_group_size
+    size_2d = config.local_size_2d
+    while math.prod(size_2d) > limit and max(size_2d) > 1:
+        size_2d = (size_2d[0] // 2, size_2d[1]) if size_2d[0] >= size_2d[1] else (size_2d[0], size_2d[1] // 2)
+    m, n, k = config.tile_m, config.tile_n, config.tile_k
+    while config.use_local_memory and (m + n) * k * itemsize > profile.local_mem_size and max(m, n, k) > 1:
+        m, n, k = (m, n, k // 2) if k > 8 else (max(1, m // 2), max(1, n // 2), k if max(m, n) > 2 else max(1, k // 2))
+    fitted: dict[str, Any] = {"local_size_1d": min(config.local_size_1d, limit), "local_size_2d": size_2d, "tile_m": m, "tile_n": n, "tile_k": k}
+    same = all(getattr(config, name) == value for name, value in fitted.items())
+    return config if same else replace(config, **fitted)
+
+
+def decide(problem: Problem) -> KernelConfig:
+    """The policy's answer: the first matching rule, the vendor's fields where optimized kernels are wanted, fitted to the device."""
+    rule = next(rule for rule in RULES[problem.op] if rule.when(problem))
+    change = dict(rule.change)
+    if kernel_strategy(problem.profile) == "optimized":
+        for row in VENDORS:
+            if row.variant is rule.variant and row.brand == problem.profile.brand and problem.profile.family in row.families:
+                change.update(row.change)
+    change["extra"] = {"why": rule.why, **change.get("extra", {})}
+    return fit(KernelConfig(rule.variant, **change), problem.profile, dtypes.lookup(problem.dtype).itemsize)
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _unmeasured(op: str, key: tuple[Hashable, ...]) -> KernelConfig | None:
+    return None
+
+
+class KernelSelector:
+    """Chooses kernels for a device, that of ``profile`` or else the active one.
+
+    >>> from netcl.core.kernel_selector import KernelSelector
+    >>> KernelSelector().select_elementwise_kernel(4096).variant.name
+    'ELEMENTWISE_VECTORIZED'
+    """
+
+    def __init__(self, profile: DeviceProfile | None = None):
+        self.profile = profile
+        # A tuning store puts its lookup here: measured(op, key), key = (op, shape, dtype, flags); None where nothing was measured.
+        self.measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _unmeasured
+        self._registered: dict[str, list[tuple[Callable[[Any, DeviceProfile], bool], Any]]] = {}
+        self._cache: dict[Hashable, KernelConfig] = {}
+
+    def select_matmul_kernel(self, M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
+        """Naive for tiny problems, tiled for small and medium, register-tiled for large; tiles by vendor."""
+        return self._answer("matmul", (M, N, K), dtype, flags, shapes=((M, K), (K, N)))
+
+    def select_conv2d_kernel(
+        self, N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, stride: int | Sequence[int] = 1, pad: int | Sequence[int] = 0,
+        dtype: str = "float32", dilation: int | Sequence[int] = 1, groups: int = 1,
+    ) -> KernelConfig:  # fmt: skip
+        """CPUs: im2col. Else 1x1: implicit GEMM, 3x3 stride 1: Winograd, the rest: implicit GEMM."""
+        flags = {"stride": _pair(stride), "pad": _pair(pad), "dilation": _pair(dilation), "groups": groups}
+        return self._answer("conv2d", (N, C, H, W, F, KH, KW), dtype, flags, shapes=((N, C, H, W), (F, C // groups, KH, KW)))
+
+    def select_elementwise_kernel(self, n: int, dtype: str = "float32") -> KernelConfig:
+        """Vector loads of width 4 or 8 above 1024 elements."""
+        return self._answer("elementwise", (n,), dtype, {}, shapes=((n,),))
+
+    def select_reduction_kernel(self, n: int, kind: str = "sum", dtype: str = "float32") -> KernelConfig:
+        """Sequential below 256 elements, parallel below 64 K, work-groups in two stages above."""
+        return self._answer("reduction", (n,), dtype, {"kind": kind}, shapes=((n,),))
+
+    def select_batchnorm_kernel(
+        self, N: int, C: int, H: int = 1, W: int = 1, dtype: str = "float32", training: bool = True, fuse_relu: bool = False
+    ) -> KernelConfig:
+        """The fused BatchNorm and ReLU for inference, when asked for."""
+        return self._answer("batchnorm", (N, C, H, W), dtype, {"training": training, "fuse_relu": fuse_relu}, shapes=((N, C, H, W),))
+
+    def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
+        """Use ``kernel`` for ``op`` where ``condition(shapes, profile)`` holds; what was registered last is asked first.
+
+        For the five ops of the policy ``kernel`` is a :class:`KernelConfig` or a :class:`KernelVariant`; for an op of your own,
+        anything.
+        """
+        if op in RULES and not isinstance(kernel, (KernelConfig, KernelVariant)):
+            raise TypeError(message("register", f"a kernel for {op} is a KernelConfig or a KernelVariant", kernel=repr(kernel)))
+        chosen = KernelConfig(kernel) if isinstance(kernel, KernelVariant) else kernel
+        self._registered.setdefault(op, []).insert(0, (condition, chosen))
+
+    def select(self, op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None, dtype: str = "float32") -> Any:
+        """The kernel for ``op`` on operands of ``shapes``; ``None`` for an op that has neither policy nor a registered kernel."""
+        shapes = tuple(tuple(shape) for shape in shapes)
+        if op not in RULES:
+            return self._find_registered(op, shapes, self._profile(profile))
+        if op not in _FROM_SHAPES:
+            raise ShapeError(message("select", f"shapes alone do not describe {op}", f"use select_{op}_kernel", shapes=shapes))
+        try:
+            shape, flags = _FROM_SHAPES[op](shapes)
+        except (ValueError, IndexError):
+            raise ShapeError(message("select", f"these are not the operands of {op}", shapes=shapes)) from None
+        return self._answer(op, shape, dtype, flags, shapes, profile)
+
+    def clear_cache(self) -> None:
+        """Forget what was decided; measured and registered kernels stay."""
+        self._cache.clear()
+
+    def _profile(self, profile: DeviceProfile | None) -> ExtendedDeviceProfile:
+        chosen = profile or self.profile or get_active_device().profile
+        return chosen if isinstance(chosen, ExtendedDeviceProfile) else extend(chosen)
+
+    def _find_registered(self, op: str, shapes: Any, profile: DeviceProfile) -> Any:
+        return next((kernel for condition, kernel in self._registered.get(op, ()) if condition(shapes, profile)), None)
+
+    def _answer(
+        self, op: str, shape: tuple[int, ...], dtype: str, flags: Mapping[str, Any], shapes: Any, profile: DeviceProfile | None = None
+    ) -> KernelConfig:
+        if any(size < 0 for size in shape):
+            raise ShapeError(message(f"select_{op}_kernel", "sizes cannot be negative", shape=shape))
+        chosen = self._profile(profile)
+        key = (op, shape, dtypes.lookup(dtype).name, tuple(sorted(flags.items())))
+        explicit = self._find_registered(op, shapes, chosen) if self._registered else None
+        if explicit is None:
+            explicit = self.measured(op, key)
+        if explicit is not None:
+            return explicit
+        slot = (key, chosen.platform, chosen.name, chosen.driver_version, *map(env.raw, SWITCHES.get(op, ())))
+        if slot not in self._cache:
+            self._cache[slot] = decide(Problem(op, shape, key[2], flags, chosen))
+        return self._cache[slot]
+
+
+def _matmul_shapes(shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    a, b = shapes
+    if a[-1] != b[-2]:
+        raise ValueError
+    return (math.prod(a[:-1]), b[-1], a[-1]), {}
+
+
+def _conv_shapes(shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    (n, c, h, w), (f, per_group, kh, kw), *rest = shapes
+    stride, pad = (_pair(tuple(rest[i])) if len(rest) > i else default for i, default in enumerate(((1, 1), (0, 0))))
+    return (n, c, h, w, f, kh, kw), {"stride": stride, "pad": pad, "dilation": (1, 1), "groups": c // per_group}
+
+
+# How the operands' shapes describe a problem; convolutions may append (stride_h, stride_w) and (pad_h, pad_w).
+_FROM_SHAPES: dict[str, Callable[[Sequence[Sequence[int]]], tuple[tuple[int, ...], dict[str, Any]]]] = {
+    "matmul": _matmul_shapes,
+    "conv2d": _conv_shapes,
+    "elementwise": lambda shapes: ((max(math.prod(shape) for shape in shapes),), {}),
+    "reduction": lambda shapes: ((math.prod(shapes[0]),), {"kind": "sum"}),
+}
+
+_selector = KernelSelector()
+
+
+def get_kernel_selector() -> KernelSelector:
+    """The selector of this process, which answers for the active device."""
+    return _selector
+
+
+def select_matmul_config(M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
+    """The configuration for an (M, K) x (K, N) product on the active device."""
+    return _selector.select_matmul_kernel(M, N, K, dtype, **flags)
+
+
+def select_conv2d_config(*sizes: Any, **options: Any) -> KernelConfig:
+    """The configuration for a convolution on the active device; arguments as :meth:`KernelSelector.select_conv2d_kernel`."""
+    return _selector.select_conv2d_kernel(*sizes, **options)
+
+
+def register(op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
+    """:meth:`KernelSelector.register` of the process-wide selector."""
+    _selector.register(op, condition, kernel)
+
+
+def select(op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None) -> Any:
+    """:meth:`KernelSelector.select` of the process-wide selector."""
+    return _selector.select(op, shapes, profile)
+
+
+def clear_cache() -> None:
+    """:meth:`KernelSelector.clear_cache` of the process-wide selector."""
+    _selector.clear_cache()
