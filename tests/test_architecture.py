@@ -147,7 +147,7 @@ def test_no_file_is_named_as_a_copy_or_a_drawer():
 
 def test_no_function_is_named_as_a_copy():
     found = nodes((ast.FunctionDef, ast.ClassDef))
-    assert [f"{name_of(p)}:{n.lineno} {n.name}" for p, n in found if re.search(r"_(optimized|fp16|v2|legacy)$", n.name)] == []
+    assert [f"{name_of(p)}:{n.lineno} {n.name}" for p, n in found if re.search(r"_(optimized|v2|legacy)$", n.name)] == []
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_every_table_is_on_some_page(docs_tables):
 
 
 def test_a_stale_table_is_rewritten(docs_tables):
-    page = "before\n<!-- table: environment -->\nold\n<!-- end -->\nafter\n"
+    page = "before\n<!-- table: environment -->\nout of date\n<!-- end -->\nafter\n"
     new = docs_tables.render(page)
-    assert "old" not in new and "| `NETCL_DEVICE` | `auto` |" in new
+    assert "out of date" not in new and "| `NETCL_DEVICE` | `auto` |" in new
     assert new.startswith("before\n<!-- table: environment -->\n") and new.endswith("<!-- end -->\nafter\n")
     assert docs_tables.render(new) == new

@@ -25,7 +25,7 @@ SEEDS = Path(__file__).parent / "seeds"
 def run(snippet: str, **names: object) -> dict:
     """Run a snippet with what its reader supplies; returns the names it leaves behind."""
     path = SEEDS / f"{snippet}.py"
-    namespace = {"__name__": snippet, **names}
+    namespace = {"__name__": __name__, **names}  # dataclasses look their module up by name
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
     return namespace
 
@@ -244,14 +244,25 @@ def test_kernel_spec_run(cl_device, rng, n):
     np.testing.assert_array_equal(x.to_host(), 2 * host)
 
 
-def test_without_pyopencl_the_import_succeeds_and_opencl_raises():
-    code = """
+@pytest.mark.parametrize(
+    "call",
+    [
+        'nc.KernelSpec(name="k", src="__kernel void k(__global float* x) {}").build(nc.device.manager.default().queue)',
+        "build_elementwise_kernel(object(), 'k', 1, 'v0')",
+        "BufferPool(object())",
+        "OpenCLBackend(nc.device.manager.default().queue)",
+    ],
+)
+def test_without_pyopencl_the_import_succeeds_and_opencl_raises(call):
+    code = f"""
 import sys
 sys.modules["pyopencl"] = None
 import netcl as nc
-spec = nc.KernelSpec(name="k", src="__kernel void k(__global float* x) {}")
+from netcl.core.backend.opencl import OpenCLBackend
+from netcl.core.kernels.primitives import build_elementwise_kernel
+from netcl.core.memory import BufferPool
 try:
-    spec.build(nc.device.manager.default().queue)
+    {call}
 except ImportError as error:
     print(error)
 """
