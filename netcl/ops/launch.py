@@ -1,0 +1,177 @@
+"""What every structured op does before and around its kernel: gather its inputs, check them, find the kernel, or run on NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.device import CPUQueue, get_active_device, handle_of
+from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.kernels import primitives, program
+from netcl.core.tensor import Tensor
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+INTEGERS = ("int32", "int64", "uint8")
+LOCAL_1D = 64  # work-items of a group in one-item-per-element kernels: a whole wave everywhere, and small problems still spread
+
+
+# ---- inputs
+
+
+def as_tensors(op: str, *values: Any) -> list[Any]:
+    """Every value as a Tensor on the queue of the first Tensor (else the active device); ``None`` stays ``None``.
+
+    Python numbers take the first tensor's dtype where it can hold them. Tensors of different devices raise ``DeviceError``.
+    """
+    first = next((v for v in values if isinstance(v, Tensor)), None)
+    queue = first.queue if first is not None else get_active_device().queue
+    result = []
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.queue is not queue:
+                _check_same_device(op, first, value)
+            result.append(value)
+        else:
+            result.append(None if value is None else _moved(value, queue, first))
+    return result
+
+
+def _check_same_device(op: str, a: Any, b: Tensor) -> None:
+    if a.context is None or a.context != b.context:
+        what = "the inputs live on different devices"
+        raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
+
+
+def _moved(value: Any, queue: Any, first: Tensor | None) -> Tensor:
+    like = None if first is None else dtypes.DTYPES[first.dtype]
+    array = np.asarray(value)
+    dtype = None
+    if like is not None:
+        weak = isinstance(value, (bool, int)) or (isinstance(value, float) and like.is_float)
+        if (weak and like.name != "bool") or (array.dtype == np.float64 and like.name == "float64"):
+            dtype = like.name
+    return Tensor.from_host(queue, array, dtype)
+
+
+# ---- checks
+
+
+def check_dtype(op: str, x: Tensor, allowed: Sequence[str] = FLOATS, name: str = "x") -> None:
+    """``DtypeError`` unless the dtype of ``x`` is one of ``allowed``."""
+    if x.dtype not in allowed:
+        remedy = f"cast it to one of {', '.join(allowed)}"
+        raise DtypeError(message(op, f"{name} has a dtype this op does not take", remedy, dtype=x.dtype, shape=x.shape))
+
+
+def check_axis(op: str, axis: int, ndim: int) -> int:
+    """The axis counted from the front; ``ShapeError`` if there is none such. A 0-d tensor has axes 0 and -1, as in torch."""
+    most = max(ndim, 1)
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or not -most <= axis < most:
+        raise ShapeError(message(op, f"axis {axis} is out of range for {ndim} axes", f"it must be in -{most}..{most - 1}"))
+    return int(axis) % most
+
+
+def on_cpu_device(queue: Any) -> bool:
+    """Whether a queue's device is a CPU: one work-item then does a chunk, where a GPU's does an element."""
+    state = program.state(queue)
+    answer = state.get(("launch", "cpu"))
+    if answer is None:
+        answer = state[("launch", "cpu")] = handle_of(queue).profile.device_type == "cpu"
+    return answer
+
+
+# ---- OpenCL
+
+
+def kernel(
+    queue: Any,
+    module_file: str,
+    cl_file: str,
+    kernel_name: str,
+    operands: Mapping[str, str] | None = None,
+    defines: Mapping[str, int | float | str] | None = None,
+) -> program.Kernel:
+    """The kernel ``kernel_name`` of the ``.cl`` file beside a module, for operands of given dtypes and a set of macros.
+
+    ``operands={"A": "float16"}`` gives the file ``A_T``, ``A_REAL``, ``A_LOAD`` and ``A_STORE``; ``defines`` become ``#define`` lines.
+    """
+    key = ("launch", module_file, cl_file, kernel_name, *(operands or {}).items(), *(defines or {}).items())
+    state = program.state(queue)
+    found = state.get(key)
+    if found is None:
+        found = state[key] = _build(queue, module_file, cl_file, kernel_name, operands or {}, defines or {})
+    return found
+
+
+def _build(
+    queue: Any, module_file: str, cl_file: str, kernel_name: str, operands: Mapping[str, str], defines: Mapping[str, Any]
+) -> program.Kernel:
+    if "float64" in operands.values() and not handle_of(queue).profile.has_fp64:
+        remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
+        raise DtypeError(message(kernel_name, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
+    lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
+    source = primitives.storage_macros(**operands) + "".join(lines) + primitives.cl_source(module_file, cl_file)
+    return program.get(queue, source, kernel_name)
+
+
+def _literal(value: int | float | str) -> str:
+    if isinstance(value, (bool, int)):
+        return str(int(value))
+    return f"{value!r}f" if isinstance(value, float) else value
+
+
+# ---- NumPy
+
+
+def run_cpu(fn: Callable[..., Any], *tensors: Any, dtype: str | Sequence[str] | None = None, **kwargs: Any) -> Any:
+    """Call ``fn(*arrays, **kwargs)`` on the NumPy backend and wrap what it gives as Tensors.
+
+    float16 and bfloat16 are widened to float32 on the way in and rounded on the way out. ``dtype`` is the result's (one name, or one
+    per result of a tuple); by default that of the first tensor. Lists of tensors become lists of arrays, ``None`` and numbers pass.
+    """
+    given = list(_tensors_in(tensors))
+    with np.errstate(all="ignore"):
+        result = fn(*(_array(t) for t in tensors), **kwargs)
+    several = isinstance(result, tuple)
+    results = result if several else (result,)
+    names = [dtype or given[0].dtype] * len(results) if dtype is None or isinstance(dtype, str) else list(dtype)
+    wrapped = tuple(_wrap(array, name, given) for array, name in zip(results, names, strict=True))
+    return wrapped if several else wrapped[0]
+
+
+def _tensors_in(values: Sequence[Any]) -> Any:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_array(part) for part in value]
+    return decoded(value) if isinstance(value, Tensor) else value
+
+
+def decoded(x: Tensor) -> np.ndarray:
+    """The values of a tensor of the NumPy backend in the type arithmetic is done in; may be the tensor's own memory."""
+    row = dtypes.DTYPES[x.dtype]
+    values = dtypes.decode(x.array, row)  # type: ignore[arg-type]
+    return values.astype(np.float32) if row.name == "float16" else values
+
+
+def _wrap(array: Any, name: str, given: Sequence[Tensor]) -> Tensor:
+    row = dtypes.lookup(name)
+    array = np.asarray(array)
+    stored = dtypes.encode(array, row)
+    if any(np.may_share_memory(stored, t.array) for t in given):
+        stored = stored.copy()  # an op's result never aliases its input: either may be overwritten later
+    return Tensor._of_array(stored.reshape(array.shape), row.name, given[0].queue)
+
+
+def is_numpy(queue: Any) -> bool:
+    """Whether a queue is the NumPy backend's."""
+    return isinstance(queue, CPUQueue)
