@@ -188,8 +188,12 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
         size_2d = (size_2d[0] // 2, size_2d[1]) if size_2d[0] >= size_2d[1] else (size_2d[0], size_2d[1] // 2)
     m, n, k = config.tile_m, config.tile_n, config.tile_k
     while config.use_local_memory and (m + n) * k * itemsize > profile.local_mem_size and max(m, n, k) > 1:
-        m, n, k = (m, n, k // 2) if k > 8 else (max(1, m // 2), max(1, n // 2), k if max(m, n) > 2 else max(1, k // 2))
-    fitted: dict[str, Any] = {"local_size_1d": min(config.local_size_1d, limit), "local_size_2d": size_2d, "tile_m": m, "tile_n": n, "tile_k": k}
+        if k > 8 or max(m, n) == 1:
+            k //= 2
+        else:
+            m, n = max(1, m // 2), max(1, n // 2)
+    fitted: dict[str, Any] = {"local_size_1d": min(config.local_size_1d, limit), "local_size_2d": size_2d}
+    fitted |= {"tile_m": m, "tile_n": n, "tile_k": k}
     same = all(getattr(config, name) == value for name, value in fitted.items())
     return config if same else replace(config, **fitted)
 

@@ -1,0 +1,369 @@
+"""The ``netcl`` command: ``doctor | devices | env | cache | selftest``.
+
+``doctor`` works in three steps that tests take one by one: :func:`collect` reads the machine into :class:`Facts`,
+:func:`diagnose` turns facts into findings, and the rest prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform as machine
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from netcl import __version__
+from netcl.core import env, platforms
+from netcl.core.device import DeviceHandle, Found, manager, score
+from netcl.core.errors import EnvironmentVariableError
+from netcl.core.platforms import Runtime
+
+# PCI vendors of GPUs, and what to install where their OpenCL driver is missing.
+GPU_VENDORS = {
+    "0x10de": ("nvidia", "NVIDIA"),
+    "0x1002": ("amd", "AMD"),
+    "0x8086": ("intel-gpu", "Intel"),
+}
+GPU_DRIVERS = {
+    "nvidia": (r"nvidia", "install NVIDIA's driver; in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
+    "amd": (r"amdocl|rusticl", "apt-get install rocm-opencl-runtime (or mesa-opencl-icd, with RUSTICL_ENABLE=radeonsi)"),
+    "intel-gpu": (r"igdrcl|rusticl", "apt-get install intel-opencl-icd"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something doctor has to say. ``what`` is the case, ``mend`` the command or action; a note needs no mending."""
+
+    code: str
+    what: str
+    mend: str = ""
+
+    @property
+    def is_note(self) -> bool:
+        return not self.mend
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What doctor knows about this machine and this Python environment."""
+
+    pyopencl: str = ""  # version and folder, empty if it does not import
+    import_error: str = ""
+    loader: str = ""
+    bundled_loader: bool = True
+    loader_folder: str = str(platforms.LOADER_FOLDER)
+    loader_folder_exists: bool = False
+    setting: tuple[str, str] | None = None  # the user's variable for the loader
+    folder: str = ""  # what netcl told the loader
+    looked_in: tuple[str, ...] = ()
+    runtimes: tuple[Runtime, ...] = ()
+    unseen: tuple[str, ...] = ()
+    platform_names: tuple[str, ...] = ()
+    found: tuple[Found, ...] = ()
+    hidden: str = ""  # why devices of the driver are not shown
+    gpus: tuple[str, ...] = ()  # keys of GPU_DRIVERS: graphics cards the kernel knows
+    install: str = field(default_factory=platforms.install_command)
+
+    @property
+    def usable(self) -> tuple[Found, ...]:
+        """Devices "auto" may choose."""
+        return tuple(f for f in self.found if score(f.profile)[0] >= 0)
+
+
+def collect() -> Facts:
+    """Read the machine: runtimes (each is tried in a child process), loader, platforms, devices."""
+    state = platforms.prepare()
+    places = platforms.Places.here()
+    version, error, names, found, hidden = "", "", [], [], ""
+    try:
+        cl = platforms.opencl()
+        version = f"{cl.VERSION_TEXT} in {os.path.dirname(str(cl.__file__))}"
+        names = [platform.name for platform in platforms.cl_platforms()]
+        found = manager.found()
+    except ImportError as caught:
+        error = str(caught)
+    except EnvironmentVariableError as caught:
+        hidden = str(caught)
+    filters = [f"{name}={env.raw(name)}" for name in ("NETCL_PLATFORM_FILTER", "NETCL_VISIBLE_DEVICES") if env.raw(name)]
+    looked_in = [*places.loader_folders, *places.other_folders, *filter(None, [places.wheel_folder])]
+    looked_in += [prefix / "etc/OpenCL/vendors" for prefix in places.prefixes]
+    return Facts(
+        pyopencl=version,
+        import_error=error,
+        loader=platforms.loader_path() or "",
+        bundled_loader=places.bundled_loader,
+        loader_folder=str(places.loader_folders[0]),
+        loader_folder_exists=places.loader_folders[0].exists(),
+        setting=state.setting,
+        folder=str(state.folder or ""),
+        looked_in=tuple(str(folder) for folder in looked_in),
+        runtimes=tuple(platforms.runtimes(verify=True)),
+        unseen=tuple(runtime.name for runtime in platforms.unseen()) if version else (),
+        platform_names=tuple(names),
+        found=tuple(found),
+        hidden=hidden or ", ".join(filters),
+        gpus=tuple(gpus_of_the_kernel()),
+    )
+
+
+def gpus_of_the_kernel(root: Path = Path("/")) -> list[str]:
+    """The makers of the graphics cards the operating system knows, whether or not OpenCL does."""
+    found = ["nvidia"] if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidiactl").exists() else []
+    for file in sorted(root.glob("sys/class/drm/renderD*/device/vendor")):
+        key = GPU_VENDORS.get(file.read_text().strip(), ("", ""))[0]
+        found += [key] if key and key not in found else []
+    return found
+
+
+def _about_pyopencl(facts: Facts) -> Iterator[Finding]:
+    if "does not import" in facts.import_error:
+        yield Finding("pyopencl-broken", facts.import_error.partition(";")[0], "pip install --force-reinstall pyopencl")
+    elif facts.import_error:
+        mend = platforms.PIP_CPU if facts.install == platforms.PIP_CPU else f"{platforms.PIP_OPENCL}, and {facts.install}"
+        yield Finding("no-pyopencl", "pyopencl is not installed in this Python environment", mend)
+
+
+def _about_settings(facts: Facts) -> Iterator[Finding]:
+    if not facts.setting:
+        return
+    name, text = facts.setting
+    if name == "OCL_ICD_FILENAMES" and facts.bundled_loader:
+        mend = f"export OCL_ICD_VENDORS={text} instead, or unset {name}"
+        yield Finding("setting-not-read", f"{name} is set, but pyopencl's own loader does not read it", mend)
+    elif facts.pyopencl and not facts.platform_names:
+        yield Finding("setting-finds-nothing", f"{name}={text} is set by you and leads to no OpenCL runtime", f"unset {name}")
+    else:
+        yield Finding("setting", f"{name}={text} is set by you: only what it names is used, netcl added nothing")
+
+
+def _about_runtimes(facts: Facts) -> Iterator[Finding]:
+    for runtime in facts.runtimes:
+        needs = re.search(r"lib(imf|svml|irng|intlc|tbb)\S*(?=:)", runtime.error)
+        if needs and "intel" in runtime.library:
+            what = f"Intel's CPU runtime is installed without what it needs: {needs[0]} is missing"
+            yield Finding("intel-needs", what, platforms.PIP_INTEL_NEEDS)
+        elif runtime.error:
+            what = f"the runtime {runtime.name} ({runtime.library}) does not load: {runtime.error}"
+            yield Finding("runtime-fails", what, runtime.remedy or "reinstall it")
+
+
+def _about_registration(facts: Facts) -> Iterator[Finding]:
+    registered = [r for r in facts.runtimes if not r.known and not r.error] if facts.folder else []
+    for runtime in registered:
+        if runtime.origin == "driver library":
+            what = f"{runtime.library} is there without an .icd file (usual in containers)"
+            yield Finding(f"{runtime.name}-without-icd", f"{what}; netcl registers it for its own processes, nothing to do")
+        else:
+            yield Finding("registered", f"{runtime.name} from {runtime.source} is registered by netcl, nothing to do")
+    if facts.unseen:
+        what = f"pyopencl had asked for platforms before netcl could register: {', '.join(facts.unseen)}"
+        yield Finding("imported-before", what, "import netcl and use it before pyopencl.get_platforms() is called")
+
+
+def _about_missing_runtimes(facts: Facts) -> Iterator[Finding]:
+    if facts.setting or not facts.pyopencl or facts.platform_names:
+        return
+    if not facts.runtimes and facts.loader_folder_exists:
+        what = f"the loader {facts.loader} is there, but {facts.loader_folder} holds no .icd file: no runtime is registered"
+        yield Finding("loader-without-icd", what, facts.install)
+    elif not facts.runtimes:
+        yield Finding("no-runtime", "no OpenCL runtime is installed: no .icd file, no wheel, no driver library was found", facts.install)
+    elif all(runtime.error for runtime in facts.runtimes):
+        yield Finding("no-runtime-loads", "OpenCL runtimes are installed and none of them loads", f"see above; or {facts.install}")
+
+
+def _about_gpus(facts: Facts) -> Iterator[Finding]:
+    names = {key: name for key, name in GPU_VENDORS.values()}
+    for key in facts.gpus:
+        pattern, mend = GPU_DRIVERS[key]
+        if not any(re.search(pattern, runtime.library, re.I) for runtime in facts.runtimes):
+            yield Finding("gpu-without-driver", f"the system has a GPU of {names[key]}, but no OpenCL library for it", mend)
+
+
+def _about_devices(facts: Facts) -> Iterator[Finding]:
+    if facts.usable or not facts.platform_names:
+        return
+    if facts.hidden:
+        yield Finding("hidden", f"devices are hidden: {facts.hidden}", "unset NETCL_PLATFORM_FILTER NETCL_VISIBLE_DEVICES")
+    elif not facts.found:
+        yield Finding("no-device", f"there are platforms ({', '.join(facts.platform_names)}), but none has a device", facts.install)
+    elif all(f.profile.is_simulator for f in facts.found):
+        what = "the only OpenCL device is a simulator (Oclgrind): right for checking kernels, too slow for work, never chosen by itself"
+        yield Finding("only-simulator", what, facts.install)
+    else:
+        names = ", ".join(f.profile.name for f in facts.found)
+        yield Finding("only-software", f"there is no device fit for work, only: {names}", facts.install)
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _about_pyopencl,
+    _about_settings,
+    _about_runtimes,
+    _about_registration,
+    _about_missing_runtimes,
+    _about_gpus,
+    _about_devices,
+)
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """Everything there is to say about the set-up, problems and notes."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Plain text columns."""
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _runtime_rows(facts: Facts) -> list[list[str]]:
+    def state(runtime: Runtime) -> str:
+        if runtime.error:
+            return "does not load"
+        if runtime.known:
+            return "found by the loader"
+        return "registered by netcl" if facts.folder else "not used"
+
+    return [[r.name, r.origin, r.path or r.library, state(r)] for r in facts.runtimes]
+
+
+def _auto() -> DeviceHandle | None:
+    try:
+        return manager.default("auto")
+    except EnvironmentVariableError:  # doctor has told it already
+        return None
+
+
+def device_rows(found: Sequence[Found]) -> list[list[str]]:
+    """One row per device, NumPy last; the star marks what "auto" means."""
+    chosen = _auto()
+    rows = []
+    for f in found:
+        p = f.profile
+        star = "*" if chosen is not None and chosen.device == f.device else ""
+        size = f"{p.global_mem_size / 2**30:.1f} GB"
+        note = "" if score(p)[0] >= 0 else "only when named"
+        halves = "listed" if p.has_fp16 else "storage"
+        rows.append([star, f.index, p.platform, p.name, p.device_type, str(p.max_compute_units), size, halves, note])
+    star = "*" if chosen is not None and chosen.backend == "cpu" else ""
+    return [*rows, [star, "cpu", "NumPy", "NumPy", "cpu", "", "", "storage", ""]]
+
+
+DEVICE_HEADER = ("", "selector", "platform", "device", "type", "units", "memory", "half", "")
+
+
+def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
+    """Facts first, then what to do."""
+    print(f"netcl {__version__}, Python {machine.python_version()} on {machine.system()} {machine.machine()}")
+    print(f"pyopencl  {facts.pyopencl or 'does not import'}")
+    print(f"loader    {facts.loader or 'none in use'}")
+    told = f"told to read {facts.folder}" if facts.folder else f"reads {facts.loader_folder}"
+    print(f"          {told}" + (f" ({facts.setting[0]} is set by you)" if facts.setting else ""))
+    print(f"cache     {env.cache_dir() or 'none: no folder can be written'}")
+    print("\nRuntimes were looked for in:")
+    print(_indent("\n".join(facts.looked_in)))
+    print(_indent("driver libraries: " + ", ".join(dict.fromkeys(os.path.basename(names[0]) for _, names in platforms.DRIVERS))))
+    print("\nRuntimes found:")
+    print(_indent(table(("name", "from", "library", "state"), _runtime_rows(facts)) if facts.runtimes else "none"))
+    print("\nDevices (* is what \"auto\" chooses):")
+    print(_indent(table(DEVICE_HEADER, device_rows(facts.found))))
+    for title, chosen in (("Notes", [f for f in findings if f.is_note]), ("Problems", [f for f in findings if not f.is_note])):
+        if chosen:
+            print(f"\n{title}:")
+        for finding in chosen:
+            print(f"  [{finding.code}] {finding.what}" + (f"\n      mend: {finding.mend}" if finding.mend else ""))
+    print()
+    if facts.usable:
+        print("Ready: there is an OpenCL device fit for work.")
+    else:
+        print("Not ready: there is no OpenCL device fit for work. netcl computes with NumPy until there is one.")
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """What was looked for and found, what is missing, and the command that mends it."""
+    facts = collect()
+    print_doctor(facts, diagnose(facts))
+    return 0 if facts.usable else 1
+
+
+def devices(args: argparse.Namespace) -> int:
+    """The devices, and the selectors that name them."""
+    print(table(DEVICE_HEADER, device_rows(manager.found())))
+    return 0
+
+
+def environment(args: argparse.Namespace) -> int:
+    """Every variable netcl reads, with its value; status 1 if one holds nonsense."""
+    rows, errors = [], list[str]()
+    for variable in env.VARIABLES.values():
+        text = env.raw(variable.name)
+        try:
+            variable.read()
+        except EnvironmentVariableError as error:
+            errors.append(str(error))
+        shown = variable.default or "(empty)" if text is None else f"{text or '(empty)'} (set)"
+        rows.append([variable.name, shown, variable.doc])
+    print(table(("variable", "value", "meaning"), rows))
+    for text in errors:
+        print(text, file=sys.stderr)
+    return 1 if errors else 0
+
+
+def cache(args: argparse.Namespace) -> int:
+    """What the cache of compiled kernels holds, or remove it."""
+    from netcl.runtime import cache as store
+
+    if args.action == "clear":
+        print(f"removed {store.clear()} files")
+    else:
+        rows = [[str(key), str(value)] for key, value in store.info().items()]
+        print(table(("", ""), rows).strip("\n"))
+    return 0
+
+
+def selftest(args: argparse.Namespace) -> int:
+    """Every op's samples on a device of this machine, as a table."""
+    from netcl import selftest as tests
+
+    return int(tests.run(args.device))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="netcl", description="Deep learning on any OpenCL device.")
+    top.add_argument("--version", action="version", version=f"netcl {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    rows = (("doctor", doctor), ("devices", devices), ("env", environment), ("cache", cache), ("selftest", selftest))
+    for name, function in rows:
+        text = function.__doc__ or ""
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(function=function)
+        if name == "cache":
+            command.add_argument("action", choices=("info", "clear"), help="show what is kept, or remove it")
+        if name == "selftest":
+            command.add_argument("--device", default=None, help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    args = parser().parse_args(argv)
+    try:
+        return args.function(args)
+    except EnvironmentVariableError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
