@@ -97,7 +97,7 @@ def _make_from_host(
         result = cls._of_array(own, row.name, queue)
     else:
         backend = backend_of(queue)
-        sent = backend.from_host(array if share else stored, row.name, async_copy, use_pinned, share)
+        sent = backend.send(array, stored, row, async_copy, use_pinned, share)
         result = cls(sent.buffer, stored.shape, row.name, backend.context, queue, sent.handle)
         result.pending_event, result.pending_release, result.host_ref = sent.event, sent.pending_release, sent.host_ref
     result._mark(requires_grad, persistent)

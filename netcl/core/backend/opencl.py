@@ -59,9 +59,15 @@ class OpenCLBackend:
     ) -> Transfer:
         """Copy values to the device. ``None`` takes the default of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
         stored, wanted = storage_of(array, dtype)
+        return self.send(array, stored, wanted, async_copy, use_pinned, share)
+
+    def send(
+        self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
+    ) -> Transfer:
+        """Put stored bytes on the device; ``array`` is what the caller gave, whose memory they may still share."""
         if self.integrated and stored.nbytes:
             return self._in_place(array, stored, share)
-        handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {wanted.name}")
+        handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
         return self.write(handle, array, stored, async_copy, use_pinned)
 
     def _in_place(self, array: Any, stored: np.ndarray, share: bool) -> Transfer:

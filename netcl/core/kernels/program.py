@@ -136,7 +136,7 @@ class Program:
         _builds += 1
         self._unsaved = binary_store is not None
         if env.value("NETCL_DEBUG") >= 2:
-            names = ", ".join(re.findall(r"kernel\s+void\s+(\w+)", self.source))
+            names = built.get_info(cl.program_info.KERNEL_NAMES)
             log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (time.perf_counter() - start), self.state.device.name)
         if env.value("NETCL_DEBUG") >= 4:
             log.warning("%s", self.source)

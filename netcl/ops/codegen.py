@@ -1,0 +1,384 @@
+"""From rows to OpenCL C and to NumPy. Eager kernels, gradients, fused chains and the NumPy backend all come from here.
+
+A :class:`Body` is a straight line of assignments; :func:`forward_body`, :func:`vjp_body` and :func:`chain_body` make
+one from rows, :func:`kernel_source` wraps it in the loop that moves the data, :func:`numpy_function` compiles it for
+NumPy.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.dtype import DType
+from netcl.ops.expression import CText, PythonText, c_name, compose, fold
+from netcl.ops.functions import HELPERS
+from netcl.ops.registry import Pointwise, names, parse
+
+__all__ = [
+    "Body", "Layout", "Node", "Port", "chain_body", "compose", "forward_body", "kernel_source", "numpy_function", "source", "vjp_body",
+]  # fmt: skip
+
+COMPUTE = {"float": np.dtype("float32"), "double": np.dtype("float64"), "int": np.dtype("int32"), "long": np.dtype("int64")}
+
+
+# ---- bodies
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """Assignments ``name = expression`` over loaded values and scalar arguments."""
+
+    inputs: tuple[str, ...]
+    scalars: tuple[str, ...]
+    lines: tuple[tuple[str, ast.expr], ...]
+    outputs: tuple[str, ...]
+
+
+class Node(NamedTuple):
+    """One op of a chain. Slots 0..n-1 are the chain's inputs, then one slot per earlier node."""
+
+    op: Pointwise
+    inputs: tuple[int, ...]
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, table: Mapping[str, str]):
+        self.table = table
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.table.get(node.id, node.id), node.ctx)
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        return ast.Call(node.func, [self.visit(arg) for arg in node.args], [])
+
+
+def _tree(text: str, table: Mapping[str, str]) -> ast.expr:
+    return _Rename(table).visit(ast.parse(text, mode="eval").body)
+
+
+def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
+    """The shared expressions that some texts read, in the row's order."""
+    read = frozenset().union(*(names(text, row.let) for text in texts))
+    return [name for name in row.let if name in read]
+
+
+def _params(row: Pointwise, texts: Sequence[str]) -> tuple[str, ...]:
+    read = frozenset().union(*(names(text, row.let) for text in texts))
+    return tuple(name for name in row.params if name in read)
+
+
+@lru_cache(maxsize=1024)
+def forward_body(row: Pointwise) -> Body:
+    """The body of a row's forward kernel: ``out`` from ``v0``.. and the parameters."""
+    lines = [(name, parse(row.let[name])) for name in _lets(row, [row.fwd])]
+    inputs = tuple(f"v{i}" for i in range(row.arity))
+    return Body(inputs, tuple(row.params), (*lines, ("out", parse(row.fwd))), ("out",))
+
+
+@lru_cache(maxsize=1024)
+def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
+    """The body of a row's gradient kernel: ``d0``.. for the wanted inputs from ``g`` and the tensors kept for them."""
+    texts = {f"d{i}": text for i, text in enumerate(row.vjp) if text and wanted[i]}
+    read = frozenset().union(*(names(text, row.let) for text in texts.values()))
+    tensors = tuple(t for t in ("g", "out", *(f"v{i}" for i in range(row.arity))) if t in read)
+    lines = [(name, parse(row.let[name])) for name in _lets(row, list(texts.values()))]
+    lines += [(name, parse(text)) for name, text in texts.items()]
+    return Body(tensors or ("g",), _params(row, list(texts.values())), tuple(lines), tuple(texts))
+
+
+def chain_body(nodes: Sequence[Node], n_in: int, outputs: Sequence[int] = (), wanted: Sequence[int] | None = None) -> Body:
+    """One body for a chain of ops: the forward sweep and, where ``wanted`` names input slots, the reverse sweep.
+
+    Forward: the results are the slots of ``outputs`` (the last one if empty). Backward: ``g`` joins the inputs as the
+    gradient of the last slot, and the results are the gradients of the wanted inputs.
+    """
+    lines: list[tuple[str, ast.expr]] = []
+    scalars: list[str] = []
+    scopes = []
+    for k, node in enumerate(nodes):
+        table = {f"v{i}": f"s{slot}" for i, slot in enumerate(node.inputs)} | {"out": f"s{n_in + k}"}
+        table |= {name: f"{name}_{k}" for name in (*node.op.params, *node.op.let)}
+        scalars += [table[name] for name in node.op.params]
+        lines += [(table[name], _tree(text, table)) for name, text in node.op.let.items()]
+        lines.append((f"s{n_in + k}", _tree(node.op.fwd, table)))
+        scopes.append(table)
+    inputs = tuple(f"s{j}" for j in range(n_in))
+    if wanted is None:
+        results = tuple(f"s{slot}" for slot in outputs or (n_in + len(nodes) - 1,))
+        return Body(inputs, tuple(scalars), tuple(lines), results)
+    lines += _reverse_sweep(nodes, n_in, scopes, wanted)
+    return Body((*inputs, "g"), tuple(scalars), tuple(lines), tuple(f"d{j}" for j in wanted))
+
+
+def _reverse_sweep(nodes: Sequence[Node], n_in: int, scopes: list[dict[str, str]], wanted: Sequence[int]) -> list[tuple[str, ast.expr]]:
+    parts: dict[int, ast.expr] = {n_in + len(nodes) - 1: ast.Name("g", ast.Load())}
+    lines: list[tuple[str, ast.expr]] = []
+    for k in reversed(range(len(nodes))):
+        slot = n_in + k
+        if slot not in parts:
+            continue
+        lines.append((f"d{slot}", parts[slot]))
+        for j, text in zip(nodes[k].inputs, nodes[k].op.vjp, strict=True):
+            if text:
+                term = _tree(text, scopes[k] | {"g": f"d{slot}"})
+                parts[j] = ast.BinOp(parts[j], ast.Add(), term) if j in parts else term
+    return lines + [(f"d{j}", parts.get(j, ast.Constant(0))) for j in wanted]
+
+
+# ---- NumPy
+
+
+@lru_cache(maxsize=4096)
+def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
+    """The body as a Python function of arrays of the compute type: inputs, then scalars; gives a tuple of results."""
+    writer = PythonText(COMPUTE[compute])
+    text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
+    text += [f"    {name} = {fold(tree, writer)}" for name, tree in body.lines]
+    text.append(f"    return ({', '.join(body.outputs)},)")
+    exec(compile("\n".join(text), "<op row>", "exec"), writer.env)
+    return writer.env["body"]
+
+
+# ---- OpenCL: values
+
+
+class Port(NamedTuple):
+    """A tensor argument: the body's name for its value, its dtype, and whether it moves along the inner axis."""
+
+    name: str
+    dtype: DType
+    moves: bool = True
+
+
+class Layout(NamedTuple):
+    """How a kernel walks: outer axes above the inner one, vector width, alignment, 32- or 64-bit indices."""
+
+    rank: int = 0
+    width: int = 1
+    aligned: bool = True
+    index: str = "int"
+
+
+def _vector(kind: str, width: int) -> str:
+    return kind if width == 1 else f"{kind}{width}"
+
+
+def _load(dtype: DType, compute: str, width: int, aligned: bool) -> str:
+    """The text that gives elements ``i..`` of ``p`` in the compute type."""
+    natural = "float" if dtype.name in ("float16", "bfloat16") else dtype.c_storage
+    if width == 1:
+        text = dtype.load
+    elif dtype.name == "float16":
+        text = f"vload{'a' if aligned else ''}_half{width}(0, p + i)"
+    else:
+        text = f"*(__global const {dtype.c_storage}{width}*)(p + i)" if aligned else f"vload{width}(0, p + i)"
+        if dtype.name == "bfloat16":
+            text = f"as_float{width}(convert_uint{width}({text}) << 16)"
+    return text if natural == compute else f"convert_{_vector(compute, width)}({text})"
+
+
+def _stored(dtype: DType, compute: str, width: int) -> str:
+    """The text that turns ``x`` of the compute type into what a buffer holds (half: into float, its store rounds)."""
+    if dtype.name == "bool":
+        zero, one = (f"({_vector(compute, width)})({digit})" for digit in "01")
+        kind = _vector({"float": "int", "double": "long"}.get(compute, compute), width)
+        return f"convert_{_vector('uchar', width)}(select({zero}, {one}, ({kind})(x != {zero})))"
+    if dtype.name in ("float16", "bfloat16"):
+        wide = "x" if compute == "float" else f"convert_{_vector('float', width)}(x)"
+        return wide if dtype.name == "float16" else f"netcl_bfloat16_{width}({wide})"
+    if dtype.name == "uint8" and compute in ("float", "double"):
+        return f"convert_{_vector('uchar', width)}(convert_{_vector('int', width)}(x))"
+    return "x" if dtype.c_storage == compute else f"convert_{_vector(dtype.c_storage, width)}(x)"
+
+
+def _store(dtype: DType, compute: str, width: int, aligned: bool) -> str:
+    value = _stored(dtype, compute, width)
+    if dtype.name == "float16":
+        return f"vstore_half_rte({value}, i, p)" if width == 1 else f"vstore{'a' if aligned else ''}_half{width}_rte({value}, 0, p + i)"
+    if width == 1:
+        return f"p[i] = {value}"
+    return f"*(__global {dtype.c_storage}{width}*)(p + i) = {value}" if aligned else f"vstore{width}({value}, 0, p + i)"
+
+
+def _bfloat16(width: int) -> str:
+    f, u, s = (_vector(kind, width) for kind in ("float", "uint", "ushort"))
+    mask = _vector("int", width)
+    return f"""{s} netcl_bfloat16_{width}({f} x) {{  // to nearest even; a NaN stays one
+  const {u} bits = as_{u}(x);
+  const {u} rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return convert_{s}(select(rounded, (bits >> 16) | 0x40u, ({mask})(isnan(x))));
+}}"""
+
+
+def _load_function(dtype: DType, compute: str, layout: Layout) -> str:
+    head = f"real load_{dtype.name}(__global const {dtype.c_storage}* p, {layout.index} i, {layout.index} left) {{"
+    whole = _load(dtype, compute, layout.width, layout.aligned)
+    if layout.width == 1:
+        return f"{head} return {whole}; }}"
+    return f"""{head}
+  if (left >= {layout.width}) return {whole};
+  return load_{dtype.name}_tail(p, i, left);
+}}"""
+
+
+def _tail_function(dtype: DType, compute: str, layout: Layout) -> str:
+    lane = dtype.load.replace("(i,", "(i + k,").replace("p[i]", "p[i + k]")
+    return f"""real load_{dtype.name}_tail(__global const {dtype.c_storage}* p, {layout.index} i, {layout.index} left) {{
+  {compute} lanes[{layout.width}];
+  for (int l = 0; l < {layout.width}; ++l) {{
+    const {layout.index} k = l < left ? l : 0;
+    lanes[l] = ({compute})({lane});
+  }}
+  return vload{layout.width}(0, lanes);
+}}"""
+
+
+def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
+    head = f"void store_{dtype.name}(__global {dtype.c_storage}* p, {layout.index} i, {layout.index} left, real x)"
+    if layout.width == 1:
+        return f"{head} {{ {_store(dtype, compute, 1, True)}; }}"
+    lane = f"void store_{dtype.name}_lane(__global {dtype.c_storage}* p, {layout.index} i, {compute} x)"
+    return f"""{lane} {{ {_store(dtype, compute, 1, True)}; }}
+{head} {{
+  if (left >= {layout.width}) {{
+    {_store(dtype, compute, layout.width, layout.aligned)};
+    return;
+  }}
+  {compute} lanes[{layout.width}];
+  vstore{layout.width}(x, 0, lanes);
+  for (int l = 0; l < left; ++l) store_{dtype.name}_lane(p, i + l, lanes[l]);
+}}"""
+
+
+def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout) -> str:
+    """The typedefs and the functions that load and store every dtype a kernel touches."""
+    width = layout.width
+    mask = {"float": "int", "double": "long"}.get(compute, compute)
+    parts = [f"typedef {compute} element;", f"typedef {_vector(compute, width)} real;", f"typedef {_vector(mask, width)} mask;"]
+    if "double" in (compute, *(d.c_storage for d in (*loads, *stores))):
+        parts.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
+    if any(d.name == "bfloat16" for d in stores):
+        parts += [_bfloat16(w) for w in sorted({1, width})]
+    for dtype in dict.fromkeys(loads):
+        if width > 1:
+            parts.append(_tail_function(dtype, compute, layout))
+        parts.append(_load_function(dtype, compute, layout))
+    parts += [_store_function(dtype, compute, layout) for dtype in dict.fromkeys(stores)]
+    return "\n".join(parts)
+
+
+_HELPER_TEXTS = {"netcl_number": "real netcl_number(mask t) { return select((real)(0), (real)(1), t); }", **HELPERS}
+
+
+def helper_functions(text: str) -> str:
+    """The definitions of the helpers that a piece of C calls."""
+    used = set(re.findall(r"\bnetcl_[a-z]+\b", text))
+    return "\n".join(definition for name, definition in _HELPER_TEXTS.items() if name in used)
+
+
+def statements(body: Body, compute: str) -> list[str]:
+    """The body's assignments in C."""
+    writer = CText(compute)
+    return [f"const real {c_name(name)} = {writer.statement(tree)};" for name, tree in body.lines]
+
+
+# ---- OpenCL: kernels
+
+
+def _parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> list[str]:
+    index = layout.index
+    text = [f"__global const {port.dtype.c_storage}* p_{port.name}" for port in inputs]
+    text += [f"__global {port.dtype.c_storage}* q_{port.name}" for port in outputs]
+    constants = [name for name in body.inputs if name not in {port.name for port in inputs}]
+    text += [f"const {compute} a_{name}" for name in (*constants, *body.scalars)]
+    text += [f"const {index} inner", f"const {index} chunk"]
+    if layout.rank:
+        text += [f"const {index} rows"] + [f"const {index} size{d}" for d in range(1, layout.rank)]
+        text += [f"const {index} step_{port.name}_{d}" for port in inputs for d in range(layout.rank)]
+    return text
+
+
+def _row_offsets(inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> list[str]:
+    """Lines that find a work-item's row and move every pointer to it."""
+    index = layout.index
+    text = [f"const {index} per_row = (inner + chunk - 1) / chunk;", f"const {index} row = item / per_row;", "if (row >= rows) return;"]
+    text += [f"p_{port.name} += row / {_sizes(layout, 0)} * step_{port.name}_0;" for port in inputs]
+    for d in range(1, layout.rank):
+        text.append(f"const {index} at{d} = row / {_sizes(layout, d)} % size{d};")
+        text += [f"p_{port.name} += at{d} * step_{port.name}_{d};" for port in inputs]
+    text += [f"q_{port.name} += row * inner;" for port in outputs]
+    return [*text, f"const {index} begin = (item - row * per_row) * chunk;"]
+
+
+def _sizes(layout: Layout, above: int) -> str:
+    inner = [f"size{d}" for d in range(above + 1, layout.rank)]
+    return f"({' * '.join(inner)})" if inner else "1"
+
+
+def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> str:
+    """A complete program with the one kernel ``op_<name>``.
+
+    Arguments: inputs, outputs, constants and scalars of the body, ``inner`` (elements of a row), ``chunk`` (elements of
+    a work-item) and, with outer axes, ``rows``, the sizes of all but the first of them, and each input's steps.
+    """
+    lines = statements(body, compute)
+    index = layout.index
+    constants = [n for n in body.inputs if n not in {port.name for port in inputs}]
+    start = [f"const {index} item = get_global_id(0);"]
+    start += _row_offsets(inputs, outputs, layout) if layout.rank else [f"const {index} begin = item * chunk;"]
+    start += [f"const {index} end = min(begin + chunk, inner);"]
+    start += [f"const real {c_name(n)} = (real)(a_{n});" for n in (*constants, *body.scalars)]
+    still = [port for port in inputs if not port.moves]
+    start += [f"const real {p.name} = (real)({_scalar_load(p, compute)});" for p in still]
+    loop = [f"const {index} left = end - i;"]
+    loop += [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in inputs if p.moves]
+    loop += lines + [f"store_{p.dtype.name}(q_{p.name}, i, left, {p.name});" for p in outputs]
+    values = value_functions([p.dtype for p in inputs if p.moves], [p.dtype for p in outputs], compute, layout)
+    helpers = helper_functions("\n".join(lines))
+    signature = ",\n    ".join(_parameters(body, inputs, outputs, compute, layout))
+    indent = "\n    "
+    return f"""{values}
+{helpers}
+__kernel void op_{name}(
+    {signature}) {{
+  {(chr(10) + "  ").join(start)}
+  for ({index} i = begin; i < end; i += {layout.width}) {{
+    {indent.join(loop)}
+  }}
+}}
+"""
+
+
+def _scalar_load(port: Port, compute: str) -> str:
+    """The first element of a port's row as a scalar of the compute type."""
+    text = port.dtype.load.replace("p[i]", f"p_{port.name}[0]").replace("(i, p)", f"(0, p_{port.name})")
+    return f"({compute})({text})"
+
+
+def source(
+    nodes: Sequence[Node],
+    inputs: Sequence[DType],
+    outputs: Sequence[DType],
+    *,
+    wanted: Sequence[int] | None = None,
+    results: Sequence[int] = (),
+    compute: str = "float",
+    layout: Layout | None = None,
+    name: str = "chain",
+) -> tuple[str, tuple[str, ...]]:
+    """One readable kernel for a chain of ops, forward or (``wanted`` input slots) backward; and its scalar arguments.
+
+    ``inputs`` are the dtypes of the chain's inputs (backward: the gradient's last), ``outputs`` those of the results.
+    """
+    body = chain_body(nodes, len(inputs) - (wanted is not None), results, wanted)
+    ports = [Port(n, dtype) for n, dtype in zip(body.inputs, inputs, strict=True)]
+    out = [Port(n, dtype) for n, dtype in zip(body.outputs, outputs, strict=True)]
+    return kernel_source(name, body, ports, out, compute, layout or Layout()), body.scalars
+

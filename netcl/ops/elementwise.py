@@ -1,0 +1,419 @@
+"""Runs pointwise rows: operands, dtypes, broadcasting, and the launch (or NumPy).
+
+Everything that depends only on dtypes and shapes is decided once and kept as a :class:`Plan` in the state of the
+context; a call is then a lookup, an allocation and an enqueue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.capabilities import DeviceProfile, device_profile
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES, DType
+from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.codegen import COMPUTE, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
+from netcl.ops.registry import Pointwise
+
+Operand = Tensor | bool | int | float
+_SCALARS = (bool, int, float)
+_MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
+_MOST_INT = 2**31 - 2**17
+CPU_WIDTH = 16
+
+
+class Plan(NamedTuple):
+    """What a call with certain dtypes and shapes does."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    kernel: Any  # None: there is nothing to compute
+    global_size: int
+    local_size: int
+    tensors: tuple[int, ...]
+    scalars: tuple[int, ...]
+    cast: Callable[[Any], Any]
+    sizes: tuple[int, ...]
+
+
+# ---- operands
+
+
+def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
+    """Tensors and Python numbers as they are; arrays and lists become tensors on the device of the first tensor."""
+    first = next((x for x in values if isinstance(x, Tensor)), None)
+    queue = first.queue if first is not None else None
+    made = [_operand(x, queue) for x in values]
+    if first is None and not any(isinstance(x, Tensor) for x in made):
+        made[0] = Tensor.from_host(made[0])
+    tensors = [x for x in made if isinstance(x, Tensor)]
+    for x in tensors[1:]:
+        if x.queue is not tensors[0].queue:
+            check_same_device(op, tensors[0], x)
+    return tuple(made)
+
+
+def _operand(x: Any, queue: Any) -> Operand:
+    if isinstance(x, Tensor) or type(x) in _SCALARS:
+        return x
+    if isinstance(x, np.generic):
+        return x.item()
+    return Tensor.from_host(queue, x) if queue is not None else Tensor.from_host(x)
+
+
+def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
+    """Raise unless two tensors live on one queue (all NumPy queues are one)."""
+    if a.queue is b.queue or (isinstance(a.queue, CPUQueue) and isinstance(b.queue, CPUQueue)) or a.queue == b.queue:
+        return
+    remedy = "move one with tensor.to(device)"
+    raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, a=a.device.device_name, b=b.device.device_name))
+
+
+def broadcast(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
+    """The common shape, as NumPy has it."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        values = {f"{name}.shape": shape for name, shape in zip(names, shapes, strict=True)}
+        raise ShapeError(message(op, "shapes do not broadcast", **values)) from None
+
+
+# ---- dtypes
+
+
+def _category(dtype: DType) -> int:
+    return 2 if dtype.is_float else int(dtype.name != "bool")
+
+
+def _of_number(category: int) -> DType:
+    return DTYPES[("bool", "int64", "float32")[category]]
+
+
+def common_dtype(tensors: Sequence[str], numbers: Sequence[type]) -> DType:
+    """Promotion: tensors by rank; a Python number counts only where it is of a higher category (bool, int, float)."""
+    weak = max((_SCALARS.index(kind) for kind in numbers), default=-1)
+    if not tensors:
+        return _of_number(weak)
+    result = DTYPES[tensors[0]]
+    for name in tensors[1:]:
+        result = dtypes.promote(result, DTYPES[name])
+    return _of_number(weak) if weak > _category(result) else result
+
+
+def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[Any]) -> DType:
+    """The dtype whose compute type the kernel works in; also the result's, unless that is bool."""
+    deciding = [values[i] for i in row.promoting]
+    numbers = [type(x) for x in (*deciding, *params) if not isinstance(x, Tensor)]
+    working = common_dtype([x.dtype for x in deciding if isinstance(x, Tensor)], numbers)
+    least = {"any": -1, "number": 1, "float": 2}[row.accepts]
+    if _category(working) < least:
+        wanted = "float tensors" if least == 2 else "numbers, not bool"
+        raise DtypeError(message(row.name, f"takes {wanted}", 'cast first: x.to("float32")', dtype=working.name))
+    return DTYPES["float32"] if row.result == "float" and not working.is_float else working
+
+
+# ---- shapes
+
+
+class Walk(NamedTuple):
+    """Collapsed axes: sizes of the outer ones, the inner size, and per operand its outer steps and whether it moves inside."""
+
+    outer: tuple[int, ...]
+    inner: int
+    steps: tuple[tuple[int, ...], ...]
+    moves: tuple[bool, ...]
+
+
+def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
+    """Merge neighbouring axes that every operand either has or broadcasts: few axes, long inner loops.
+
+    >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
+    (8, 3)
+    """
+    padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
+    groups: list[tuple[int, tuple[bool, ...]]] = []
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        present = tuple(s[axis] != 1 for s in padded)
+        if groups and groups[-1][1] == present:
+            groups[-1] = (groups[-1][0] * size, present)
+        else:
+            groups.append((size, present))
+    if not groups:
+        groups = [(1, (True,) * len(shapes))]
+    steps = tuple(_steps(groups, k) for k in range(len(shapes)))
+    return Walk(tuple(size for size, _ in groups[:-1]), groups[-1][0], steps, groups[-1][1])
+
+
+def _steps(groups: list[tuple[int, tuple[bool, ...]]], k: int) -> tuple[int, ...]:
+    steps, below = [], 1
+    for size, present in reversed(groups):
+        steps.append(below if present[k] else 0)
+        below *= size if present[k] else 1
+    return tuple(reversed(steps[1:]))
+
+
+# ---- plans
+
+
+def profile_of(queue: Any) -> DeviceProfile:
+    """The profile of a queue's device, kept in the state of its context."""
+    state = program.state(queue)
+    if "profile" not in state:
+        state["profile"] = device_profile(queue.device)
+    return state["profile"]
+
+
+def require_double(op: str, queue: Any, *names: str) -> None:
+    """Raise where float64 is asked of a device without it."""
+    if "float64" in names and not profile_of(queue).has_fp64:
+        raise DtypeError(message(op, "the device has no float64", "use float32", device=queue.device.name.strip()))
+
+
+def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile) -> Layout:
+    config = get_kernel_selector().select("elementwise", ((n,),), profile, dtype)
+    width = 1
+    if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED:
+        width = CPU_WIDTH if profile.device_type == "cpu" else config.vector_width
+    if walk.inner < width:
+        width = 1
+    aligned = not walk.outer or walk.inner % width == 0
+    return Layout(len(walk.outer), width, aligned, "int" if n < _MOST_INT else "long")
+
+
+def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tuple[int, int, int]:
+    """Elements per work-item, work-items, local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
+    rows = n // inner if inner else 0
+    if profile.device_type != "cpu":
+        return width, rows * -(-inner // width), 256
+    chunk = min(max(inner // (4 * profile.max_compute_units), 1024), 65536) // CPU_WIDTH * CPU_WIDTH
+    items = rows * -(-inner // chunk)
+    return chunk, items, 1 if items <= 1024 else 64
+
+
+def prepare(
+    op: str, queue: Any, body: Body, values: Sequence[Operand], outputs: Sequence[DType], compute: str, scalars: int, shape: tuple[int, ...]
+) -> Plan:
+    """Decide everything about a body over operands of certain dtypes and shapes; builds the kernel if it is new."""
+    tensors = tuple(i for i, x in enumerate(values) if isinstance(x, Tensor))
+    numbers = (*(i for i, x in enumerate(values) if not isinstance(x, Tensor)), *range(len(values), len(values) + scalars))
+    n = math.prod(shape)
+    cast = int if compute in ("int", "long") else float
+    names = tuple(dtype.name for dtype in outputs)
+    if n == 0:
+        return Plan(shape, names, None, 0, 0, tensors, numbers, cast, ())
+    require_double(op, queue, *names, *(values[i].dtype for i in tensors), "float64" if compute == "double" else "")
+    profile = profile_of(queue)
+    walk = collapse(shape, [values[i].shape for i in tensors])
+    layout = _layout(walk, n, names[0], profile)
+    inputs = [Port(body.inputs[i], DTYPES[values[i].dtype], moves) for i, moves in zip(tensors, walk.moves, strict=True)]
+    kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout)
+    chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile)
+    sizes = (walk.inner, chunk)
+    if walk.outer:
+        sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
+    return Plan(shape, names, kernel, items, local, tensors, numbers, cast, sizes)
+
+
+def _kernel(op: str, queue: Any, body: Body, inputs: list[Port], outputs: list[Port], compute: str, layout: Layout) -> Any:
+    state = program.state(queue)
+    key = (op, "kernel", body, *inputs, *outputs, compute, layout)
+    if key not in state:
+        source = kernel_source(op, body, inputs, outputs, compute, layout)
+        state[key] = program.get(queue, source, f"op_{op}")
+    return state[key]
+
+
+def launch(plan: Plan, queue: Any, values: Sequence[Any], results: Sequence[Tensor]) -> None:
+    """Enqueue a plan over operands (tensors, numbers, parameters) into results."""
+    if plan.kernel is None:
+        return
+    if plan.scalars:
+        cast = plan.cast
+        args = [*(values[i] for i in plan.tensors), *results, *(cast(values[i]) for i in plan.scalars), *plan.sizes]
+    else:
+        args = [*values, *results, *plan.sizes]
+    plan.kernel(queue, plan.global_size, plan.local_size, *args)
+
+
+def cached_plan(state: dict[Any, Any], key: tuple[Any, ...], make: Callable[[], Plan]) -> Plan:
+    """Make a plan and keep it; when there are too many, all are forgotten (kernels stay)."""
+    plans = state.setdefault("plans", {})
+    if len(plans) >= _MOST_PLANS:
+        plans.clear()
+    plans[key] = plan = make()
+    return plan
+
+
+# ---- running rows
+
+
+def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: Tensor | None = None, dtype: str | None = None) -> Tensor:
+    """The row's forward over its operands; ``dtype`` replaces the dtype of the result."""
+    key: list[Any] = [row, dtype]
+    queue = None
+    for x in values:
+        if isinstance(x, Tensor):
+            if queue is None:
+                queue = x.queue
+            elif x.queue is not queue:
+                check_same_device(row.name, next(v for v in values if isinstance(v, Tensor)), x)
+            key.append(x.dtype)
+            key.append(x.shape)
+        elif type(x) in _SCALARS:
+            key.append(type(x))
+        else:
+            return run(row, operands(row.name, values, row.inputs), params, out, dtype)
+    if queue is None:
+        return run(row, operands(row.name, values, row.inputs), params, out, dtype)
+    if isinstance(queue, CPUQueue):
+        return _run_numpy(row, queue, values, params, out, dtype)
+    if params:
+        key.extend(map(type, params))
+    state = program.state(queue)
+    signature = tuple(key)
+    plan = state["plans"].get(signature) if "plans" in state else None
+    if plan is None:
+        plan = cached_plan(state, signature, lambda: _forward_plan(row, queue, values, params, dtype))
+    result = Tensor.empty(plan.shape, plan.dtypes[0], queue=queue) if out is None else check_out(row.name, out, plan.shape, plan.dtypes[0])
+    launch(plan, queue, (*values, *params) if params else values, (result,))
+    return result
+
+
+def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """``out`` itself, if a result of this shape and dtype fits into it."""
+    if out.shape != shape:
+        raise ShapeError(message(op, "out has another shape than the result", out=out.shape, result=shape))
+    if out.dtype != dtype:
+        raise DtypeError(message(op, "out has another dtype than the result", out=out.dtype, result=dtype))
+    return out
+
+
+def _forward_types(row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
+    """Shape, compute type and dtype of the result."""
+    _check_params(row, params)
+    tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
+    shape = broadcast(row.name, [s for _, s in tensors], [name for name, _ in tensors])
+    working = _working_dtype(row, values, params)
+    result = DTYPES["bool"] if row.result == "bool" else working
+    if working.c_compute == "int":
+        for x in (*values, *params):
+            if not isinstance(x, Tensor) and abs(x) >= 2**31:
+                raise DtypeError(message(row.name, f"{x} does not fit into {working.name}", 'cast first: x.to("int64")'))
+    return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
+
+
+def _check_params(row: Pointwise, params: Sequence[Any]) -> None:
+    for name, value in zip(row.params, params, strict=True):
+        if type(value) not in _SCALARS:
+            raise TypeError(message(row.name, f"{name} must be a number", **{name: repr(value)}))
+
+
+def _forward_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
+    shape, compute, result = _forward_types(row, values, params, dtype)
+    return prepare(row.name, queue, forward_body(row), values, (result,), compute, len(params), shape)
+
+
+def as_compute(x: Operand, compute: str) -> np.ndarray:
+    """An operand on the NumPy backend as an array of the compute type."""
+    if not isinstance(x, Tensor):
+        return COMPUTE[compute].type(x)
+    return dtypes.decode(x.array, DTYPES[x.dtype]).astype(COMPUTE[compute], copy=False)
+
+
+def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any) -> Tensor:
+    """Values of a compute type as a tensor on the NumPy backend."""
+    with np.errstate(all="ignore"):
+        full = np.broadcast_to(np.asarray(values), shape)
+        if dtype.name == "bool":
+            full = full != 0
+        elif dtype.name == "uint8" and full.dtype.kind == "f":
+            full = full.astype(np.int32)
+        stored = dtypes.encode(full, dtype)
+    return Tensor._of_array(stored.copy() if stored.base is not None and not stored.flags.owndata else stored, dtype.name, queue)
+
+
+def _run_numpy(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
+    shape, compute, result = _forward_types(row, values, params, dtype)
+    function = numpy_function(forward_body(row), compute)
+    with np.errstate(all="ignore"):
+        (value,) = function(*(as_compute(x, compute) for x in (*values, *params)))
+    made = from_compute(value, shape, result, queue)
+    if out is None:
+        return made
+    np.copyto(check_out(row.name, out, shape, result.name).array, made.array)
+    return out
+
+
+# ---- gradients
+
+
+def run_vjp(
+    row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients for the wanted inputs in one kernel, each of ``g``'s shape and of its input's dtype.
+
+    Tensors that the row does not keep (``row.saved_for(i)``) may be given as anything with ``dtype``. A gradient that is ``g``
+    itself comes back as the same tensor: never change a gradient in place.
+    """
+    need = tuple(bool(w) and bool(text) and isinstance_float(x) for w, text, x in zip(wanted, row.vjp, values, strict=True))
+    grads: list[Tensor | None] = [None] * row.arity
+    for i, text in enumerate(row.vjp):
+        if need[i] and text == "g" and values[i].dtype == g.dtype:
+            grads[i] = g
+    rest = tuple(n and grad is None for n, grad in zip(need, grads, strict=True))
+    if any(rest):
+        for i, grad in zip([i for i, r in enumerate(rest) if r], _vjp_kernel(row, g, out, values, params, rest), strict=True):
+            grads[i] = grad
+    return grads
+
+
+def isinstance_float(x: Any) -> bool:
+    """Whether an operand has a floating dtype, so that it can have a gradient."""
+    name = getattr(x, "dtype", None)
+    return name in DTYPES and DTYPES[name].is_float
+
+
+def _vjp_kernel(
+    row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: tuple[bool, ...]
+) -> list[Tensor]:
+    body = vjp_body(row, wanted)
+    bound = {"g": g, "out": out, **{f"v{i}": x for i, x in enumerate(values)}}
+    inputs = [bound[name] for name in body.inputs]
+    scalars = [float(params[name]) for name in body.scalars]
+    targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
+    queue = g.queue
+    if isinstance(queue, CPUQueue):
+        return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
+    key = ("vjp", row, wanted, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs), *targets)
+    state = program.state(queue)
+    plan = state["plans"].get(key) if "plans" in state else None
+    if plan is None:
+        make = lambda: prepare(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
+        plan = cached_plan(state, key, make)
+    results = [Tensor.empty(g.shape, dtype.name, queue=queue) for dtype in targets]
+    launch(plan, queue, (*inputs, *scalars), results)
+    return results
+
+
+def _float_compute(inputs: Sequence[Any], targets: Sequence[DType]) -> str:
+    return "double" if any(x.dtype == "float64" for x in inputs if isinstance(x, Tensor)) or DTYPES["float64"] in targets else "float"
+
+
+def _vjp_numpy(body: Body, queue: Any, inputs: Sequence[Operand], scalars: Sequence[float], targets: Sequence[DType], shape: Any) -> list[Tensor]:
+    compute = _float_compute(inputs, targets)
+    with np.errstate(all="ignore"):
+        values = numpy_function(body, compute)(*(as_compute(x, compute) for x in (*inputs, *scalars)))
+    return [from_compute(v, shape, dtype, queue) for v, dtype in zip(values, targets, strict=True)]

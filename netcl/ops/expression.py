@@ -1,0 +1,225 @@
+"""The meaning of expressions: one walk over the syntax tree, three languages.
+
+An expression has two sorts of values, numbers and truth values. :func:`fold` walks the tree and asks an *algebra* for
+the value of each node: :class:`CText` writes OpenCL C, :class:`PythonText` writes Python over NumPy, :class:`Compose`
+calls differentiable ops, which is how gradients of gradients are made.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from netcl.ops.functions import FUNCTIONS, Function
+from netcl.ops.registry import is_truth, parse
+
+_SYMBOLS: dict[type, str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
+    ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+}  # fmt: skip
+_OPS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne"}
+_PYTHON = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "<": operator.lt, ">": operator.gt,
+    "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+
+class Algebra(Protocol):
+    """What a language must be able to say."""
+
+    def literal(self, value: float) -> Any: ...
+    def name(self, name: str) -> Any: ...
+    def negate(self, x: Any) -> Any: ...
+    def arithmetic(self, symbol: str, a: Any, b: Any) -> Any: ...
+    def compare(self, symbol: str, a: Any, b: Any) -> Any: ...
+    def call(self, function: Function, args: list[Any]) -> Any: ...
+    def truth(self, number: Any) -> Any: ...
+    def number(self, truth: Any) -> Any: ...
+
+
+def fold(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
+    """The value of a tree in an algebra, as a number (``n``) or a truth value (``t``)."""
+    value = _value(node, algebra)
+    if is_truth(node):
+        return value if sort == "t" else algebra.number(value)
+    return value if sort == "n" else algebra.truth(value)
+
+
+def _value(node: ast.expr, algebra: Algebra) -> Any:
+    if isinstance(node, ast.Constant):
+        return algebra.literal(node.value)
+    if isinstance(node, ast.Name):
+        return algebra.name(node.id)
+    if isinstance(node, ast.UnaryOp):
+        return algebra.negate(fold(node.operand, algebra))
+    if isinstance(node, ast.BinOp):
+        return algebra.arithmetic(_SYMBOLS[type(node.op)], fold(node.left, algebra), fold(node.right, algebra))
+    if isinstance(node, ast.Compare):
+        return algebra.compare(_SYMBOLS[type(node.ops[0])], fold(node.left, algebra), fold(node.comparators[0], algebra))
+    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    function = FUNCTIONS[node.func.id]
+    return algebra.call(function, [fold(arg, algebra, sort) for arg, sort in zip(node.args, function.takes, strict=True)])
+
+
+_PLAIN_NAMES = re.compile(r"g|out|[vsd]\d+")
+
+
+def c_name(name: str) -> str:
+    """A name of an expression in C: parameters get an underscore, because one may be called ``min`` or ``half``."""
+    return name if _PLAIN_NAMES.fullmatch(name) else f"{name}_"
+
+
+class _Literal(str):
+    """C text made of numbers only: a scalar, to be widened where a vector is expected."""
+
+
+class CText:
+    """OpenCL C over ``real`` and ``mask``; numbers are literals of the compute type, so ``1 / 2`` is one half in floats."""
+
+    def __init__(self, compute: str):
+        self.suffix = {"float": "f", "double": "", "int": "", "long": "L"}[compute]
+        self.integral = compute in ("int", "long")
+
+    def statement(self, node: ast.expr) -> str:
+        """The text of a whole expression as a ``real``."""
+        text = self._real(fold(node, self))
+        return text[1:-1] if text.startswith("(") and _closes_last(text) else text
+
+    def literal(self, value: float) -> str:
+        return _Literal(f"{int(value)}{self.suffix}" if self.integral else f"{float(value)!r}{self.suffix}")
+
+    def name(self, name: str) -> str:
+        return c_name(name)
+
+    def negate(self, x: str) -> str:
+        return type(x)(f"(-{x})")
+
+    def arithmetic(self, symbol: str, a: str, b: str) -> str:
+        kind = _Literal if isinstance(a, _Literal) and isinstance(b, _Literal) else str
+        return kind(f"({a} {symbol} {b})")
+
+    def compare(self, symbol: str, a: str, b: str) -> str:
+        return f"({self._real(a)} {symbol} {b})"
+
+    def call(self, function: Function, args: list[str]) -> str:
+        name = function.c_int if self.integral else function.c
+        return f"{name}({', '.join(self._real(a) for a in args)})"
+
+    def truth(self, number: str) -> str:
+        return f"({self._real(number)} != (real)(0))"
+
+    def number(self, truth: str) -> str:
+        return f"netcl_number({truth})"
+
+    def _real(self, text: str) -> str:
+        return f"(real)({text})" if isinstance(text, _Literal) else text
+
+
+def _closes_last(text: str) -> bool:
+    """Whether the parenthesis that opens a text is closed by its last character."""
+    depth = 0
+    for i, ch in enumerate(text):
+        depth += (ch == "(") - (ch == ")")
+        if depth == 0:
+            return i == len(text) - 1
+    return False
+
+
+class PythonText:
+    """Python over NumPy; ``env`` collects typed constants, so that float32 stays float32."""
+
+    def __init__(self, dtype: np.dtype):
+        self.dtype = dtype
+        integral = dtype.kind == "i"
+        self.env: dict[str, Any] = {name: (f.np_int if integral else f.np) for name, f in FUNCTIONS.items()}
+        self.env["TRUTH"] = lambda x: np.not_equal(x, 0)
+        self.env["NUMBER"] = lambda t: np.asarray(t).astype(dtype)
+
+    def literal(self, value: float) -> str:
+        name = f"K{len(self.env)}"
+        self.env[name] = self.dtype.type(value)
+        return name
+
+    def name(self, name: str) -> str:
+        return name
+
+    def negate(self, x: str) -> str:
+        return f"(-{x})"
+
+    def arithmetic(self, symbol: str, a: str, b: str) -> str:
+        return f"({a} {symbol} {b})"
+
+    compare = arithmetic
+
+    def call(self, function: Function, args: list[str]) -> str:
+        return f"{function.name}({', '.join(args)})"
+
+    def truth(self, number: str) -> str:
+        return f"TRUTH({number})"
+
+    def number(self, truth: str) -> str:
+        return f"NUMBER({truth})"
+
+
+class Compose:
+    """Tensors through a namespace of ops ``F``; numbers stay Python numbers as long as nothing else joins them."""
+
+    def __init__(self, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | None = None):
+        self.env = dict(env)
+        self.F = F
+        self.let = let or {}
+        self.dtype = env["g"].dtype if "g" in env else None
+
+    def literal(self, value: float) -> float:
+        return value
+
+    def name(self, name: str) -> Any:
+        if name not in self.env:
+            self.env[name] = fold(parse(self.let[name]), self)
+        return self.env[name]
+
+    def negate(self, x: Any) -> Any:
+        return -x if _plain(x) else self.F.neg(x)
+
+    def arithmetic(self, symbol: str, a: Any, b: Any) -> Any:
+        return self._apply(_PYTHON[symbol], _OPS[symbol], a, b)
+
+    compare = arithmetic
+
+    def call(self, function: Function, args: list[Any]) -> Any:
+        if function.name == "WHERE":
+            return self._where(*args)
+        return self._apply(lambda *xs: function.np(*xs).item(), function.op, *args)
+
+    def truth(self, number: Any) -> Any:
+        return bool(number) if _plain(number) else self.F.ne(number, 0)
+
+    def number(self, truth: Any) -> Any:
+        return float(truth) if _plain(truth) else self.F.cast(truth, self.dtype or "float32")
+
+    def _apply(self, plain: Callable[..., Any], op: str, *args: Any) -> Any:
+        return plain(*args) if all(map(_plain, args)) else getattr(self.F, op)(*args)
+
+    def _where(self, condition: Any, a: Any, b: Any) -> Any:
+        if _plain(condition):
+            return a if condition else b
+        if _plain(a) and _plain(b):  # two numbers alone would make a float32 tensor even among float64
+            return self.F.add(self.F.mul(self.number(condition), a - b), b)
+        return self.F.where(condition, a, b)
+
+
+def _plain(x: Any) -> bool:
+    return isinstance(x, bool | int | float)
+
+
+def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | None = None) -> Any:
+    """Evaluate an expression by the ops of ``F``: with ``F = netcl.autograd`` its result can be differentiated again.
+
+    ``env`` binds ``g``, ``out``, ``v0``.. to tensors and parameters to numbers; ``let`` are a row's shared expressions.
+    """
+    return fold(parse(text), Compose(env, F, let))

@@ -1,0 +1,163 @@
+"""The functions an expression may call, in both languages: one table, read by the registry and the code generator.
+
+In OpenCL C everything is written in terms of ``real`` (a scalar or a vector of the compute type) and ``mask`` (what a
+comparison of two ``real`` gives), so one definition serves scalars, vectors, floats and integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_SMALL = (
+    (1.85777706184603153e-1, 3.16112374387056560e00, 1.13864154151050156e02, 3.77485237685302021e02, 3.20937758913846947e03),
+    (1.0, 2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03, 2.84423683343917062e03),
+)
+_MIDDLE = (
+    (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e01, 2.98635138197400131e02,
+     8.81952221241769090e02, 1.71204761263407058e03, 2.05107837782607147e03, 1.23033935479799725e03),
+    (1.0, 1.57449261107098347e01, 1.17693950891312499e02, 5.37181101862009858e02, 1.62138957456669019e03,
+     3.29079923573345963e03, 4.36261909014324716e03, 3.43936767414372164e03, 1.23033935480374942e03),
+)  # fmt: skip
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """The error function for arrays, accurate to 1e-15 (the rational approximations of W. J. Cody, 1969)."""
+    wide = np.asarray(x, np.float64)
+    y = np.abs(wide)
+    small = wide * np.polyval(_SMALL[0], wide * wide) / np.polyval(_SMALL[1], wide * wide)
+    z = np.minimum(y, 6.0)  # 1 - erf(6) is below half an ulp of one
+    middle = np.copysign(1.0 - np.exp(-z * z) * np.polyval(_MIDDLE[0], z) / np.polyval(_MIDDLE[1], z), wide)
+    return np.where(y <= 0.46875, small, middle).astype(np.result_type(x, np.float16), copy=False)
+
+
+def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``a ** b`` in integers; a negative exponent gives the truncated quotient, 0 unless the base is 1 or -1."""
+    power = np.power(a, np.maximum(b, 0))
+    odd = np.where(np.bitwise_and(b, 1) == 1, a, a * a)
+    return np.where(b >= 0, power, np.where(np.abs(a) == 1, odd, a * 0))
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+@dataclass(frozen=True)
+class Function:
+    """One row: how a function is written in C and in NumPy, and which differentiable op it is.
+
+    ``takes`` and ``gives`` are sorts: ``n`` a number, ``t`` a truth value. ``c_int`` and ``np_int`` are the forms for
+    integers; where they are empty the function needs floats and integers are promoted to float32.
+    """
+
+    name: str
+    c: str
+    np: Callable[..., Any]
+    op: str
+    takes: str = "n"
+    gives: str = "n"
+    c_int: str = ""
+    np_int: Callable[..., Any] | None = None
+
+    @property
+    def integral(self) -> bool:
+        return bool(self.c_int)
+
+
+_ROWS = (
+    Function("EXP", "exp", np.exp, "exp"),
+    Function("EXPM1", "expm1", np.expm1, "expm1"),
+    Function("LOG", "log", np.log, "log"),
+    Function("LOG1P", "log1p", np.log1p, "log1p"),
+    Function("LOG2", "log2", np.log2, "log2"),
+    Function("SQRT", "sqrt", np.sqrt, "sqrt"),
+    Function("RSQRT", "rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt"),
+    Function("SIN", "sin", np.sin, "sin"),
+    Function("COS", "cos", np.cos, "cos"),
+    Function("TAN", "tan", np.tan, "tan"),
+    Function("ATAN2", "atan2", np.arctan2, "atan2", "nn"),
+    Function("TANH", "tanh", np.tanh, "tanh"),
+    Function("SINH", "sinh", np.sinh, "sinh"),
+    Function("COSH", "cosh", np.cosh, "cosh"),
+    Function("ERF", "erf", erf, "erf"),
+    Function("ABS", "fabs", np.abs, "abs", c_int="netcl_iabs", np_int=np.abs),
+    Function("SIGN", "netcl_sign", np.sign, "sign", c_int="netcl_isign", np_int=np.sign),
+    Function("FLOOR", "floor", np.floor, "floor", c_int="netcl_same", np_int=_same),
+    Function("CEIL", "ceil", np.ceil, "ceil", c_int="netcl_same", np_int=_same),
+    Function("ROUND", "rint", np.rint, "round", c_int="netcl_same", np_int=_same),
+    Function("TRUNC", "trunc", np.trunc, "trunc", c_int="netcl_same", np_int=_same),
+    Function("FMOD", "fmod", np.fmod, "fmod", "nn", c_int="netcl_ifmod", np_int=np.fmod),
+    Function("REMAINDER", "netcl_remainder", np.remainder, "remainder", "nn", c_int="netcl_iremainder", np_int=np.remainder),
+    Function("FLOORDIV", "netcl_floordiv", np.floor_divide, "floor_divide", "nn", c_int="netcl_ifloordiv", np_int=np.floor_divide),
+    Function("POW", "pow", np.power, "pow", "nn", c_int="netcl_ipow", np_int=integer_power),
+    Function("MAX", "netcl_max", np.maximum, "maximum", "nn", c_int="max", np_int=np.maximum),
+    Function("MIN", "netcl_min", np.minimum, "minimum", "nn", c_int="min", np_int=np.minimum),
+    Function("WHERE", "netcl_where", np.where, "where", "tnn", c_int="netcl_where", np_int=np.where),
+    Function("ISNAN", "isnan", np.isnan, "isnan", gives="t", c_int="netcl_never", np_int=np.isnan),
+    Function("ISINF", "isinf", np.isinf, "isinf", gives="t", c_int="netcl_never", np_int=np.isinf),
+    Function("ISFINITE", "isfinite", np.isfinite, "isfinite", gives="t", c_int="netcl_always", np_int=np.isfinite),
+    Function("AND", "netcl_and", np.logical_and, "logical_and", "tt", "t", c_int="netcl_and", np_int=np.logical_and),
+    Function("OR", "netcl_or", np.logical_or, "logical_or", "tt", "t", c_int="netcl_or", np_int=np.logical_or),
+    Function("NOT", "netcl_not", np.logical_not, "logical_not", "t", "t", c_int="netcl_not", np_int=np.logical_not),
+)
+
+FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
+
+#: What OpenCL C does not have, or has with another NaN, sign or zero than NumPy. Emitted only where used.
+HELPERS: dict[str, str] = {
+    # The order of the comparison makes a NaN on either side win; fmax would drop it.
+    "netcl_max": "real netcl_max(real a, real b) { return select(b, a, (mask)((a > b) | isnan(a))); }",
+    "netcl_min": "real netcl_min(real a, real b) { return select(b, a, (mask)((a < b) | isnan(a))); }",
+    "netcl_where": "real netcl_where(mask c, real a, real b) { return select(b, a, c); }",
+    "netcl_and": "mask netcl_and(mask a, mask b) { return a & b; }",
+    "netcl_or": "mask netcl_or(mask a, mask b) { return a | b; }",
+    "netcl_not": "mask netcl_not(mask a) { return !a; }",
+    "netcl_never": "mask netcl_never(real a) { return a != a; }",
+    "netcl_always": "mask netcl_always(real a) { return a == a; }",
+    "netcl_same": "real netcl_same(real a) { return a; }",
+    # sign() of OpenCL is 0 for NaN and -0 for -0.
+    "netcl_sign": "real netcl_sign(real a) { return select(sign(a) + (real)(0), a, (mask)(isnan(a))); }",
+    "netcl_isign": "real netcl_isign(real a) { return select(select((real)(0), (real)(1), (mask)(a > 0)), (real)(-1), (mask)(a < 0)); }",
+    "netcl_iabs": "real netcl_iabs(real a) { return select(a, -a, (mask)(a < 0)); }",
+    "netcl_remainder": """real netcl_remainder(real a, real b) {
+  const real r = fmod(a, b);
+  const real shifted = select(r, r + b, (mask)((r < 0) != (b < 0)));
+  return select(shifted, copysign((real)(0), b), (mask)(r == 0));
+}""",
+    # As NumPy and Python: (a - a mod b) / b is an integer up to rounding, floor(a / b) may be one too large.
+    "netcl_floordiv": """real netcl_floordiv(real a, real b) {
+  const real r = fmod(a, b);
+  const real shift = select((real)(0), (real)(1), (mask)((r != 0) & ((r < 0) != (b < 0))));
+  const real q = (a - r) / b - shift;
+  const real low = floor(q);
+  const real near = select(low, low + (real)(1), (mask)(q - low > (real)(0.5f)));
+  const real whole = select(near, copysign((real)(0), a / b), (mask)(q == 0));
+  return select(whole, a / b, (mask)(b == 0));
+}""",
+    # Division by zero and MIN / -1 trap on x86: both are computed as a division by one.
+    "netcl_ifmod": "real netcl_ifmod(real a, real b) { return a % select(b, (real)(1), (mask)((b == 0) | (b == -1))); }",
+    "netcl_iremainder": """real netcl_iremainder(real a, real b) {
+  const real r = a % select(b, (real)(1), (mask)((b == 0) | (b == -1)));
+  return select(r, r + b, (mask)((r != 0) & ((r < 0) != (b < 0)) & (b != 0)));
+}""",
+    "netcl_ifloordiv": """real netcl_ifloordiv(real a, real b) {
+  const real d = select(b, (real)(1), (mask)((b == 0) | (b == -1)));
+  const real q = a / d, r = a - q * d;
+  const real whole = select(q, q - (real)(1), (mask)((r != 0) & ((r < 0) != (d < 0))));
+  return select(select(whole, -a, (mask)(b == -1)), (real)(0), (mask)(b == 0));
+}""",
+    "netcl_ipow": """real netcl_ipow(real a, real b) {
+  real result = (real)(1), base = a, left = b;
+  for (int bit = 0; bit < (int)(sizeof(element) * 8 - 1); ++bit) {
+    result = select(result, result * base, (mask)((left & 1) != 0));
+    base *= base;
+    left >>= 1;
+  }
+  const real odd = select((real)(1), a, (mask)((b & 1) != 0));
+  const real inverse = select((real)(0), odd, (mask)((a == 1) | (a == -1)));
+  return select(result, inverse, (mask)(b < 0));
+}""",
+}  # fmt: skip

@@ -1,0 +1,515 @@
+"""One row per op. A row is data: it imports no device and no tape.
+
+Four kinds of rows: :class:`Pointwise` (one expression per element), :class:`Reduction` (map, combine, finish),
+:class:`Op` (a function of its own) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy backend,
+the JIT, gradients, autocast, tests, the self-test and the documentation all read the same row.
+
+The language of expressions is Python and OpenCL C at once: ``+ - * /``, unary minus, one comparison at a time, numbers,
+and the upper-case functions of :data:`netcl.ops.functions.FUNCTIONS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.ops.functions import FUNCTIONS
+
+Amp = Literal["half", "float", "keep"]
+Result = Literal["same", "bool", "float", "sum"]
+
+_SYNTAX = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Compare, ast.Lt, ast.Gt,
+           ast.LtE, ast.GtE, ast.Eq, ast.NotEq, ast.Call, ast.Name, ast.Load, ast.Constant)  # fmt: skip
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+#: Numbers that depend on the compute type: the neutral elements of ``MAX`` and ``MIN``.
+LIMITS = ("LOWEST", "HIGHEST")
+
+
+@cache
+def parse(text: str, op: str = "expression") -> ast.expr:
+    """The syntax tree of an expression, if it is in the language; else a ``ValueError`` that names ``op``."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except SyntaxError as fault:
+        raise ValueError(message(op, f"{text!r} is not an expression", error=fault.msg)) from None
+    for node in ast.walk(tree):
+        _check_node(node, text, op)
+    return tree.body
+
+
+def _check_node(node: ast.AST, text: str, op: str) -> None:
+    if not isinstance(node, _SYNTAX) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
+        remedy = "the language has + - * /, unary minus, single comparisons, numbers, names and upper-case functions"
+        raise ValueError(message(op, f"{text!r}: {type(node).__name__} is not in the expression language", remedy))
+    if isinstance(node, ast.Constant) and (isinstance(node.value, bool) or not isinstance(node.value, int | float)):
+        raise ValueError(message(op, f"{text!r}: {node.value!r} is not a number"))
+    if isinstance(node, ast.Call):
+        _check_call(node, text, op)
+
+
+def _check_call(node: ast.Call, text: str, op: str) -> None:
+    name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+    if name not in FUNCTIONS:
+        raise ValueError(message(op, f"{text!r}: unknown function {name!r}", f"known are {', '.join(FUNCTIONS)}"))
+    expected = len(FUNCTIONS[name].takes)
+    if node.keywords or len(node.args) != expected:
+        raise ValueError(message(op, f"{text!r}: {name} takes {expected} arguments", given=len(node.args)))
+
+
+def names(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
+    """Every name an expression reads, through its shared sub-expressions as well."""
+    found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FUNCTIONS)
+    for name in found & set(let or ()):
+        found |= names(let[name], let)
+    return frozenset(found)
+
+
+def is_truth(node: ast.AST) -> bool:
+    """Whether an expression is a truth value: a comparison or a function that gives one."""
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and FUNCTIONS[node.func.id].gives == "t")
+
+
+def needs_float(text: str) -> bool:
+    """Whether an expression has no meaning in integers: it divides, has a fraction, or calls a function of reals."""
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.Div) or (isinstance(node, ast.Constant) and isinstance(node.value, float)):
+            return True
+        if isinstance(node, ast.Call) and not FUNCTIONS[node.func.id].integral:
+            return True
+    return False
+
+
+def _number_names(node: ast.AST, wanted: str = "n") -> set[str]:
+    """The names an expression uses as numbers, not only as conditions."""
+    if isinstance(node, ast.Name):
+        return {node.id} if wanted == "n" else set()
+    if isinstance(node, ast.Call):
+        takes = FUNCTIONS[node.func.id].takes
+        return set().union(*(_number_names(arg, sort) for arg, sort in zip(node.args, takes, strict=True)))
+    return set().union(*(_number_names(child) for child in ast.iter_child_nodes(node)))
+
+
+def _check_names(op: str, text: str, known: Iterable[str]) -> None:
+    unknown = sorted(names(text) - set(known))
+    if unknown:
+        raise ValueError(message(op, f"{text!r}: unknown name {unknown[0]!r}", f"known are {', '.join(sorted(known))}"))
+
+
+def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: Iterable[str]) -> None:
+    if not _NAME.fullmatch(op):
+        raise ValueError(message(op, "an op is named by lower-case letters, digits and underscores", name=repr(op)))
+    taken = {"g", "out", "n", *(f"v{i}" for i in range(len(inputs)))}
+    for name in [*let, *params]:
+        if not _NAME.fullmatch(name) or name in taken:
+            raise ValueError(message(op, f"a shared expression or parameter cannot be called {name!r}"))
+        taken.add(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Pointwise:
+    """An op that is one expression per element of its broadcast inputs.
+
+    ``fwd`` is in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` is in those and ``g`` and
+    ``out``; ``None`` says that an input has no gradient. ``result``: dtype of the result for integer inputs, read off
+    the formula when empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``.
+    """
+
+    name: str
+    fwd: str
+    vjp: tuple[str | None, ...]
+    ref: Callable[..., Any]
+    let: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, float] = field(default_factory=dict)
+    amp: Amp = "keep"
+    domain: tuple[Any, ...] = (-3.0, 3.0)
+    kinks: tuple[float, ...] = ()
+    tol: float = 1.0
+    errors: Sequence[tuple[Sample, str]] = ()
+    result: Result | Literal[""] = ""
+    accepts: Literal["any", "number", "float"] = "any"
+    inputs: tuple[str, ...] = ()
+    doc: str = ""
+
+    def __post_init__(self) -> None:
+        inputs = self.inputs or (("x",) if len(self.vjp) == 1 else tuple("abcdef"[: len(self.vjp)]))
+        object.__setattr__(self, "inputs", inputs)
+        self._check()
+        object.__setattr__(self, "result", self.result or self._result())
+
+    @property
+    def arity(self) -> int:
+        return len(self.vjp)
+
+    @property
+    def differentiable(self) -> bool:
+        return any(self.vjp)
+
+    def saved(self) -> frozenset[str]:
+        """Tensors that backward keeps (``out``, ``v0``..): read off the formula, never written by hand."""
+        return frozenset().union(*(self.saved_for(i) for i in range(self.arity)))
+
+    def saved_for(self, index: int) -> frozenset[str]:
+        """Tensors that the gradient of input ``index`` reads."""
+        tensors = {"out", *(f"v{i}" for i in range(self.arity))}
+        text = self.vjp[index]
+        return names(text, self.let) & tensors if text else frozenset()
+
+    @cached_property
+    def promoting(self) -> tuple[int, ...]:
+        """The inputs whose dtype decides the result's: those used as numbers, not only as conditions."""
+        used = set().union(*(_number_names(parse(text)) for text in (self.fwd, *self.let.values())))
+        return tuple(i for i in range(self.arity) if f"v{i}" in used) or tuple(range(self.arity))
+
+    def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
+        """The row and the parameters a call runs with."""
+        return self, {**self.params, **params}
+
+    def _result(self) -> Result:
+        if is_truth(parse(self.fwd)):
+            return "bool"
+        return "float" if any(needs_float(text) for text in (self.fwd, *self.let.values())) else "same"
+
+    def _check(self) -> None:
+        _check_identity(self.name, self.inputs, self.let, self.params)
+        known = {*self.params, *(f"v{i}" for i in range(self.arity))}
+        for name, text in self.let.items():
+            parse(text, self.name)
+            _check_names(self.name, text, known)
+            known.add(name)
+        for text in (self.fwd, *filter(None, self.vjp)):
+            parse(text, self.name)
+        if "out" in names(self.fwd, self.let):
+            raise ValueError(message(self.name, "fwd must not read 'out'", fwd=repr(self.fwd)))
+        _check_names(self.name, self.fwd, known)
+        for text in filter(None, self.vjp):
+            _check_names(self.name, text, known | {"g", "out"})
+        if len(self.inputs) != self.arity:
+            raise ValueError(message(self.name, "one name per input", inputs=self.inputs, vjp=self.vjp))
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A public op that picks one of several pointwise rows by its arguments: ``gelu(approximate=)``, ``clamp(min, max)``."""
+
+    name: str
+    rows: tuple[Pointwise, ...]
+    params: Mapping[str, Any]
+    choose: Callable[..., tuple[str, Mapping[str, float]]]
+    doc: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.rows[0].inputs
+
+    @property
+    def amp(self) -> Amp:
+        return self.rows[0].amp
+
+    @property
+    def differentiable(self) -> bool:
+        return self.rows[0].differentiable
+
+    def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
+        """The row and the parameters a call runs with."""
+        name, rest = self.choose(**{**self.params, **params})
+        return next(row for row in self.rows if row.name == name), dict(rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """An op that folds axes: ``finish(combine over r of map(x[r]))``.
+
+    ``map`` is in ``v0`` (the element), the parameters and, if ``given`` names another reduction, ``v1`` (that one's
+    result over the same axes); ``combine`` in ``v0`` and ``v1``, associative; ``neutral`` a number, ``LOWEST`` or
+    ``HIGHEST``; ``finish`` in ``v0`` (the fold), ``v1``, ``n`` (how many elements were folded) and the parameters.
+    ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``empty``: whether a fold of nothing
+    has a value. ``vjp(F, g, ...)`` names what it keeps.
+    """
+
+    name: str
+    combine: str
+    neutral: str
+    ref: Callable[..., Any]
+    vjp: Callable[..., Any] | None
+    map: str = "v0"
+    finish: str = "v0"
+    given: str = ""
+    params: Mapping[str, float] = field(default_factory=dict)
+    amp: Amp = "float"
+    result: Result = "same"
+    empty: bool = True
+    domain: tuple[float, float] = (-1.0, 1.0)
+    tol: float = 1.0
+    errors: Sequence[tuple[Sample, str]] = ()
+    doc: str = ""
+    inputs: tuple[str, ...] = ("x",)
+
+    def __post_init__(self) -> None:
+        _check_identity(self.name, self.inputs, (), self.params)
+        given = {"v1"} if self.given else set()
+        rules = ((self.map, {"v0", *given, *self.params}), (self.combine, {"v0", "v1"}), (self.neutral, set(LIMITS)),
+                 (self.finish, {"v0", "n", *given, *self.params}))  # fmt: skip
+        for text, known in rules:
+            parse(text, self.name)
+            _check_names(self.name, text, known)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.vjp is not None
+
+    def saved(self) -> frozenset[str]:
+        """Tensors that backward keeps: the parameter names of ``vjp``."""
+        return _kept(self.vjp, self.inputs)
+
+    def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensor inputs and the keyword arguments of a call, defaults filled in."""
+        names_ = ("x", "axis", "keepdims", *self.params)
+        known: dict[str, Any] = {"axis": None, "keepdims": False, **self.params}
+        known.update(zip(names_, args, strict=False))
+        known.update(kwargs)
+        known.pop("out", None)
+        return (known.pop("x"),), known
+
+
+def _kept(vjp: Callable[..., Any] | None, inputs: Iterable[str]) -> frozenset[str]:
+    return frozenset(inspect.signature(vjp).parameters) & {"out", *inputs} if vjp else frozenset()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs of a call as data: shapes, dtypes, ranges and keyword arguments. Made by :func:`S`."""
+
+    shapes: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dtypes: Any = None
+    low: Any = -1.0
+    high: Any = 1.0
+
+    def arrays(self, seed: int = 0, dtype: str | None = None) -> list[Any]:
+        """The arrays of the sample; ``dtype`` replaces float32. A list of shapes gives a list, ``None`` stays ``None``."""
+        rng = np.random.default_rng(seed)
+        return [self._array(rng, i, shape, dtype) for i, shape in enumerate(self.shapes)]
+
+    def _array(self, rng: np.random.Generator, i: int, shape: Any, dtype: str | None) -> Any:
+        if shape is None or isinstance(shape, np.ndarray | int | float):
+            return shape
+        if isinstance(shape, list):
+            return [self._array(rng, i, part, dtype) for part in shape]
+        low, high, kind = (_pick(value, i) for value in (self.low, self.high, self.dtypes))
+        if kind in (None, "float32"):
+            kind = dtype or "float32"
+        if kind == "bool":
+            return rng.random(shape) < 0.5
+        if kind.startswith(("int", "uint")):
+            return rng.integers(int(low), int(high), shape).astype(kind)
+        return rng.uniform(low, high, shape).astype("float32" if kind == "bfloat16" else kind)
+
+
+def _pick(value: Any, i: int) -> Any:
+    return value[i] if isinstance(value, tuple | list) else value
+
+
+def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwargs: Any) -> Sample:
+    """A sample of a call: shapes of the tensor arguments (or arrays), and its keyword arguments.
+
+    ``dtypes``, ``low`` and ``high`` are one value for all inputs or a tuple with one per input; integer inputs are
+    drawn from ``low`` up to but not including ``high``.
+
+    >>> S((2, 3), (3,), dtypes=("float32", "int64"), high=5).arrays()[1].dtype
+    dtype('int64')
+    """
+    return Sample(shapes, kwargs, dtypes, low, high)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
+
+    ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
+    be differentiated). Its further parameters say what backward needs: ``g``, ``out``, an input's name, ``<input>_shape``
+    or ``<input>_dtype`` (which keep no tensor), and keyword arguments of the call. It returns one gradient or ``None``
+    per tensor input; gradients of broadcast inputs are summed to the input's shape by the tape.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    vjp: Callable[..., Any] | None
+    ref: Callable[..., Any] | None
+    inputs: tuple[str, ...]
+    cpu: Callable[..., Any] | None = None
+    amp: Amp = "keep"
+    samples: Sequence[Sample] = ()
+    errors: Sequence[tuple[Sample, str]] = ()
+    variants: Sequence[Any] = ()
+    differentiable: bool = True
+    tol: float = 1.0
+    doc: str = ""
+
+    def saved(self) -> frozenset[str]:
+        """Tensors that backward keeps: the parameter names of ``vjp``."""
+        return _kept(self.vjp, self.inputs)
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.call)
+
+    def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensor inputs and the keyword arguments of a call, defaults filled in."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        rest = dict(bound.arguments)
+        rest.pop("out", None)
+        return tuple(rest.pop(name) for name in self.inputs), rest
+
+
+def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Call a row's ``vjp`` with what its parameter names ask for; one gradient or ``None`` per tensor input.
+
+    ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
+    """
+    given: dict[str, Any] = {**keywords, "g": g, "out": out}
+    for name, x in zip(row.inputs, inputs, strict=True):
+        given |= {name: x, f"{name}_shape": getattr(x, "shape", None), f"{name}_dtype": getattr(x, "dtype", None)}
+    wanted = list(inspect.signature(row.vjp).parameters)[1:]
+    grads = row.vjp(F, **{name: given[name] for name in wanted})
+    return grads if isinstance(grads, tuple) else (grads,)
+
+
+@dataclass(frozen=True, eq=False)
+class Composite:
+    """An op made of other ops: ``call(F, ...)`` over ``F``, which is ``netcl.ops`` or ``netcl.autograd``. Made by :func:`composite`.
+
+    Its parts have kernels and gradients, so it has neither of its own; autocast, too, looks at the parts.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    ref: Callable[..., Any] | None
+    inputs: tuple[str, ...]
+    amp: Amp = "keep"
+    samples: Sequence[Sample] = ()
+    errors: Sequence[tuple[Sample, str]] = ()
+    differentiable: bool = True
+    tol: float = 1.0
+    doc: str = ""
+
+    def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensor inputs and the keyword arguments of a call, defaults filled in."""
+        bound = inspect.signature(self.call).bind(None, *args, **kwargs)
+        bound.apply_defaults()
+        rest = dict(bound.arguments)
+        del rest["F"]
+        return tuple(rest.pop(name) for name in self.inputs), rest
+
+
+Row = Pointwise | Choice | Reduction | Op | Composite
+REGISTRY: dict[str, Row] = {}
+#: Second names of an op: ``swish`` is ``silu``.
+ALIASES: dict[str, str] = {}
+
+
+def register(row: Row) -> Row:
+    """Add a row to the table; from then on ``netcl.ops`` and ``netcl.autograd`` have the op.
+
+    >>> from netcl.ops.registry import Pointwise, register
+    >>> row = register(Pointwise("cube", "v0 * v0 * v0", ("3 * g * v0 * v0",), lambda x: x**3))
+    """
+    if row.name in REGISTRY or row.name in ALIASES:
+        raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
+    REGISTRY[row.name] = row
+    return row
+
+
+def unregister(name: str) -> None:
+    """Take a row out of the table again."""
+    del REGISTRY[name]
+
+
+def alias(name: str, of: str) -> None:
+    """Give the op ``of`` a second name."""
+    if name in REGISTRY or name in ALIASES:
+        raise ValueError(message(name, "is registered twice"))
+    ALIASES[name] = REGISTRY[of].name
+
+
+def lookup(name: str) -> Row:
+    """The row of an op by its name or second name."""
+    return REGISTRY[ALIASES.get(name, name)]
+
+
+def _tensor_inputs(call: Callable[..., Any]) -> tuple[str, ...]:
+    """Parameters annotated as tensors; where nothing is annotated, the positional ones without a default."""
+    parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "out"]
+    marked = tuple(p.name for p in parameters if "Tensor" in str(p.annotation))
+    return marked or tuple(p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
+
+
+def op(
+    *,
+    vjp: Callable[..., Any] | None,
+    ref: Callable[..., Any] | None,
+    name: str = "",
+    inputs: Sequence[str] = (),
+    **columns: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function an op: register its row. ``vjp=None`` says that it has no gradient, on purpose.
+
+    Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them.
+    """
+
+    def add(call: Callable[..., Any]) -> Callable[..., Any]:
+        title = name or call.__name__
+        tensors = tuple(inputs) or _tensor_inputs(call)
+        _check_vjp(title, call, vjp, tensors)
+        doc = columns.pop("doc", inspect.getdoc(call) or "")
+        differentiable = columns.pop("differentiable", vjp is not None)
+        register(Op(title, call, vjp, ref, tensors, differentiable=differentiable, doc=doc, **columns))
+        return call
+
+    return add
+
+
+def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | None, inputs: tuple[str, ...]) -> None:
+    if vjp is None:
+        return
+    first, *wanted = inspect.signature(vjp).parameters
+    known = {"g", "out", *inspect.signature(call).parameters}
+    known |= {f"{name}_{what}" for name in inputs for what in ("shape", "dtype")}
+    unknown = [name for name in wanted if name not in known]
+    if first != "F" or unknown:
+        fault = f"its vjp asks for {unknown[0]!r}" if unknown else "the first parameter of its vjp must be F"
+        raise ValueError(message(title, fault, f"known are F, {', '.join(sorted(known))}"))
+
+
+def composite(
+    *, ref: Callable[..., Any] | None, name: str = "", inputs: Sequence[str] = (), **columns: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function ``f(F, x, ...)`` over other ops an op: register its row.
+
+    Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them.
+
+    >>> from netcl.ops.registry import composite, unregister
+    >>> @composite(ref=lambda x: x - x.mean())
+    ... def centered(F, x):
+    ...     return F.sub(x, F.mean(x))
+    >>> unregister("centered")
+    """
+
+    def add(call: Callable[..., Any]) -> Callable[..., Any]:
+        title = name or call.__name__
+        if next(iter(inspect.signature(call).parameters), "") != "F":
+            raise ValueError(message(title, "the first parameter of a composite op must be F"))
+        tensors = tuple(inputs) or tuple(parameter for parameter in _tensor_inputs(call) if parameter != "F")
+        doc = columns.pop("doc", inspect.getdoc(call) or "")
+        register(Composite(title, call, ref, tensors, doc=doc, **columns))
+        return call
+
+    return add

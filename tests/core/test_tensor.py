@@ -1,0 +1,227 @@
+"""Tensor: factories, dtypes, transfers, errors; on every device and on NumPy."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from netcl.core.device import device as use
+from netcl.core.dtype import DTYPES, decode, encode
+from netcl.core.errors import DeviceError, DtypeError, ShapeError
+from netcl.core.tensor import Tensor
+
+SHAPES = [(), (0,), (1,), (3,), (255,), (257,), (2, 3), (4, 0, 2), (2, 3, 5)]
+
+
+def test_the_fields_are_the_pages():
+    assert [f.name for f in dataclasses.fields(Tensor)] == [
+        "buffer", "shape", "dtype", "context", "queue", "pool_handle", "persistent", "requires_grad", "grad", "grad_fn", "host_ref",
+        "array", "pending_event", "pending_release",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_round_trip(device, dtype, shape):
+    values = (np.arange(int(np.prod(shape))).reshape(shape) % 2).astype(np.float32)
+    t = Tensor.from_host(device.queue, values, dtype)
+    assert (t.shape, t.dtype, t.size, t.ndim, t.nbytes) == (shape, dtype, values.size, len(shape), values.size * DTYPES[dtype].itemsize)
+    assert t.backend == device.backend
+    np.testing.assert_array_equal(t.to_host(), values)
+    assert t.to_host().dtype == DTYPES[dtype].host
+    array, _event = copy = t.to_host_async()
+    np.testing.assert_array_equal(copy.wait(), values)
+    assert copy.array is array
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_fills(device, dtype):
+    for n in (0, 1, 3, 255, 257):
+        assert Tensor.zeros((n,), dtype, queue=device.queue).tolist() == [0] * n
+        assert Tensor.ones((n,), dtype, queue=device.queue).tolist() == [1] * n
+        assert Tensor.from_shape(device.queue, (n,), dtype=dtype, fill=1).tolist() == [1] * n
+    assert Tensor.full((), 1, dtype, queue=device.queue).item() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "becomes"),
+    [("float64", "float32"), ("float32", "float32"), ("float16", "float16"), ("int64", "int64"), ("int32", "int32"), ("uint8", "uint8"),
+     ("bool", "bool")],
+)  # fmt: skip
+def test_dtype_of_arrays(device, given, becomes):
+    assert Tensor.from_host(device.queue, np.zeros(3, given)).dtype == becomes
+
+
+def test_python_values(device):
+    with use(device):
+        assert Tensor.from_host([1.5, 2.5]).dtype == "float32"
+        assert Tensor.from_host([1, 2]).dtype == "int64"
+        assert Tensor.from_host(True).dtype == "bool"
+        assert Tensor.from_host(3.0).shape == ()
+        assert Tensor.arange(3).tolist() == [0, 1, 2]
+        assert Tensor.arange(1, 2, 0.5).tolist() == [1.0, 1.5]
+
+
+@pytest.mark.parametrize("name", ["complex64", "uint16", "<U3", "datetime64[s]", "object"])
+def test_other_dtypes_are_refused_by_name(device, name):
+    with pytest.raises(DtypeError, match=r"\[from_host\] arrays of dtype .* are not taken; shape=\(2,\); convert it"):
+        Tensor.from_host(device.queue, np.zeros(2, name))
+
+
+def test_unknown_dtype(device):
+    with pytest.raises(DtypeError, match=r"\[zeros?|\[empty\] unknown dtype; dtype='float8'; known: "):
+        Tensor.zeros((2,), "float8", queue=device.queue)
+
+
+def test_aliases_are_canonical(device):
+    for alias, name in (("float", "float32"), ("half", "float16"), ("double", "float64"), ("int", "int32")):
+        assert Tensor.zeros((2,), alias, queue=device.queue).dtype == name
+
+
+def test_bfloat16_rounds_to_nearest_even_and_keeps_nan():
+    row = DTYPES["bfloat16"]
+    bits = np.array([0x3F800000, 0x3F808000, 0x3F818000, 0x3F808001, 0x7F800000, 0xFF800000, 0x7F800001, 0x00000001], np.uint32)
+    stored = encode(bits.view(np.float32), row)
+    assert stored.tolist()[:6] == [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0x7F80, 0xFF80]
+    assert np.isnan(decode(stored, row)[6])
+    assert stored[7] == 0
+
+
+def test_bfloat16_arrays_of_ml_dtypes(device):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.array([1.5, -2.0, 3.25], ml_dtypes.bfloat16)
+    t = Tensor.from_host(device.queue, values)
+    assert t.dtype == "bfloat16"
+    assert t.tolist() == [1.5, -2.0, 3.25]
+
+
+def test_the_users_array_is_never_aliased(device):
+    values = np.arange(1000, dtype=np.float32)
+    t = Tensor.from_host(device.queue, values)
+    values[:] = -1
+    np.testing.assert_array_equal(t.to_host(), np.arange(1000))
+    host = t.to_host()
+    host[:] = -2
+    np.testing.assert_array_equal(t.to_host(), np.arange(1000))
+
+
+def test_share_aliases_on_purpose(device):
+    values = np.zeros(1024, np.float32)
+    t = Tensor.from_host(device.queue, values, share=True)
+    assert t.tolist() == values.tolist()
+    if t.backend == "cpu":
+        values[0] = 5
+        assert t.to_host()[0] == 5
+
+
+@pytest.mark.parametrize("async_copy", [True, False])
+@pytest.mark.parametrize("use_pinned", [True, False])
+def test_every_way_of_copying(cl_device, async_copy, use_pinned, monkeypatch):
+    from netcl.core.backend.opencl import backend_of
+
+    for integrated in (True, False):
+        monkeypatch.setattr(backend_of(cl_device.queue), "integrated", integrated)
+        for n in (0, 1, 1000, 100_003):
+            values = np.arange(n, dtype=np.float64)
+            t = Tensor.from_host(cl_device.queue, values, async_copy=async_copy, use_pinned=use_pinned)
+            values[:] = -1
+            np.testing.assert_array_equal(t.wait().to_host(), np.arange(n, dtype=np.float32))
+            assert t.pending_event is None
+
+
+def test_in_place(device):
+    t = Tensor.zeros((2, 3), queue=device.queue)
+    buffer, array = t.buffer, t.array
+    assert t.from_host(np.arange(6).reshape(2, 3)) is t
+    assert t.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert t.buffer is buffer
+    assert t.array is array
+    t.write(Tensor.ones((2, 3), queue=device.queue))
+    assert t.tolist() == [[1, 1, 1], [1, 1, 1]]
+    with pytest.raises(ShapeError, match=r"\[from_host\] the array has another shape than the tensor; array=\(3, 2\), tensor=\(2, 3\)"):
+        t.from_host(np.zeros((3, 2)))
+    assert t.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("shape", [(-1,), (2, -3)])
+def test_negative_sizes(device, shape):
+    for make in (Tensor.zeros, Tensor.empty, Tensor.ones):
+        with pytest.raises(ShapeError, match=r"sizes cannot be negative; shape="):
+            make(shape, queue=device.queue)
+
+
+def test_shapes_are_integers(device):
+    with pytest.raises(ShapeError, match=r"\[zeros\] a shape is made of integers; shape=\(2.5,\)"):
+        Tensor.zeros((2.5,), queue=device.queue)
+
+
+def test_item_and_friends(device):
+    one = Tensor.from_host(device.queue, np.array([[7]]))
+    assert (int(one), float(one), bool(one)) == (7, 7.0, True)
+    assert one.item() == 7
+    assert list(range(10))[one] == 7
+    with pytest.raises(ShapeError, match=r"\[item\] only a tensor with one element has an item; shape=\(2,\)"):
+        Tensor.zeros((2,), queue=device.queue).item()
+    with pytest.raises(TypeError, match="0-d tensor has no length"):
+        len(Tensor.zeros((), queue=device.queue))
+    assert len(Tensor.zeros((5, 2), queue=device.queue)) == 5
+
+
+def test_repr(device):
+    text = repr(Tensor.from_host(device.queue, np.array([1.0, 2.5]), requires_grad=True))
+    assert text.startswith("Tensor([1. , 2.5], shape=(2,), dtype=float32, device=")
+    assert text.endswith(", requires_grad=True)")
+
+
+def test_numpy_protocols(device):
+    t = Tensor.from_host(device.queue, np.arange(4, dtype=np.float32))
+    np.testing.assert_array_equal(np.asarray(t), np.arange(4))
+    assert np.asarray(t, dtype=np.int32).dtype == np.int32
+    if device.device_type == "cpu":
+        np.testing.assert_array_equal(np.from_dlpack(t), np.arange(4))
+    else:
+        with pytest.raises(BufferError, match=r"\[dlpack\]"):
+            t.__dlpack__()
+
+
+def test_moving_between_devices(device):
+    t = Tensor.from_host(device.queue, np.arange(3, dtype=np.int32), requires_grad=True)
+    assert t.to(device) is t
+    assert t.to(device.queue) is t
+    there = t.to("cpu")
+    assert there.backend == "cpu"
+    assert there.dtype == "int32"
+    assert there.requires_grad
+    assert there.to(device).tolist() == [0, 1, 2]
+    with pytest.raises(DeviceError, match=r"\[device\] no such device; selector='no such thing'"):
+        t.to("no such thing")
+
+
+def test_detach_shares_and_forgets(device):
+    t = Tensor.ones((2,), queue=device.queue, requires_grad=True)
+    assert not t.detach().requires_grad
+    t.detach().fill_(3)
+    assert t.tolist() == [3, 3]
+    copy = t._copy()
+    copy.fill_(4)
+    assert t.tolist() == [3, 3]
+
+
+def test_a_queue_of_another_context(cl_device):
+    cl = pytest.importorskip("pyopencl")
+    other = cl.Context(cl_device.context.devices)
+    with pytest.raises(DeviceError, match=r"\[tensor\] the queue belongs to another context"):
+        Tensor.zeros((2,), context=other, queue=cl_device.queue)
+
+
+def test_hooks_can_be_removed(device):
+    t = Tensor.zeros((1,), queue=device.queue)
+    remove = t.register_hook(lambda g: g)
+    assert len(t._hooks) == 1
+    remove()
+    assert t._hooks is None
+
+
+def test_tensors_are_hashable_by_identity(device):
+    a, b = (Tensor.zeros((1,), queue=device.queue) for _ in range(2))
+    assert len({a, b, a}) == 2
