@@ -195,6 +195,13 @@ def test_import_netcl_works_without_pyopencl():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_there_is_one_version():
+    import netcl
+
+    said = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert said and said[1] == netcl.__version__
+
+
 @pytest.mark.slow
 def test_the_wheel_carries_every_module_and_kernel(tmp_path):
     copy = tmp_path / "checkout"
