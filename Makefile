@@ -29,7 +29,8 @@ docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_tables.py
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: this Python cannot make environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 # One stamp per extra: pip runs again only after pyproject.toml has changed.
 $(VENV)/.cpu $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
