@@ -195,6 +195,8 @@ class DeviceManager:
             device = device.strip().lower() or "auto"
         elif not isinstance(device, int):
             return self._resolve(device, strict)
+        if platforms.forked_child and device != "cpu":
+            platforms.check_process()
         try:
             return self._chosen[device, strict]
         except KeyError:

@@ -133,7 +133,6 @@ class OpenCLBackend:
         wanted = dtypes.lookup(dtype, "to_host")
         stored = np.empty(shape, wanted.storage)
         if stored.nbytes:
-            platforms.check_process()
             self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=True)
         return dtypes.decode(stored, wanted)
 
@@ -143,7 +142,6 @@ class OpenCLBackend:
         stored = np.empty(shape, wanted.storage)
         if not stored.nbytes:
             return HostCopy(dtypes.decode(stored, wanted))
-        platforms.check_process()
         # bfloat16 is widened on the host, which needs the bytes: that copy is waited for.
         widened = wanted.host != wanted.storage
         event = self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=widened)
@@ -174,6 +172,8 @@ class OpenCLBackend:
 
 def backend_of(queue: Any) -> OpenCLBackend:
     """The backend of a queue, made at first use and kept on it."""
+    if platforms.forked_child:
+        platforms.check_process()
     try:
         return queue._netcl_backend
     except AttributeError:

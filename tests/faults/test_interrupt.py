@@ -1,0 +1,108 @@
+"""Ctrl-C while a kernel runs for a minute: the process leaves with status 130 within about three seconds."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from netcl.core.backend.opencl import interruptible_finish
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+
+SLOW = """__kernel void slow(__global float* x, long rounds) {
+  float v = x[get_global_id(0)];
+  for (long i = 0; i < rounds; ++i) v = v * 0.999999f + sin(v);
+  x[get_global_id(0)] = v;
+}"""
+START = f"""
+import sys, time
+import numpy as np
+from netcl.core.device import manager
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.core.backend.opencl import interruptible_finish
+handle = manager.default(sys.argv[1])
+x = Tensor.from_host(handle.queue, np.ones(1, np.float32))
+slow = program.get(handle.queue, {SLOW!r}, "slow")
+slow(handle.queue, 1, None, x, 10)
+x.to_host()
+slow(handle.queue, 1, None, x, 100_000_000_000)
+handle.queue.flush()
+print("running", flush=True)
+"""
+WAYS = {
+    "blocking read": "x.to_host()",
+    "finish": "handle.queue.finish()",
+    "interruptible": "interruptible_finish(handle.queue, timeout=120)",
+    "python": "time.sleep(120)",
+}
+
+
+def start(device, wait: str) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(START) + wait, device.platform_name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    time.sleep(0.3)
+    return process
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ctrl_c_leaves_with_130(cl_device, way):
+    with start(cl_device, WAYS[way]) as process:
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert time.monotonic() - begin < 6
+
+
+def test_a_second_ctrl_c_leaves_at_once(cl_device):
+    with start(cl_device, WAYS["blocking read"]) as process:
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert time.monotonic() - begin < 2.5
+
+
+def test_a_program_that_handles_ctrl_c_goes_on(cl_device):
+    script = textwrap.dedent(START.replace("100_000_000_000", "10")) + textwrap.dedent("""
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(4)  # longer than the grace time: only a stuck driver ends a process
+            print(x.to_host().shape, flush=True)
+        sys.exit(7)
+    """)
+    with subprocess.Popen([sys.executable, "-c", script, cl_device.platform_name], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "(1,)\n"
+        assert process.wait(timeout=20) == 7
+
+
+def test_finish_within_a_time_limit(cl_device):
+    x = Tensor.ones((1,), queue=cl_device.queue)
+    program.get(cl_device.queue, SLOW, "slow")(cl_device.queue, 1, None, x, 20_000_000)
+    assert interruptible_finish(cl_device.queue, timeout=0.02) is False
+    assert interruptible_finish(cl_device.queue, timeout=60) is True
+
+
+def test_the_programs_own_handler_is_kept(cl_device):
+    script = textwrap.dedent("""
+        import signal, sys
+        def mine(signum, frame): pass
+        signal.signal(signal.SIGINT, mine)
+        from netcl.core.device import manager
+        from netcl.core.tensor import Tensor
+        Tensor.zeros((1,), queue=manager.default(sys.argv[1]).queue)
+        assert signal.getsignal(signal.SIGINT) is mine
+    """)
+    assert subprocess.run([sys.executable, "-c", script, cl_device.platform_name], timeout=60, env=os.environ).returncode == 0
