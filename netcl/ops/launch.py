@@ -96,6 +96,7 @@ def kernel(
 ) -> program.Kernel:
     """The kernel ``kernel_name`` of the ``.cl`` file beside a module, for operands of given dtypes and a set of macros.
 
+    ``"rows.cl softmax.cl"`` joins two files: what several ops share, then the op's own.
     ``operands={"A": "float16"}`` gives the file ``A_T``, ``A_REAL``, ``A_LOAD`` and ``A_STORE``; ``defines`` become ``#define`` lines.
     """
     key = ("launch", module_file, cl_file, kernel_name, *(operands or {}).items(), *(defines or {}).items())
@@ -113,8 +114,8 @@ def _build(
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
         raise DtypeError(message(kernel_name, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
     lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
-    source = primitives.storage_macros(**operands) + "".join(lines) + primitives.cl_source(module_file, cl_file)
-    return program.get(queue, source, kernel_name)
+    files = [primitives.cl_source(module_file, part) for part in cl_file.split()]
+    return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + "\n".join(files), kernel_name)
 
 
 def _literal(value: int | float | str) -> str:
