@@ -1,0 +1,60 @@
+"""Gradients: every op of ``netcl.ops`` under the same name, recorded; the tape that walks back; functions of your own.
+
+``import netcl.autograd as ag``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netcl import ops as _forward
+from netcl.autograd import ops as _twins
+from netcl.autograd.function import Function, checkpoint
+from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
+from netcl.autograd.ops import apply_op
+from netcl.autograd.tape import (
+    Node,
+    Tape,
+    backward,
+    debug_tape,
+    detect_anomaly,
+    enable_grad,
+    get_current_tape,
+    grad,
+    is_grad_enabled,
+    no_grad,
+    retain_grad,
+    set_current_tape,
+    set_detect_anomaly,
+    set_grad_enabled,
+)
+from netcl.core import dispatch
+from netcl.core.tensor import Tensor
+
+__all__ = [
+    "Function", "GradientError", "Node", "Tape", "apply_op", "backward", "checkpoint", "debug_tape", "detect_anomaly", "enable_grad",
+    "get_current_tape", "grad", "gradcheck", "gradgradcheck", "is_grad_enabled", "no_grad", "retain_grad", "set_current_tape",
+    "set_detect_anomaly", "set_grad_enabled", "tensor",
+]  # fmt: skip
+
+
+def tensor(data: Any, dtype: str | None = None, *, requires_grad: bool = False, device: Any = None, queue: Any = None) -> Tensor:
+    """A tensor of host values on the active (or the given) device."""
+    if isinstance(data, Tensor):
+        data = data.to_host()
+    if queue is None and device is None:
+        return Tensor.from_host(data, dtype=dtype, requires_grad=requires_grad)
+    where = queue if queue is not None else Tensor.empty((0,), device=device).queue
+    return Tensor.from_host(where, data, dtype, requires_grad=requires_grad)
+
+
+_twins.fill_slots()
+dispatch.fill("backward", backward)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_twins, name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_forward.names()]

@@ -1,0 +1,116 @@
+"""Gradients that users write: ``Function``, and ``checkpoint``, which trades time for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from netcl.autograd.tape import Node, enable_grad, modes, no_grad, recording, run_backward
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.ops import random
+
+
+class Context:
+    """What ``forward`` leaves for ``backward``: ``save_for_backward`` for tensors, attributes for the rest."""
+
+    def __init__(self) -> None:
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.needs_input_grad: tuple[bool, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep tensors until the walk has passed."""
+        self.saved_tensors = tensors
+
+
+class Function:
+    """An op with a gradient of your own.
+
+    >>> import netcl.autograd as ag
+    >>> class Cube(ag.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x * x * x
+    ...     @staticmethod
+    ...     def backward(ctx, g):
+    ...         (x,) = ctx.saved_tensors
+    ...         return g * 3.0 * x * x
+    >>> x = ag.tensor([2.0], requires_grad=True)
+    >>> Cube.apply(x).backward()
+    >>> x.grad.tolist()
+    [12.0]
+    """
+
+    @staticmethod
+    def forward(ctx: Context, *args: Any, **kwargs: Any) -> Any:
+        """Compute the result; nothing in here is recorded."""
+        raise NotImplementedError(message("Function", "forward is not defined"))
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: Any) -> Any:
+        """One gradient, or ``None``, per argument of ``forward``."""
+        raise NotImplementedError(message("Function", "backward is not defined"))
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """Run ``forward`` and record the call."""
+        ctx = Context()
+        ctx.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
+        with no_grad():
+            out = cls.forward(ctx, *args, **kwargs)
+        if not recording(args):
+            return out
+        results = [r.detach() if any(r is x for x in args) else r for r in (out if isinstance(out, tuple) else (out,))]
+        Node(cls.__name__, _function_rule(cls), args, ctx).attach(results)
+        return tuple(results) if isinstance(out, tuple) else results[0]
+
+
+def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
+    def rule(node: Node, F: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        zeros = [g if g is not None else Tensor.zeros(like.shape, like.dtype, queue=_queue(grads))
+                 for g, like in zip(grads, node.outputs, strict=True)]  # fmt: skip
+        back = cls.backward(node.saved, *zeros)
+        back = back if isinstance(back, tuple) else (back,)
+        if len(back) != len(node.edges):
+            what = f"backward gave {len(back)} gradients for {len(node.edges)} arguments"
+            raise ValueError(message(cls.__name__, what, "return one, or None, per argument of forward"))
+        return back
+
+    return rule
+
+
+def _queue(grads: Sequence[Any]) -> Any:
+    return next(g for g in grads if g is not None).queue
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run ``function`` without keeping what its gradient needs; backward runs it again.
+
+    Random ops repeat themselves: the generator's state of the first run is put back for the second.
+    """
+    if not modes.enabled:
+        return function(*args, **kwargs)
+    state = random.get_state()
+    with no_grad():
+        out = function(*args, **kwargs)
+    results = out if isinstance(out, tuple) else (out,)
+    node = Node("checkpoint", _checkpoint_rule, args, (function, args, kwargs, state))
+    node.attach([r.detach() if any(r is x for x in args) else r for r in results])
+    return out
+
+
+def _checkpoint_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
+    function, args, kwargs, state = node.saved
+    if modes.enabled:
+        raise RuntimeError(message("checkpoint", "a checkpoint cannot be differentiated twice", "call the function without checkpoint"))
+    fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in args]
+    now = random.get_state()
+    random.set_state(state)
+    with enable_grad():
+        out = function(*fresh, **kwargs)
+    random.set_state(now)
+    results = out if isinstance(out, tuple) else (out,)
+    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
+    run_backward([r for r, _ in pairs], [g for _, g in pairs])
+    return [x.grad if isinstance(x, Tensor) else None for x in fresh]

@@ -1,0 +1,187 @@
+"""The differentiable twin of every op: the same call, recorded. Generated from the rows; typed in ``ops.pyi``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any
+
+from netcl import ops
+from netcl.autograd.tape import Like, Node, modes, recording
+from netcl.core import dispatch
+from netcl.core.tensor import Tensor
+from netcl.ops import elementwise, registry
+from netcl.ops.expression import compose
+from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
+
+_twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
+
+
+def twin(name: str) -> Callable[..., Any]:
+    """The differentiable function of the op ``name``; made at first use."""
+    row = registry.lookup(name)
+    known = _twins.get(name)
+    if known is None or known[0] is not row:
+        known = _twins[name] = (row, _make(row))
+    return known[1]
+
+
+def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the op ``name``, recorded if an input requires it."""
+    return twin(name)(*args, **kwargs)
+
+
+def _make(row: Any) -> Callable[..., Any]:
+    forward = ops.function(row.name)
+    if isinstance(row, Composite):
+        made = _composite(row)
+    elif not row.differentiable:
+        return forward
+    else:
+        made = _pointwise(row, forward) if isinstance(row, Pointwise | Choice) else _structured(row, forward)
+    made = wraps(forward)(made)
+    made.__module__ = "netcl.autograd"
+    return made
+
+
+def _composite(row: Composite) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import netcl.autograd
+
+        return row.call(netcl.autograd, *args, **kwargs)
+
+    return call
+
+
+# ---- pointwise
+
+
+def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable[..., Any]:
+    arity, names = len(row.inputs), (*row.inputs, *row.params)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not recording(args) and not (kwargs and recording(list(kwargs.values()))):
+            return forward(*args, **kwargs)
+        out = forward(*args, **kwargs)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
+        values = elementwise.operands(row.name, [given[name] for name in row.inputs])
+        kept = chosen.saved()
+        inputs = [x if f"v{i}" in kept or not isinstance(x, Tensor) else Like(x.shape, x.dtype) for i, x in enumerate(values)]
+        saved = (chosen, inputs, params, out.detach() if "out" in kept else None)
+        Node(row.name, _pointwise_rule, values, saved).attach((out,))
+        return out
+
+    assert arity
+    return call
+
+
+def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
+    row, inputs, params, out = node.saved
+    g = grads[0]
+    wanted = [edge is not None for edge in node.edges]
+    if not modes.enabled:
+        return elementwise.run_vjp(row, g, out, inputs, params, wanted)
+    env = {f"v{i}": x for i, x in enumerate(inputs)} | dict(params) | {"g": g, "out": _again(node, out)}
+    return [compose(text, env, F, row.let) if want and text else None for want, text in zip(wanted, row.vjp, strict=True)]
+
+
+def _again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
+    """A kept output as what it was: a recorded value. (The kept tensor has no history, or tensor and node would hold each other.)"""
+    if out is None:
+        return None
+    recorded = out.detach()
+    recorded.requires_grad, recorded.grad_fn, recorded._index = True, node, index
+    return recorded
+
+
+# ---- functions
+
+
+def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..., Any]:
+    binder = row.bind if isinstance(row, Reduction) else _binder(row)
+    kept = row.saved()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        if not modes.enabled:
+            return out
+        inputs, keywords = binder(*args, **kwargs)
+        flat = _flatten(inputs)
+        if not recording(flat):
+            return out
+        outputs = out if isinstance(out, tuple) else (out,)
+        saved = (row, [_keep(x, name in kept, outputs[0]) for name, x in zip(row.inputs, inputs, strict=True)], keywords,
+                 [o.detach() for o in outputs] if "out" in kept else None)  # fmt: skip
+        if outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
+            Node(row.name, _structured_rule, flat, saved).attach(outputs)
+        return out
+
+    return call
+
+
+def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Names and defaults of a call, without the cost of ``inspect`` per call; the op itself has checked the arguments."""
+    parameters = inspect.signature(row.call).parameters
+    names = [p.name for p in parameters.values()]
+    defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+
+    def bind(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = defaults | dict(zip(names, args, strict=False)) | kwargs
+        given.pop("out", None)
+        return tuple(given.pop(name) for name in row.inputs), given
+
+    return bind
+
+
+def _flatten(inputs: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for x in inputs:
+        flat.extend(x) if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x) else flat.append(x)
+    return flat
+
+
+def _keep(x: Any, kept: bool, out: Tensor) -> Any:
+    if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
+        return [_keep(part, kept, out) for part in x]
+    if not isinstance(x, Tensor):
+        return x if x is None or not kept else Tensor.from_host(out.queue, x)
+    return x if kept else Like(x.shape, x.dtype)
+
+
+def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
+    row, inputs, keywords, outs = node.saved
+    if outs is not None and modes.enabled:
+        outs = [_again(node, out, i) for i, out in enumerate(outs)]
+    several = len(node.outputs) > 1
+    out = None if outs is None else (tuple(outs) if several else outs[0])
+    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, _wanted(row, node, inputs, keywords))
+    return _flat_gradients(inputs, back)
+
+
+def _wanted(row: Any, node: Node, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of the call; a vjp that asks for ``needs`` is told which inputs want a gradient and may skip the others."""
+    return {**keywords, "needs": tuple(edge is not None for edge in node.edges)}
+
+
+def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for x, gradient in zip(inputs, back, strict=True):
+        if isinstance(x, list):
+            flat.extend(gradient if gradient is not None else [None] * len(x))
+        else:
+            flat.append(gradient)
+    return flat
+
+
+def fill_slots() -> None:
+    """Give Tensor its operators and methods."""
+    for name in ops.names():
+        dispatch.fill(name, lambda *args, _name=name, **kwargs: twin(_name)(*args, **kwargs))
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name.startswith("_") or (name not in registry.REGISTRY and name not in registry.ALIASES):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return twin(name)

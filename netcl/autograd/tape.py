@@ -1,0 +1,417 @@
+"""The tape: what an op leaves behind so that gradients can walk back through it.
+
+A result points to the :class:`Node` that made it (``grad_fn``); a node points to the nodes and leaves its inputs came from,
+never to their tensors, unless the row's formula reads them. So memory is held by what backward needs and by nothing else, and
+it is released as the walk passes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl import ops
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+
+_counter = itertools.count()
+
+
+class _Modes(threading.local):
+    """Per thread: whether ops are recorded, onto which tape, and whether every value is checked."""
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self.anomaly = False
+        self.tape: Tape | None = None
+
+
+modes = _Modes()
+
+
+class Like(NamedTuple):
+    """What is known of an input that backward does not keep."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Node:
+    """One recorded op: ``rule(node, F, gradients)`` gives a gradient, or ``None``, per input.
+
+    ``edges`` say where each goes: ``(leaf tensor, 0)``, ``(node, index of its output)``, or ``None`` for nowhere.
+    """
+
+    __slots__ = ("__weakref__", "edges", "hooks", "likes", "name", "order", "outputs", "rule", "saved", "site")
+
+    def __init__(self, name: str, rule: Callable[..., Sequence[Any]], inputs: Sequence[Any], saved: Any):
+        self.name = name
+        self.rule: Callable[..., Sequence[Any]] | None = rule
+        self.edges = [_edge(x) for x in inputs]
+        self.likes = [Like(x.shape, x.dtype) if isinstance(x, Tensor) else None for x in inputs]
+        self.saved = saved
+        self.order = next(_counter)
+        self.outputs: list[Like] = []
+        self.hooks: list[tuple[int, Callable[[Tensor], Tensor | None]]] = []
+        self.site = _site() if modes.anomaly else ""
+
+    def attach(self, outputs: Sequence[Any]) -> None:
+        """Make the outputs point here."""
+        for index, out in enumerate(outputs):
+            self.outputs.append(Like(out.shape, out.dtype))
+            if out.dtype.startswith(("float", "bfloat")):
+                out.requires_grad = True
+                out.grad_fn = self
+                out._index = index
+        if modes.tape is not None:
+            modes.tape.nodes.append(self)
+        if modes.anomaly:
+            for out in outputs:
+                _check_finite(self, out, "gave")
+
+    def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Call ``hook`` with the gradient of output ``index``; returns a remover."""
+        entry = (index, hook)
+        self.hooks.append(entry)
+        return lambda: self.hooks.remove(entry) if entry in self.hooks else None
+
+    def release(self) -> None:
+        """Let go of everything backward needed."""
+        self.saved = self.rule = None
+        self.edges = []
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {[out.shape for out in self.outputs]}>"
+
+
+def _edge(x: Any) -> tuple[Any, int] | None:
+    if not isinstance(x, Tensor) or not x.requires_grad:
+        return None
+    return (x, 0) if x.grad_fn is None else (x.grad_fn, x._index)
+
+
+def _site() -> str:
+    """The line of the user's program that called the op."""
+    for frame in reversed(traceback.extract_stack()):
+        if "/netcl/" not in frame.filename.replace("\\", "/") and not frame.filename.startswith("<op "):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+    return "unknown"
+
+
+def recording(tensors: Sequence[Any]) -> bool:
+    """Whether an op over these inputs is to be recorded."""
+    return modes.enabled and any(type(x) is Tensor and x.requires_grad for x in tensors)
+
+
+# ---- the walk
+
+
+def run_backward(
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    *,
+    wanted: Sequence[Tensor] | None = None,
+    create_graph: bool = False,
+    retain_graph: bool = False,
+) -> list[Tensor | None]:
+    """Walk back from ``outputs``. Leaves accumulate ``.grad``, or, if ``wanted`` names tensors, their gradients are returned."""
+    with set_grad_enabled(create_graph):
+        walk = _Walk(wanted, create_graph, retain_graph or create_graph)
+        for out, gradient in zip(outputs, gradients, strict=True):
+            walk.start(out, gradient)
+        walk.run()
+        return walk.captured()
+
+
+class _Walk:
+    def __init__(self, wanted: Sequence[Tensor] | None, create_graph: bool, retain: bool):
+        self.F = _differentiable() if create_graph else ops
+        self.retain = retain
+        self.pending: dict[Node, list[Tensor | None]] = {}
+        self.heap: list[tuple[int, Node]] = []
+        self.wanted = wanted
+        self.targets = {} if wanted is None else {_key(_edge(t) or (t, 0)): i for i, t in enumerate(wanted)}
+        self.found: list[Tensor | None] = [] if wanted is None else [None] * len(wanted)
+        self.handed: set[int] = set()
+
+    def start(self, out: Tensor, gradient: Tensor | None) -> None:
+        if not out.requires_grad:
+            what = "the tensor does not require grad, so there is nothing to walk back through"
+            raise ValueError(message("backward", what, "set requires_grad=True on the leaves before the forward pass", shape=out.shape))
+        if gradient is None:
+            if out.size != 1:
+                what = "a gradient is needed for a tensor with more than one element"
+                raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
+            gradient = Tensor.ones(out.shape, out.dtype, queue=out.queue)
+        elif gradient.shape != out.shape:
+            raise ShapeError(message("backward", "the gradient has another shape than the tensor", gradient=gradient.shape, tensor=out.shape))
+        else:
+            self.handed.add(_storage(gradient))  # the caller's own: a leaf must get a copy
+        edge = _edge(out)
+        assert edge is not None
+        self.send(edge, gradient)
+
+    def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
+        """A gradient arrives at a leaf or at an output of a node."""
+        target, index = edge
+        if _key(edge) in self.targets:
+            slot = self.targets[_key(edge)]
+            self.found[slot] = _sum(self.F, self.found[slot], gradient)
+        if isinstance(target, Tensor):
+            if self.wanted is None:
+                self.accumulate(target, gradient)
+            return
+        if target not in self.pending:
+            if target.rule is None:
+                what = "the graph was already walked and its memory released"
+                raise RuntimeError(message("backward", what, "pass retain_graph=True to the first backward", op=target.name))
+            self.pending[target] = [None] * len(target.outputs)
+            heapq.heappush(self.heap, (-target.order, target))
+        grads = self.pending[target]
+        grads[index] = _sum(self.F, grads[index], gradient)
+
+    def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
+        for hook in leaf._hooks or ():
+            gradient = _replaced(gradient, hook(gradient))
+        if leaf.grad is not None:
+            leaf.grad = self.F.add(leaf.grad, gradient)
+            return
+        # Rules may hand one tensor to several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
+        if _storage(gradient) in self.handed:
+            gradient = gradient._copy() if gradient.grad_fn is None else self.F.clone(gradient)
+        self.handed.add(_storage(gradient))
+        leaf.grad = gradient
+
+    def run(self) -> None:
+        while self.heap:
+            _, node = heapq.heappop(self.heap)
+            grads = self.pending.pop(node)
+            for index, hook in node.hooks:
+                if grads[index] is not None:
+                    grads[index] = _replaced(grads[index], hook(grads[index]))
+            self.visit(node, grads)
+
+    def visit(self, node: Node, grads: list[Tensor | None]) -> None:
+        assert node.rule is not None
+        edges, likes = node.edges, node.likes
+        back = node.rule(node, self.F, grads)
+        if not self.retain:
+            node.release()
+        for edge, like, gradient in zip(edges, likes, back, strict=True):
+            if edge is not None and gradient is not None:
+                if modes.anomaly:
+                    _check_finite(node, gradient, "gave, walking back,")
+                self.send(edge, _fit(self.F, gradient, like))
+
+    def captured(self) -> list[Tensor | None]:
+        return self.found
+
+
+def _key(edge: tuple[Any, int]) -> tuple[int, int]:
+    return id(edge[0]), edge[1]
+
+
+def _storage(t: Tensor) -> int:
+    return id(t.pool_handle or t.buffer) if t.array is None else t.array.__array_interface__["data"][0]
+
+
+def _sum(F: Any, a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else F.add(a, b)
+
+
+def _replaced(gradient: Any, answer: Any) -> Any:
+    return gradient if answer is None else answer
+
+
+def _fit(F: Any, gradient: Tensor, like: Like) -> Tensor:
+    """A gradient in the shape and dtype of its input: summed over broadcast axes."""
+    if gradient.shape != like.shape:
+        extra = len(gradient.shape) - len(like.shape)
+        axes = tuple(i for i, n in enumerate(gradient.shape) if i < extra or (like.shape[i - extra] == 1 and n != 1))
+        gradient = F.reshape(F.sum(gradient, axis=axes) if axes else gradient, like.shape)
+    return gradient if gradient.dtype == like.dtype else F.cast(gradient, like.dtype)
+
+
+def _differentiable() -> Any:
+    import netcl.autograd
+
+    return netcl.autograd
+
+
+def _check_finite(node: Node, value: Tensor, verb: str) -> None:
+    values = value.to_host()
+    bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else ()
+    if len(bad):
+        first = tuple(int(i) for i in bad[0])
+        what = f"the op {verb} a value that is not finite"
+        raise FloatingPointError(message(node.name, what, f"called at {node.site}", index=first, value=values[first], shape=value.shape))
+
+
+# ---- what users call
+
+
+class Tape:
+    """Scopes recording: ``with Tape() as tape: ...`` then ``tape.backward(loss)``. The same walk as ``loss.backward()``.
+
+    Recording needs no tape; a tape adds a list of what was recorded, in order.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._previous: list[tuple[Tape | None, bool]] = []
+
+    def __enter__(self) -> Tape:
+        self._previous.append((modes.tape, modes.enabled))
+        modes.tape, modes.enabled = self, True
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        modes.tape, modes.enabled = self._previous.pop()
+
+    def backward(self, loss: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
+        """Accumulate the gradients of ``loss`` into the leaves it came from."""
+        backward(loss, gradient, retain_graph=retain_graph, create_graph=create_graph)
+        if not (retain_graph or create_graph):
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget what was recorded."""
+        self.nodes.clear()
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+def backward(tensor: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
+    """Accumulate into ``.grad`` of every leaf that requires it; ``gradient`` is needed unless the tensor is a scalar."""
+    run_backward([tensor], [gradient], retain_graph=retain_graph, create_graph=create_graph)
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of ``outputs`` with respect to ``inputs``; no ``.grad`` is touched.
+
+    ``create_graph=True`` records the gradients themselves, so that they can be differentiated again.
+    """
+    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or [None] * len(outs))
+    for i, x in enumerate(ins):
+        if not x.requires_grad:
+            raise ValueError(message("grad", f"input {i} does not require grad", "set requires_grad=True before the forward pass", shape=x.shape))
+    found = run_backward(outs, given, wanted=ins, create_graph=create_graph, retain_graph=create_graph if retain_graph is None else retain_graph)
+    missing = [i for i, g in enumerate(found) if g is None]
+    if missing and not allow_unused:
+        what = f"input {missing[0]} was not used to compute the outputs"
+        raise ValueError(message("grad", what, "pass allow_unused=True to get None for it", shape=ins[missing[0]].shape))
+    return tuple(found)
+
+
+class _Setting:
+    """A mode as context manager and decorator; the old value comes back on exit."""
+
+    field = ""
+
+    def __init__(self, value: Any):
+        self.value = value
+        self._previous: list[Any] = []
+
+    def __enter__(self) -> _Setting:
+        self._previous.append(getattr(modes, self.field))
+        setattr(modes, self.field, self.value)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        setattr(modes, self.field, self._previous.pop())
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with type(self)(self.value) if type(self) in (set_grad_enabled, set_detect_anomaly) else type(self)():
+                return function(*args, **kwargs)
+
+        wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
+        return wrapped
+
+
+class set_grad_enabled(_Setting):
+    """``with set_grad_enabled(flag): ...``: record ops, or do not."""
+
+    field = "enabled"
+
+
+class no_grad(set_grad_enabled):
+    """``with no_grad(): ...`` (or a decorator): nothing is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+
+
+class enable_grad(set_grad_enabled):
+    """``with enable_grad(): ...``: record again inside ``no_grad``."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+
+class set_detect_anomaly(_Setting):
+    """``with set_detect_anomaly(flag): ...``: check every value and every gradient; slow, for finding NaN and Inf."""
+
+    field = "anomaly"
+
+
+class detect_anomaly(set_detect_anomaly):
+    """``with detect_anomaly(): ...``: an op or gradient that is not finite raises, naming op, call site and first bad index."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+
+def is_grad_enabled() -> bool:
+    """Whether ops are being recorded in this thread."""
+    return modes.enabled
+
+
+def get_current_tape() -> Tape | None:
+    """The tape of the innermost ``with Tape()`` of this thread."""
+    return modes.tape
+
+
+def set_current_tape(tape: Tape | None) -> None:
+    """Record onto ``tape`` from now on (``None``: onto no list)."""
+    modes.tape = tape
+
+
+def debug_tape(tape: Tape) -> str:
+    """The recorded ops of a tape, one line each: number, op, shapes of the inputs, shapes of the outputs."""
+    rows = []
+    for i, node in enumerate(tape.nodes):
+        ins = ", ".join(str(like.shape) for like in node.likes if like is not None)
+        rows.append(f"{i:4d} {node.name:24s} {ins} -> {', '.join(str(out.shape) for out in node.outputs)}")
+    return "\n".join(rows)
+
+
+def retain_grad(tensor: Tensor) -> None:
+    """Keep ``.grad`` of a tensor that is not a leaf."""
+    there = weakref.ref(tensor)
+
+    def keep(gradient: Tensor) -> None:
+        kept = there()
+        if kept is not None:
+            kept.grad = gradient if kept.grad is None else ops.add(kept.grad, gradient)
+
+    if tensor.grad_fn is not None:
+        tensor.register_hook(keep)
