@@ -18,7 +18,7 @@ from pathlib import Path
 from netcl import __version__
 from netcl.core import env, platforms
 from netcl.core.device import DeviceHandle, Found, manager, score
-from netcl.core.errors import EnvironmentVariableError
+from netcl.core.errors import DeviceError, EnvironmentVariableError
 from netcl.core.platforms import Runtime
 
 # PCI vendors of GPUs, and what to install where their OpenCL driver is missing.
@@ -275,7 +275,7 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
     print(_indent("driver libraries: " + ", ".join(dict.fromkeys(os.path.basename(names[0]) for _, names in platforms.DRIVERS))))
     print("\nRuntimes found:")
     print(_indent(table(("name", "from", "library", "state"), _runtime_rows(facts)) if facts.runtimes else "none"))
-    print("\nDevices (* is what \"auto\" chooses):")
+    print('\nDevices (* is what "auto" chooses):')
     print(_indent(table(DEVICE_HEADER, device_rows(facts.found))))
     for title, chosen in (("Notes", [f for f in findings if f.is_note]), ("Problems", [f for f in findings if not f.is_note])):
         if chosen:
@@ -335,7 +335,7 @@ def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests
 
-    return int(tests.run(args.device))
+    return int(tests.run(args.device or env.value("NETCL_DEVICE")))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -360,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return args.function(args)
-    except EnvironmentVariableError as error:
+    except (DeviceError, EnvironmentVariableError) as error:
         print(error, file=sys.stderr)
         return 1
 

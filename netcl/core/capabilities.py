@@ -68,7 +68,7 @@ class DeviceProfile:
 
 
 def device_type(cl_device: Any) -> str:
-    """"gpu", "cpu", "accel" or "other"; a device that claims several (Oclgrind claims all) is the first of them."""
+    """ "gpu", "cpu", "accel" or "other"; a device that claims several (Oclgrind claims all) is the first of them."""
     bits = int(cl_device.type)
     return next((name for name, bit in TYPE_BITS if bits & bit), "other")
 
@@ -149,7 +149,7 @@ def numpy_profile() -> DeviceProfile:
 
 
 def kernel_strategy(profile: DeviceProfile) -> str:
-    """"portable" or "optimized": CPUs and devices with little local memory are portable, whatever else they list.
+    """ "portable" or "optimized": CPUs and devices with little local memory are portable, whatever else they list.
 
     Otherwise subgroups, half precision or an NVIDIA or AMD device make it optimized. ``NETCL_KERNEL_STRATEGY`` overrides.
     """

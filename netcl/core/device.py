@@ -271,7 +271,7 @@ class DeviceManager:
             return self.handle_of(thing.queue)
         if hasattr(thing, "finish"):
             return self.handle_of(thing)
-        if hasattr(thing, "persistent_unique_id"):  # a cl.Device
+        if hasattr(thing, "create_sub_devices"):  # a cl.Device
             return self._make(thing)
         if callable(thing):
             return self._handle_for(_best([f for f in self.found() if thing(f.profile)], named=True))

@@ -208,7 +208,7 @@ def _in_folder(folder: Path, origin: str, known: bool, places: Places) -> Iterat
         files = sorted(folder.glob("*.icd"))
     else:
         files = [folder] if folder.suffix == ".icd" else []
-        if not files and known:
+        if not files and ".so" in folder.name:
             yield Runtime(folder.name, str(folder), _resolve(str(folder), places.library_folders), origin, str(folder), known)
     for file in files:
         library = _read_icd(file)

@@ -147,7 +147,7 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref", "pending_event",
+        "__weakref__", "_hooks", "_index", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref", "pending_event",
         "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
@@ -173,6 +173,7 @@ class Tensor:
         self.pending_event = pending_event
         self.pending_release = pending_release
         self._hooks = None
+        self._index = 0  # which output of grad_fn this is
 
     # ---- making tensors
 
@@ -438,6 +439,8 @@ class Tensor:
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
         """Call ``hook(gradient)`` when this tensor's gradient is known; a returned tensor replaces it. Returns a remover."""
+        if self.grad_fn is not None:
+            return self.grad_fn.add_hook(self._index, hook)
         self._hooks = [*(self._hooks or ()), hook]
 
         def remove() -> None:

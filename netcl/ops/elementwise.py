@@ -73,8 +73,8 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
     """Raise unless two tensors live on one queue (all NumPy queues are one)."""
     if a.queue is b.queue or (isinstance(a.queue, CPUQueue) and isinstance(b.queue, CPUQueue)) or a.queue == b.queue:
         return
-    remedy = "move one with tensor.to(device)"
-    raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, a=a.device.device_name, b=b.device.device_name))
+    where = {"a": a.device.device_name, "b": b.device.device_name}
+    raise DeviceError(message(op, "the tensors live on different devices or queues", "move one with tensor.to(device)", **where))
 
 
 def broadcast(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
@@ -301,7 +301,9 @@ def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tenso
     return out
 
 
-def _forward_types(row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
+def _forward_types(
+    row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None
+) -> tuple[tuple[int, ...], str, DType]:
     """Shape, compute type and dtype of the result."""
     _check_params(row, params)
     tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
@@ -333,24 +335,30 @@ def as_compute(x: Operand, compute: str) -> np.ndarray:
     return dtypes.decode(x.array, DTYPES[x.dtype]).astype(COMPUTE[compute], copy=False)
 
 
-def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any) -> Tensor:
-    """Values of a compute type as a tensor on the NumPy backend."""
+def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, sources: Sequence[Any] = ()) -> Tensor:
+    """Values of a compute type as a tensor on the NumPy backend, in memory that none of ``sources`` has."""
+    full = np.asarray(values)
     with np.errstate(all="ignore"):
-        full = np.broadcast_to(np.asarray(values), shape)
         if dtype.name == "bool":
             full = full != 0
         elif dtype.name == "uint8" and full.dtype.kind == "f":
             full = full.astype(np.int32)
         stored = dtypes.encode(full, dtype)
-    return Tensor._of_array(stored.copy() if stored.base is not None and not stored.flags.owndata else stored, dtype.name, queue)
+    if stored.shape != shape:
+        stored = np.broadcast_to(stored, shape).copy()
+    elif any(isinstance(x, Tensor) and np.may_share_memory(stored, x.array) for x in sources):
+        stored = stored.copy()
+    return Tensor._of_array(stored, dtype.name, queue)
 
 
-def _run_numpy(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
+def _run_numpy(
+    row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], out: Tensor | None, dtype: str | None
+) -> Tensor:
     shape, compute, result = _forward_types(row, values, params, dtype)
     function = numpy_function(forward_body(row), compute)
     with np.errstate(all="ignore"):
         (value,) = function(*(as_compute(x, compute) for x in (*values, *params)))
-    made = from_compute(value, shape, result, queue)
+    made = from_compute(value, shape, result, queue, values)
     if out is None:
         return made
     np.copyto(check_out(row.name, out, shape, result.name).array, made.array)
@@ -412,8 +420,10 @@ def _float_compute(inputs: Sequence[Any], targets: Sequence[DType]) -> str:
     return "double" if any(x.dtype == "float64" for x in inputs if isinstance(x, Tensor)) or DTYPES["float64"] in targets else "float"
 
 
-def _vjp_numpy(body: Body, queue: Any, inputs: Sequence[Operand], scalars: Sequence[float], targets: Sequence[DType], shape: Any) -> list[Tensor]:
+def _vjp_numpy(
+    body: Body, queue: Any, inputs: Sequence[Operand], scalars: Sequence[float], targets: Sequence[DType], shape: tuple[int, ...]
+) -> list[Tensor]:
     compute = _float_compute(inputs, targets)
     with np.errstate(all="ignore"):
         values = numpy_function(body, compute)(*(as_compute(x, compute) for x in (*inputs, *scalars)))
-    return [from_compute(v, shape, dtype, queue) for v, dtype in zip(values, targets, strict=True)]
+    return [from_compute(v, shape, dtype, queue, inputs) for v, dtype in zip(values, targets, strict=True)]

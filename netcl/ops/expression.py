@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from netcl.ops.functions import FUNCTIONS, Function
-from netcl.ops.registry import is_truth, parse
+from netcl.ops.registry import REGISTRY, is_truth, parse
 
 _SYMBOLS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
@@ -184,7 +184,7 @@ class Compose:
         return self.env[name]
 
     def negate(self, x: Any) -> Any:
-        return -x if _plain(x) else self.F.neg(x)
+        return -x if _plain(x) else self._op("neg", x)
 
     def arithmetic(self, symbol: str, a: Any, b: Any) -> Any:
         return self._apply(_PYTHON[symbol], _OPS[symbol], a, b)
@@ -203,14 +203,17 @@ class Compose:
         return float(truth) if _plain(truth) else self.F.cast(truth, self.dtype or "float32")
 
     def _apply(self, plain: Callable[..., Any], op: str, *args: Any) -> Any:
-        return plain(*args) if all(map(_plain, args)) else getattr(self.F, op)(*args)
+        return plain(*args) if all(map(_plain, args)) else self._op(op, *args)
 
     def _where(self, condition: Any, a: Any, b: Any) -> Any:
         if _plain(condition):
             return a if condition else b
         if _plain(a) and _plain(b):  # two numbers alone would make a float32 tensor even among float64
             return self.F.add(self.F.mul(self.number(condition), a - b), b)
-        return self.F.where(condition, a, b)
+        return self._op("where", condition, a, b)
+
+    def _op(self, op: str, *args: Any) -> Any:
+        return getattr(self.F, op)(*args)
 
 
 def _plain(x: Any) -> bool:
@@ -223,3 +226,37 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
     ``env`` binds ``g``, ``out``, ``v0``.. to tensors and parameters to numbers; ``let`` are a row's shared expressions.
     """
     return fold(parse(text), Compose(env, F, let))
+
+
+class _Record(Compose):
+    """Remembers which ops made which values."""
+
+    def __init__(self, env: Mapping[str, Any], F: Any):
+        super().__init__(env, F)
+        self.steps: list[tuple[str, tuple[Any, ...], Any]] = []
+
+    def _op(self, op: str, *args: Any) -> Any:
+        out = super()._op(op, *args)
+        self.steps.append((op, args, out))
+        return out
+
+
+def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str, Any]:
+    """Gradients of an expression with respect to the tensors of ``env``, by the rows of the functions it calls.
+
+    They have the shape of ``g`` or of their tensor; ``None`` where the expression does not depend on one.
+    """
+    record = _Record(env, F)
+    record.dtype = g.dtype
+    out = fold(parse(text), record)
+    grads: dict[int, Any] = {id(out): g}
+    for op, args, made in reversed(record.steps):
+        if id(made) not in grads:
+            continue
+        row = REGISTRY[op]
+        bound = {"g": grads[id(made)], "out": made, **{f"v{i}": x for i, x in enumerate(args)}}
+        for x, vjp in zip(args, row.vjp, strict=True):
+            if vjp and not _plain(x):
+                term = compose(vjp, bound, F, row.let)
+                grads[id(x)] = F.add(grads[id(x)], term) if id(x) in grads else term
+    return {name: grads.get(id(x)) for name, x in env.items()}

@@ -335,7 +335,8 @@ class Op:
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
     be differentiated). Its further parameters say what backward needs: ``g``, ``out``, an input's name, ``<input>_shape``
-    or ``<input>_dtype`` (which keep no tensor), and keyword arguments of the call. It returns one gradient or ``None``
+    or ``<input>_dtype`` (which keep no tensor), keyword arguments of the call, and ``needs``, which says per input whether its
+    gradient is wanted. It returns one gradient or ``None``
     per tensor input; gradients of broadcast inputs are summed to the input's shape by the tape.
     """
 
@@ -375,7 +376,7 @@ def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
 
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
     """
-    given: dict[str, Any] = {**keywords, "g": g, "out": out}
+    given: dict[str, Any] = {"needs": (True,) * len(inputs), **keywords, "g": g, "out": out}
     for name, x in zip(row.inputs, inputs, strict=True):
         given |= {name: x, f"{name}_shape": getattr(x, "shape", None), f"{name}_dtype": getattr(x, "dtype", None)}
     wanted = list(inspect.signature(row.vjp).parameters)[1:]
@@ -481,7 +482,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
     if vjp is None:
         return
     first, *wanted = inspect.signature(vjp).parameters
-    known = {"g", "out", *inspect.signature(call).parameters}
+    known = {"g", "out", "needs", *inspect.signature(call).parameters}
     known |= {f"{name}_{what}" for name in inputs for what in ("shape", "dtype")}
     unknown = [name for name in wanted if name not in known]
     if first != "F" or unknown:

@@ -62,7 +62,9 @@ def test_an_empty_launch_is_no_launch(cl_device):
 
 def test_required_work_group_sizes_win(cl_device):
     q = cl_device.queue
-    source = "__kernel __attribute__((reqd_work_group_size(4, 1, 1))) void four(__global int* x) { x[get_global_id(0)] = get_local_size(0); }"
+    source = (
+        "__kernel __attribute__((reqd_work_group_size(4, 1, 1))) void four(__global int* x) { x[get_global_id(0)] = get_local_size(0); }"
+    )
     x = Tensor.zeros((8,), "int32", queue=q)
     kernel = program.get(q, source, "four")
     assert kernel.required_local == (4, 1, 1)
