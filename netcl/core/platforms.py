@@ -43,7 +43,7 @@ MARK = "netcl.json"  # in a folder that was written here; child processes inheri
 
 # Driver libraries that are OpenCL runtimes by themselves: (name, file names or paths).
 DRIVERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("nvidia", ("libnvidia-opencl.so.1",)),
+    ("nvidia", ("libnvidia-opencl.so.1", "/usr/local/nvidia/lib64/libnvidia-opencl.so.1", "/usr/lib/wsl/lib/libnvidia-opencl.so.1")),
     ("amd", ("libamdocl64.so", "/opt/rocm/lib/libamdocl64.so", "/opt/rocm/opencl/lib/libamdocl64.so")),
     ("intel-gpu", ("intel-opencl/libigdrcl.so", "libigdrcl.so")),
     ("mali", ("libmali.so.1", "libmali.so", "libMali.so")),

@@ -1,0 +1,102 @@
+"""The ``netcl`` command on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import netcl
+from netcl import cli
+from netcl.core import env
+from netcl.core.device import manager, score
+
+
+def run(capsys, *arguments):
+    status = cli.main(arguments)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_doctor_tells_what_it_found(capsys):
+    status, text, _ = run(capsys, "doctor")
+    usable = [found for found in manager.found() if score(found.profile)[0] >= 0]
+    assert status == (0 if usable else 1)
+    for found in manager.found():
+        assert found.profile.name in text and found.index in text
+    assert "Runtimes were looked for in:" in text and "libnvidia-opencl.so.1" in text
+    assert ("Ready:" in text) is bool(usable)
+
+
+def test_devices_marks_what_auto_means(capsys):
+    status, text, _ = run(capsys, "devices")
+    (starred,) = [line for line in text.splitlines() if line.startswith("*")]
+    assert status == 0 and manager.default("auto").device_name in starred
+    assert len(text.splitlines()) == len(manager.found()) + 2
+
+
+def test_env_lists_every_variable(capsys, monkeypatch):
+    monkeypatch.setenv("NETCL_DEBUG", "2")
+    status, text, _ = run(capsys, "env")
+    assert status == 0 and all(name in text for name in env.VARIABLES)
+    assert "2 (set)" in next(line for line in text.splitlines() if line.startswith("NETCL_DEBUG"))
+
+
+def test_env_names_nonsense(capsys, monkeypatch):
+    monkeypatch.setenv("NETCL_DEBUG", "loud")
+    status, text, errors = run(capsys, "env")
+    assert status == 1 and "loud (set)" in text
+    assert errors.strip() == "[env] NETCL_DEBUG holds a value it cannot have; value='loud'; legal: 0, 1, 2, 3, 4"
+
+
+def test_nonsense_in_a_variable_ends_a_command_with_one_line(monkeypatch):
+    environment = {**os.environ, "NETCL_VISIBLE_DEVICES": "no such device"}
+    done = subprocess.run([sys.executable, "-m", "netcl", "devices"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("[env] NETCL_VISIBLE_DEVICES names a device that does not exist; value='no such device'; there are: ")
+
+
+def test_cache_info_and_clear(capsys, monkeypatch):
+    from netcl.runtime import cache
+
+    monkeypatch.setattr(cache, "info", lambda: {"folder": "/somewhere", "programs": 3})
+    monkeypatch.setattr(cache, "clear", lambda: 3)
+    status, text, _ = run(capsys, "cache", "info")
+    assert status == 0 and text.split() == ["folder", "/somewhere", "programs", "3"]
+    assert run(capsys, "cache", "clear")[:2] == (0, "removed 3 files\n")
+
+
+def test_cache_info_is_wired(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
+    status, text, _ = run(capsys, "cache", "info")
+    assert status == 0 and str(tmp_path) in text
+
+
+@pytest.mark.parametrize("arguments, selector", [(["--device", "pocl"], "pocl"), ([], "gpu")])
+def test_selftest_passes_the_device_on(monkeypatch, arguments, selector):
+    seen = []
+    stand_in = SimpleNamespace(run=lambda device: seen.append(device) or 7)
+    monkeypatch.setitem(sys.modules, "netcl.selftest", stand_in)
+    monkeypatch.setattr(netcl, "selftest", stand_in, raising=False)
+    monkeypatch.setenv("NETCL_DEVICE", "gpu")
+    assert cli.main(["selftest", *arguments]) == 7 and seen == [selector]
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["cache"], ["cache", "burn"]])
+def test_wrong_usage_ends_with_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2 and "usage: netcl" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0 and capsys.readouterr().out.strip() == f"netcl {netcl.__version__}"
+
+
+def test_tables_are_plain_text():
+    assert cli.table(("a", "long"), [("xyz", "1"), ("", "22")]) == "a    long\nxyz  1\n     22"
