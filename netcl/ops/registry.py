@@ -15,7 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from typing import Any, Literal
 
 import numpy as np
@@ -401,6 +401,17 @@ class Composite:
     differentiable: bool = True
     tol: float = 1.0
     doc: str = ""
+
+    def over(self, F: Any) -> Callable[..., Any]:
+        """The public function: ``call`` with its ``F`` given."""
+
+        @wraps(self.call)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return self.call(F, *args, **kwargs)
+
+        signature = inspect.signature(self.call)
+        function.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+        return function
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The tensor inputs and the keyword arguments of a call, defaults filled in."""
