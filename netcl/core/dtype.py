@@ -58,6 +58,7 @@ DTYPES: dict[str, DType] = {
 }
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
 _BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
+_BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat16"}  # a dtype's .name costs microseconds
 
 
 def lookup(dtype: str | DTypeLike | DType, op: str = "dtype") -> DType:
@@ -74,10 +75,11 @@ def lookup(dtype: str | DTypeLike | DType, op: str = "dtype") -> DType:
 
 def of_array(array: np.ndarray, op: str = "from_host") -> DType:
     """The dtype an array gets when none is asked for: float64 becomes float32, other known dtypes stay."""
+    row = _BY_NUMPY.get(array.dtype)
+    if row is not None:
+        return DTYPES["float32"] if row.name == "float64" else row
     name = array.dtype.name
-    if name == "float64":
-        return DTYPES["float32"]
-    if name in DTYPES:
+    if name == "bfloat16":
         return DTYPES[name]
     remedy = f"convert it to one of {', '.join(DTYPES)}, or pass dtype="
     raise DtypeError(message(op, f"arrays of dtype {name} are not taken", remedy, shape=array.shape))
@@ -92,10 +94,10 @@ def promote(a: DType, b: DType) -> DType:
 
 def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Host values to the bytes a buffer of ``dtype`` holds; round to nearest even."""
-    if array.dtype.name == dtype.name:
-        return array.view(dtype.storage) if dtype.name == "bfloat16" else array
     if dtype.name != "bfloat16":
-        return array.astype(dtype.storage)
+        return array if array.dtype == dtype.storage else array.astype(dtype.storage)
+    if array.dtype.name == "bfloat16":
+        return array.view(dtype.storage)
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | 0x40, rounded).astype(np.uint16).reshape(array.shape)

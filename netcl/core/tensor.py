@@ -26,6 +26,12 @@ _CPU = CPUBackend()
 
 
 def _shape(shape: Shape, op: str) -> tuple[int, ...]:
+    if type(shape) is tuple:
+        for n in shape:
+            if type(n) is not int or n < 0:
+                break
+        else:
+            return shape
     sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(not isinstance(n, (int, np.integer)) or isinstance(n, bool) for n in sizes):
         raise ShapeError(message(op, "a shape is made of integers", shape=shape))
@@ -185,7 +191,7 @@ class Tensor:
         requires_grad: bool = False, persistent: bool = False,
     ) -> Tensor:  # fmt: skip
         """A tensor whose values are whatever the memory holds."""
-        sizes = shape if type(shape) is tuple and (not shape or min(shape) >= 0) else _shape(shape, "empty")
+        sizes = _shape(shape, "empty")
         if queue is None or context is not None or device is not None or type(queue) is DeviceHandle:
             queue = _queue(queue, context, device)
         row = dtypes.DTYPES.get(dtype) or dtypes.lookup(dtype, "empty")

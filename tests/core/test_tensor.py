@@ -43,6 +43,10 @@ def test_fills(device, dtype):
     assert Tensor.full((), 1, dtype, queue=device.queue).item() == 1
 
 
+def test_the_sign_of_zero_survives(device):
+    assert [np.signbit(Tensor.full((5,), v, queue=device.queue).to_host()).all() for v in (0.0, -0.0, 0.0)] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("given", "becomes"),
     [("float64", "float32"), ("float32", "float32"), ("float16", "float16"), ("int64", "int64"), ("int32", "int32"), ("uint8", "uint8"),

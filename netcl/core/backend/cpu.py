@@ -33,8 +33,8 @@ def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np
     if not isinstance(array, np.ndarray):
         array = np.asarray(array)
     wanted = dtypes.lookup(dtype, op) if dtype is not None else dtypes.of_array(array, op)
-    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-        dtypes.of_array(array, op)
+    if array.dtype.kind not in "biuf":
+        dtypes.of_array(array, op)  # refuses it, unless it is an ml_dtypes bfloat16
     return np.ascontiguousarray(dtypes.encode(array, wanted)).reshape(array.shape), wanted
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,13 @@ class Transfer(_TransferFields):
     """``(buffer, event, pending_release, host_ref)`` of a copy to the device; ``handle`` is the pool's lease."""
 
     handle: memory.BufferHandle | None = None
+
+
+@lru_cache(maxsize=256)
+def _pattern(dtype: str, value: float, sign: float) -> np.ndarray:
+    del sign  # tells 0.0 from -0.0, which are equal as keys
+    row = dtypes.DTYPES[dtype]
+    return dtypes.encode(np.full(_FILL_STEP // row.itemsize, value, row.host), row)
 
 
 class OpenCLBackend:
@@ -121,7 +129,7 @@ class OpenCLBackend:
     def fill(self, buffer: Any, nbytes: int, dtype: dtypes.DType, value: float = 0) -> None:
         """Every element of the first ``nbytes`` gets ``value``."""
         if nbytes:
-            pattern = dtypes.encode(np.full(_FILL_STEP // dtype.itemsize, value, dtype.host), dtype)
+            pattern = _pattern(dtype.name, value, math.copysign(1.0, value))
             whole = nbytes - nbytes % _FILL_STEP
             if whole:
                 self._fill(self.queue, buffer, pattern, 0, whole)

@@ -1,0 +1,295 @@
+"""The tape: accumulation, scopes, higher orders, hooks, anomalies, memory."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import ops
+from netcl.core import memory
+from netcl.core.errors import ShapeError
+from netcl.core.tensor import Tensor
+
+
+@pytest.fixture
+def leaf(device):
+    def make(values, **options):
+        return ag.tensor(np.asarray(values, np.float32), requires_grad=True, queue=device.queue, **options)
+
+    return make
+
+
+def test_backward_accumulates_in_leaves(leaf):
+    x = leaf([1.0, 2.0, 3.0])
+    (x * x).sum().backward()
+    assert x.grad.tolist() == [2.0, 4.0, 6.0]
+    (x * 2.0).sum().backward()
+    assert x.grad.tolist() == [4.0, 6.0, 8.0]
+    x.zero_grad()
+    assert x.grad is None
+
+
+def test_three_ways_are_one_walk(leaf):
+    for way in range(3):
+        x = leaf([2.0])
+        with ag.Tape() as tape:
+            loss = (x * x).sum()
+        if way == 0:
+            tape.backward(loss)
+        elif way == 1:
+            loss.backward()
+        else:
+            ag.backward(loss)
+        assert x.grad.tolist() == [4.0]
+
+
+def test_a_value_used_twice(leaf):
+    x = leaf([3.0])
+    y = x * x
+    (y * y + y).sum().backward()
+    assert x.grad.tolist() == [4 * 27.0 + 6.0]
+
+
+def test_broadcast_gradients_are_summed(leaf):
+    a, b, c = leaf(np.ones((4, 3))), leaf(np.ones((3,))), leaf(np.ones((4, 1)))
+    (a * b + c).sum().backward()
+    assert (a.grad.shape, b.grad.shape, c.grad.shape) == ((4, 3), (3,), (4, 1))
+    assert b.grad.tolist() == [4.0] * 3
+    assert c.grad.tolist() == [[3.0]] * 4
+
+
+def test_two_leaves_never_share_a_gradient(leaf):
+    a, b = leaf([1.0, 2.0]), leaf([3.0, 4.0])
+    (a + b).sum().backward()
+    a.grad.fill_(7)
+    assert b.grad.tolist() == [1.0, 1.0]
+    g = Tensor.ones((2,), queue=a.queue)
+    x = leaf([1.0, 2.0])
+    (x + 0.0).backward(g)
+    x.grad.fill_(5)
+    assert g.tolist() == [1.0, 1.0]
+
+
+def test_no_grad_and_enable_grad(leaf):
+    x = leaf([1.0])
+    with ag.no_grad():
+        assert not ag.is_grad_enabled()
+        assert not (x * 2.0).requires_grad
+        with ag.enable_grad():
+            assert (x * 2.0).requires_grad
+    assert ag.is_grad_enabled()
+
+    @ag.no_grad()
+    def quiet():
+        return x * 2.0
+
+    assert not quiet().requires_grad
+    with ag.set_grad_enabled(False):
+        assert not (x * 2.0).requires_grad
+
+
+def test_ops_carry_no_history(leaf):
+    x = leaf([1.0])
+    assert ops.mul(x, x).grad_fn is None
+    assert ag.mul(x, x).grad_fn is not None
+
+
+def test_integers_and_comparisons_have_no_history(leaf):
+    x = leaf([1.0, -1.0])
+    assert not (x > 0.0).requires_grad
+
+
+def test_higher_orders(leaf):
+    x = leaf([2.0])
+    y = (x * x * x * x).sum()
+    for expected in (32.0, 48.0, 48.0, 24.0):
+        (g,) = ag.grad(y, x, create_graph=True)
+        assert g.tolist() == pytest.approx([expected])
+        y = g.sum()
+
+
+def test_grad_touches_no_leaf(leaf):
+    x, z = leaf([2.0]), leaf([1.0])
+    (g,) = ag.grad((x * x).sum(), x)
+    assert g.tolist() == [4.0]
+    assert x.grad is None
+    with pytest.raises(ValueError, match=r"\[grad\] input 1 was not used to compute the outputs; shape=\(1,\); pass allow_unused=True"):
+        ag.grad((x * x).sum(), [x, z])
+    assert ag.grad((x * x).sum(), [x, z], allow_unused=True)[1] is None
+
+
+def test_grad_of_something_in_the_middle(leaf):
+    x = leaf([2.0])
+    y = x * 3.0
+    (g,) = ag.grad((y * y).sum(), y)
+    assert g.tolist() == [12.0]
+
+
+def test_errors(leaf, device):
+    x = leaf([1.0, 2.0])
+    with pytest.raises(ShapeError, match=r"\[backward\] a gradient is needed for a tensor with more than one element; shape=\(2,\)"):
+        (x * 2.0).backward()
+    with pytest.raises(ValueError, match=r"\[backward\] the tensor does not require grad"):
+        Tensor.ones((1,), queue=device.queue).backward()
+    with pytest.raises(ShapeError, match=r"\[backward\] the gradient has another shape than the tensor; gradient=\(3,\), tensor=\(2,\)"):
+        (x * 2.0).backward(Tensor.ones((3,), queue=device.queue))
+    y = (x * x).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match=r"the graph was already walked and its memory released; op=sum; pass retain_graph=True"):
+        y.backward()
+
+
+def test_retain_graph(leaf):
+    x = leaf([3.0])
+    y = (x * x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert x.grad.tolist() == [12.0]
+
+
+def test_hooks(leaf):
+    x = leaf([1.0, 2.0])
+    seen = []
+    y = x * 2.0
+    y.register_hook(lambda g: seen.append(g.tolist()))
+    remove = x.register_hook(lambda g: g * 10.0)
+    y.sum().backward()
+    assert seen == [[1.0, 1.0]]
+    assert x.grad.tolist() == [20.0, 20.0]
+    remove()
+    x.zero_grad()
+    (x * 1.0).sum().backward()
+    assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_retain_grad(leaf):
+    x = leaf([2.0])
+    y = x * x
+    ag.retain_grad(y)
+    (y * 3.0).sum().backward()
+    assert y.grad.tolist() == [3.0]
+
+
+def test_anomaly_names_op_site_and_index(leaf):
+    x = leaf([[1.0, 2.0], [0.0, 3.0]])
+    with ag.detect_anomaly(), pytest.raises(FloatingPointError) as caught:
+        ag.log(x)
+    text = str(caught.value)
+    assert text.startswith("[log] the op gave a value that is not finite; index=(1, 0), value=-inf")
+    assert "test_tape.py" in text
+    assert "ag.log(x)" in text
+    with ag.detect_anomaly(), pytest.raises(FloatingPointError, match=r"\[sqrt\] the op gave, walking back, a value"):
+        ag.sqrt(x).sum().backward()
+
+
+def test_debug_tape(leaf):
+    x = leaf(np.ones((2, 3)))
+    with ag.Tape() as tape:
+        (x * x).sum()
+    assert ag.get_current_tape() is None
+    assert len(tape) == 2
+    lines = ag.debug_tape(tape).splitlines()
+    assert lines[0].split() == ["0", "mul", "(2,", "3),", "(2,", "3)", "->", "(2,", "3)"]
+    tape.reset()
+    assert len(tape) == 0
+
+
+def test_functions_of_ones_own(leaf):
+    class Clip(ag.Function):
+        @staticmethod
+        def forward(ctx, x, low):
+            ctx.save_for_backward(x)
+            ctx.low = low
+            return ops.maximum(x, low)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * ag.cast(x > ctx.low, "float32"), None
+
+    x = leaf([-1.0, 2.0])
+    Clip.apply(x, 0.5).sum().backward()
+    assert x.grad.tolist() == [0.0, 1.0]
+
+    class Wrong(Clip):
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    with pytest.raises(ValueError, match=r"\[Wrong\] backward gave 1 gradients for 2 arguments"):
+        Wrong.apply(leaf([1.0]), 0.5).sum().backward()
+
+
+def test_gradcheck_finds_a_wrong_gradient(device):
+    class Wrong(ag.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * ctx.saved_tensors[0]
+
+    x = ag.tensor(np.array([0.5, 1.5]), requires_grad=True, queue=device.queue)
+    assert ag.gradcheck(lambda v: v * v, [x])
+    assert ag.gradgradcheck(lambda v: v * v * v, [x])
+    with pytest.raises(ag.GradientError, match=r"\[gradcheck\] the gradient of input 0 is wrong; by_differences="):
+        ag.gradcheck(Wrong.apply, [x])
+    assert not ag.gradcheck(Wrong.apply, [x], raise_exception=False)
+
+
+def test_memory_is_released_as_the_walk_passes(leaf, device):
+    x = leaf(np.ones((1000,)))
+    y = x * x
+    kept = weakref.ref(y)
+    z = (y * y).sum()
+    del y
+    assert kept() is not None
+    z.backward()
+    assert kept() is None
+
+
+def test_a_step_leaves_nothing_behind(cl_device):
+    queue = cl_device.queue
+    pool = memory.get_persistent_pool(queue)
+    w = ag.tensor(np.ones((32, 32), np.float32), requires_grad=True, queue=queue)
+    gc.collect()
+    gc.disable()
+    try:
+        in_use = []
+        for _ in range(5):
+            loss = ag.relu(w * 2.0 + 1.0).sum()
+            loss.backward()
+            w.zero_grad()
+            del loss
+            in_use.append(pool.stats.bytes_allocated - pool.stats.bytes_cached)
+    finally:
+        gc.enable()
+    assert len(set(in_use)) == 1
+    assert gc.collect() < 50
+
+
+def test_checkpoint(leaf):
+    x, w = leaf([1.0, 2.0]), leaf([3.0, 4.0])
+
+    def block(v):
+        return ag.tanh(v * w)
+
+    block(x).sum().backward()
+    expected = x.grad.tolist(), w.grad.tolist()
+    x.zero_grad()
+    w.zero_grad()
+    ag.checkpoint(block, x).sum().backward()
+    assert (x.grad.tolist(), w.grad.tolist()) == expected
+
+
+def test_a_deep_graph(leaf):
+    x = leaf([1.0])
+    y = x
+    for _ in range(3000):
+        y = y + 1.0
+    y.sum().backward()
+    assert x.grad.tolist() == [1.0]
