@@ -321,7 +321,7 @@ def _folder_for(key: str) -> Path:
     """The private folder for a set of runtimes; a temporary one, removed at exit, where nothing can be kept."""
     cache = env.cache_dir()
     if cache is not None:
-        folder = cache / "icd" / key
+        folder = cache.absolute() / "icd" / key
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
@@ -370,6 +370,19 @@ def register(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
     return folder, checked
 
 
+def _tell_loader() -> None:
+    """Register what the loader would miss; a disk that takes no files costs those runtimes, not the others."""
+    try:
+        folder, _state.runtimes = register(_state.runtimes)
+    except OSError as error:
+        missed = ", ".join(r.name for r in _state.runtimes if not r.known)
+        log.warning("%s", message("platforms", "runtimes could not be registered", "see `netcl doctor`", runtimes=missed, error=error))
+        return
+    if any(not r.known and not r.error for r in _state.runtimes):
+        _state.folder = folder
+        env.set_for_loader("OCL_ICD_VENDORS", str(folder))
+
+
 def prepare() -> State:
     """Gather the runtimes and, if the loader would miss one, tell it; once per process, before platforms are queried."""
     with _lock:
@@ -382,10 +395,7 @@ def prepare() -> State:
             return _state
         _state.runtimes = gather(Places.here())
         if not _state.setting and any(not r.known for r in _state.runtimes):
-            folder, _state.runtimes = register(_state.runtimes)
-            if any(not r.known and not r.error for r in _state.runtimes):
-                _state.folder = folder
-                env.set_for_loader("OCL_ICD_VENDORS", str(folder))
+            _tell_loader()
         for runtime in _state.runtimes:
             if runtime.error:
                 log.info("OpenCL runtime %s is left out: %s; %s", runtime.name, runtime.error, runtime.remedy)
@@ -456,11 +466,11 @@ def loader_path() -> str | None:
 
 
 def unseen() -> list[Runtime]:
-    """Runtimes that should be loaded and are not: pyopencl had queried platforms before netcl could tell the loader."""
+    """Runtimes that were registered too late: pyopencl had queried platforms before netcl could tell the loader."""
     mapped = {os.path.realpath(path) for path in mapped_libraries()}
-    if not mapped or _state.folder is None:
+    if not mapped or _state.folder is None or not _state.imported_before:
         return []
-    return [r for r in _state.runtimes if not r.error and r.path and os.path.realpath(r.path) not in mapped]
+    return [r for r in _state.runtimes if not (r.error or r.known) and r.path and os.path.realpath(r.path) not in mapped]
 
 
 def mark_forked_child() -> None:

@@ -185,6 +185,18 @@ def test_without_a_cache_folder_a_temporary_one_serves(tmp_path, monkeypatch):
     assert (folder / "00-a.icd").is_file() and folder.stat().st_mode & 0o077 == 0
 
 
+def test_a_full_disk_costs_only_what_had_to_be_registered(tmp_path, cache, monkeypatch, caplog):
+    def full(runtimes):
+        raise OSError(28, "No space left on device")
+
+    runtime = good("a", tmp_path)
+    monkeypatch.setattr(platforms, "_state", platforms.State(runtimes=[runtime]))
+    monkeypatch.setattr(platforms, "register", full)
+    platforms._tell_loader()
+    assert platforms._state.folder is None and "OCL_ICD_VENDORS" not in os.environ
+    assert "[platforms] runtimes could not be registered; runtimes=a, error=[Errno 28] No space left on device" in caplog.text
+
+
 def test_a_library_that_is_no_driver_is_told():
     library = next((path for path in platforms.mapped_libraries() if os.path.basename(path).startswith(("libc.so", "libc-"))), None)
     if library is None:
