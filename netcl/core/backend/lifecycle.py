@@ -22,6 +22,7 @@ from netcl.core.errors import DeviceError, message
 GRACE_SECONDS = 3.0
 INTERRUPTED = 130
 _POLL_SECONDS = 0.01
+_LEAST_WAIT = 0.5  # a queue with nothing left to do answers well within this
 
 _queues: dict[int, Any] = {}
 _interrupted_at: float | None = None
@@ -74,7 +75,7 @@ def _finish_all() -> None:
     for queue in list(_queues.values()):
         if _interrupted_at is None:
             queue.finish()
-        elif not interruptible_finish(queue, max(0.0, _interrupted_at + GRACE_SECONDS - time.monotonic())):
+        elif not interruptible_finish(queue, max(_LEAST_WAIT, _interrupted_at + GRACE_SECONDS - time.monotonic())):
             os._exit(INTERRUPTED)
 
 

@@ -14,7 +14,8 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,6 +99,14 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
         return of.programs[key]
 
 
+@contextmanager
+def _quiet(cl: Any) -> Iterator[None]:
+    """Intel's runtime answers every build with a log; a failure carries it in the error, a success need not tell it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)
+        yield
+
+
 class Program:
     """A built program and its kernels."""
 
@@ -116,7 +125,8 @@ class Program:
             return None
         cl = platforms.opencl()
         try:
-            return cl.Program(context, [self.state.device], [binary]).build()
+            with _quiet(cl):
+                return cl.Program(context, [self.state.device], [binary]).build()
         except cl.Error as error:
             assert binary_store is not None
             binary_store.reject(self.key, f"the driver refused it: {error}")
@@ -127,9 +137,7 @@ class Program:
         cl = platforms.opencl()
         start = time.perf_counter()
         try:
-            with warnings.catch_warnings():
-                # Intel's runtime answers every build with a log; a failure carries it, a success need not.
-                warnings.simplefilter("ignore", cl.CompilerWarning)
+            with _quiet(cl):
                 built = cl.Program(context, self.source).build(options=list(self.options), cache_dir=False)
         except cl.RuntimeError as error:
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
