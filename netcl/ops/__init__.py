@@ -1,0 +1,53 @@
+"""The ops: forward only, Tensor in, Tensor out. Each is a row of the registry and is found here by its name.
+
+Every module of this package registers its rows when it is imported; a row registered later (by a program of yours) is
+found here as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from netcl.ops import pointwise, reduce
+from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, lookup, register, unregister
+
+_NOT_OPS = {"codegen", "elementwise", "expression", "functions", "registry"}
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The public function of the op ``name``."""
+    row = lookup(name)
+    if isinstance(row, Op):
+        return row.call
+    if isinstance(row, Composite):
+        return row.over(sys.modules[__name__])
+    return reduce.function(row) if isinstance(row, Reduction) else pointwise.function(row)
+
+
+def names() -> list[str]:
+    """The names of all ops, second names included."""
+    return sorted([*REGISTRY, *ALIASES])
+
+
+for _module in pkgutil.iter_modules(__path__):
+    if _module.name not in _NOT_OPS:
+        importlib.import_module(f"{__name__}.{_module.name}")
+# Importing a submodule puts it here under its name; where an op has that name (softmax, matmul), the op is meant.
+globals().update({_name: function(_name) for _name in names()})
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name not in REGISTRY and name not in ALIASES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return function(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*names(), *__all__})
+
+
+__all__ = ["function", "names", "register", "unregister"]

@@ -1,0 +1,348 @@
+"""The pointwise ops, one row each.
+
+Every row has its formula once: the eager kernel, the NumPy backend, the JIT and the gradient are made from it. Formulas
+are written so that large arguments do not overflow, NaN stays NaN, and both branches of ``WHERE`` are finite where the
+other is taken (a gradient of a gradient goes through both).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops.elementwise import operands, run
+from netcl.ops.expression import differentiate
+from netcl.ops.functions import erf
+from netcl.ops.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
+
+
+def unary(name: str, fwd: str, vjp: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
+    """Register a row with one input."""
+    row = Pointwise(name, fwd, (vjp,), ref, **columns)
+    register(row)
+    return row
+
+
+_BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes do not broadcast; a.shape=\(3, 4\), b.shape=\(5,\)")
+
+
+def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
+    """Register a row with two inputs."""
+    errors = [(_BAD_SHAPES[0], _BAD_SHAPES[1].replace("{}", name))]
+    row = Pointwise(name, fwd, (vjp0, vjp1), ref, errors=errors, **columns)
+    register(row)
+    return row
+
+
+# ---- arithmetic
+binary("add", "v0 + v1", "g", "g", np.add, doc="Sum of two tensors.")
+binary("sub", "v0 - v1", "g", "-g", np.subtract, accepts="number", doc="Difference of two tensors.")
+binary("mul", "v0 * v1", "g * v1", "g * v0", np.multiply, doc="Product of two tensors.")
+binary("div", "v0 / v1", "g / v1", "-g * out / v1", np.divide, domain=(0.5, 3.0), doc="True quotient; integers give float32.")
+binary("pow", "POW(v0, v1)", "g * WHERE(v1 == 0, 0, v1 * POW(v0, v1 - 1))",
+       "g * WHERE(AND(v0 == 0, v1 >= 0), 0, out * LOG(WHERE(v0 == 0, 1, v0)))", np.power,
+       amp="float", domain=(0.3, 2.0), tol=4, doc="First to the power of the second.")  # fmt: skip
+binary("maximum", "MAX(v0, v1)", "g * ((v0 > v1) + 0.5 * (v0 == v1))", "g * ((v0 < v1) + 0.5 * (v0 == v1))", np.maximum,
+       doc="The larger of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
+binary("minimum", "MIN(v0, v1)", "g * ((v0 < v1) + 0.5 * (v0 == v1))", "g * ((v0 > v1) + 0.5 * (v0 == v1))", np.minimum,
+       doc="The smaller of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
+binary("fmod", "FMOD(v0, v1)", "g", "-g * TRUNC(v0 / v1)", np.fmod, domain=((-3.0, 3.0), (0.7, 2.0)), kinks=(0.0,), accepts="number",
+       doc="Remainder with the sign of the dividend, as in C.")  # fmt: skip
+binary("remainder", "REMAINDER(v0, v1)", "g", "-g * FLOOR(v0 / v1)", np.remainder, domain=((-3.0, 3.0), (0.7, 2.0)), kinks=(0.0,),
+       accepts="number", doc="Remainder with the sign of the divisor, as in Python.")  # fmt: skip
+binary("floor_divide", "FLOORDIV(v0, v1)", "0", "0", np.floor_divide, domain=((-3.0, 3.0), (0.7, 2.0)), accepts="number",
+       doc="Quotient rounded down.")  # fmt: skip
+binary("atan2", "ATAN2(v0, v1)", "g * v1 / (v0 * v0 + v1 * v1)", "-g * v0 / (v0 * v0 + v1 * v1)", np.arctan2, domain=(0.3, 3.0),
+       amp="float", doc="Angle of the point (b, a).")  # fmt: skip
+unary("neg", "-v0", "-g", np.negative, accepts="number", doc="The negative.")
+unary("abs", "ABS(v0)", "g * SIGN(v0)", np.abs, kinks=(0.0,), doc="The absolute value.")
+unary("sign", "SIGN(v0)", "0", np.sign, kinks=(0.0,), doc="-1, 0 or 1; NaN stays NaN.")
+unary("square", "v0 * v0", "2 * g * v0", np.square, doc="The square.")
+unary("reciprocal", "1 / v0", "-g * out * out", lambda x: 1 / x, domain=(0.3, 3.0), amp="float", doc="One over x.")
+
+# ---- roots, exponentials, trigonometry
+unary("sqrt", "SQRT(v0)", "0.5 * g / out", np.sqrt, domain=(0.2, 4.0), doc="Square root.")
+unary("rsqrt", "RSQRT(v0)", "-0.5 * g * out * out * out", lambda x: x**-0.5, amp="float", domain=(0.3, 4.0), tol=2,
+      doc="One over the square root.")  # fmt: skip
+unary("exp", "EXP(v0)", "g * out", np.exp, amp="float", tol=2, doc="e to the power of x.")
+unary("expm1", "EXPM1(v0)", "g * (out + 1)", np.expm1, amp="float", tol=2, doc="exp(x) - 1, accurate near 0.")
+unary("log", "LOG(v0)", "g / v0", np.log, amp="float", domain=(0.2, 4.0), doc="Natural logarithm.")
+unary("log1p", "LOG1P(v0)", "g / (1 + v0)", np.log1p, amp="float", domain=(-0.7, 3.0), doc="log(1 + x), accurate near 0.")
+unary("log2", "LOG2(v0)", "g / (v0 * 0.6931471805599453)", np.log2, amp="float", domain=(0.2, 4.0), doc="Logarithm to base 2.")
+unary("sin", "SIN(v0)", "g * COS(v0)", np.sin, doc="Sine.")
+unary("cos", "COS(v0)", "-g * SIN(v0)", np.cos, doc="Cosine.")
+unary("tan", "TAN(v0)", "g * (1 + out * out)", np.tan, domain=(-1.3, 1.3), amp="float", tol=4, doc="Tangent.")
+unary("tanh", "TANH(v0)", "g * (1 - out * out)", np.tanh, doc="Hyperbolic tangent.")
+unary("sinh", "SINH(v0)", "g * COSH(v0)", np.sinh, amp="float", tol=2, doc="Hyperbolic sine.")
+unary("cosh", "COSH(v0)", "g * SINH(v0)", np.cosh, amp="float", tol=2, doc="Hyperbolic cosine.")
+unary("erf", "ERF(v0)", "g * 1.1283791670955126 * EXP(-v0 * v0)", np.vectorize(math.erf, otypes=[float]), amp="float",
+      doc="The error function.")  # fmt: skip
+
+# ---- rounding: flat almost everywhere, so the gradient is 0
+unary("floor", "FLOOR(v0)", "0", np.floor, doc="Largest integer not above x.")
+unary("ceil", "CEIL(v0)", "0", np.ceil, doc="Smallest integer not below x.")
+unary("round", "ROUND(v0)", "0", np.round, doc="Nearest integer; halves go to the even one.")
+unary("trunc", "TRUNC(v0)", "0", np.trunc, doc="x without its fraction.")
+
+# ---- comparisons and logic: bool results, no gradient
+binary("eq", "v0 == v1", None, None, np.equal, doc="a == b.")
+binary("ne", "v0 != v1", None, None, np.not_equal, doc="a != b.")
+binary("lt", "v0 < v1", None, None, np.less, doc="a < b.")
+binary("le", "v0 <= v1", None, None, np.less_equal, doc="a <= b.")
+binary("gt", "v0 > v1", None, None, np.greater, doc="a > b.")
+binary("ge", "v0 >= v1", None, None, np.greater_equal, doc="a >= b.")
+binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, doc="Both are not zero.")
+binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, doc="At least one is not zero.")
+unary("logical_not", "NOT(v0)", None, np.logical_not, doc="x is zero.")
+unary("isnan", "ISNAN(v0)", None, np.isnan, doc="x is NaN.")
+unary("isinf", "ISINF(v0)", None, np.isinf, doc="x is infinite.")
+unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="x is neither infinite nor NaN.")
+
+# ---- selection and mixtures
+register(Pointwise("where", "WHERE(v0, v1, v2)", (None, "WHERE(v0, g, 0)", "WHERE(v0, 0, g)"), np.where, inputs=("condition", "a", "b"),
+                   doc="a where the condition holds, else b."))  # fmt: skip
+_CLIP = unary("clip", "MIN(MAX(v0, min), max)", "WHERE(AND(v0 >= min, v0 <= max), g, 0)", lambda x, min, max: np.clip(x, min, max),
+              params={"min": -1, "max": 1}, kinks=(-1.0, 1.0), doc="x held between min and max.")  # fmt: skip
+_CLAMP_MIN = unary("clamp_min", "MAX(v0, min)", "WHERE(v0 >= min, g, 0)", lambda x, min: np.maximum(x, min), params={"min": 0},
+                   kinks=(0.0,), doc="x, but not below min.")  # fmt: skip
+_CLAMP_MAX = unary("clamp_max", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda x, max: np.minimum(x, max), params={"max": 0},
+                   kinks=(0.0,), doc="x, but not above max.")  # fmt: skip
+register(Pointwise("lerp", "WHERE(ABS(v2) < 0.5, v0 + v2 * (v1 - v0), v1 - (v1 - v0) * (1 - v2))",
+                   ("g * (1 - v2)", "g * v2", "g * (v1 - v0)"), lambda a, b, w: a + w * (b - a), inputs=("a", "b", "weight"),
+                   doc="a + weight * (b - a), exact at both ends."))  # fmt: skip
+register(Pointwise("addcmul", "v0 + value * v1 * v2", ("g", "g * value * v2", "g * value * v1"), lambda a, b, c, value: a + value * b * c,
+                   params={"value": 1}, doc="a + value * b * c."))  # fmt: skip
+
+# ---- activations
+_E = {"e": "EXP(-ABS(v0))"}
+_SIGMOID = {**_E, "s": "WHERE(v0 >= 0, 1, e) / (1 + e)"}
+unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), doc="max(x, 0).")
+unary("relu6", "MIN(MAX(v0, 0), 6)", "WHERE(AND(v0 > 0, v0 < 6), g, 0)", lambda x: np.clip(x, 0, 6), kinks=(0.0, 6.0), domain=(-2.0, 8.0),
+      doc="min(max(x, 0), 6).")  # fmt: skip
+unary("leaky_relu", "WHERE(v0 > 0, v0, negative_slope * v0)", "WHERE(v0 > 0, g, negative_slope * g)",
+      lambda x, negative_slope: np.where(x > 0, x, negative_slope * x), params={"negative_slope": 0.01}, kinks=(0.0,),
+      doc="x where positive, else negative_slope * x.")  # fmt: skip
+unary("elu", "WHERE(v0 > 0, v0, alpha * EXPM1(MIN(v0, 0)))", "WHERE(v0 > 0, g, g * alpha * EXP(MIN(v0, 0)))",
+      lambda x, alpha: np.where(x > 0, x, alpha * (np.exp(np.minimum(x, 0)) - 1)), params={"alpha": 1.0}, kinks=(0.0,), amp="float",
+      doc="x where positive, else alpha * (exp(x) - 1).")  # fmt: skip
+unary("selu", "1.0507009873554805 * WHERE(v0 > 0, v0, 1.6732632423543772 * EXPM1(MIN(v0, 0)))",
+      "1.0507009873554805 * WHERE(v0 > 0, g, g * 1.6732632423543772 * EXP(MIN(v0, 0)))",
+      lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * (np.exp(np.minimum(x, 0)) - 1)), kinks=(0.0,), amp="float",
+      doc="Self-normalising ELU.")  # fmt: skip
+unary("sigmoid", "s", "g * out * (1 - out)", lambda x: 0.5 * (1 + np.tanh(x / 2)), let=_SIGMOID, doc="1 / (1 + exp(-x)).")
+unary("log_sigmoid", "MIN(v0, 0) - LOG1P(e)", "g * WHERE(v0 >= 0, e, 1) / (1 + e)", lambda x: -np.logaddexp(0, -x), let=_E, amp="float",
+      doc="log(sigmoid(x)) without overflow.")  # fmt: skip
+unary("softplus", "WHERE(z > threshold, v0, (MAX(z, 0) + LOG1P(e)) / beta)", "g * WHERE(z > threshold, 1, WHERE(z >= 0, 1, e) / (1 + e))",
+      lambda x, beta, threshold: np.logaddexp(0, beta * x) / beta, let={"z": "beta * v0", "e": "EXP(-ABS(z))"},
+      params={"beta": 1.0, "threshold": 20.0}, amp="float", doc="log(1 + exp(beta x)) / beta; linear above the threshold.")  # fmt: skip
+unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), doc="x / (1 + |x|).")
+unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(-x)), let=_SIGMOID, doc="x * sigmoid(x).")
+unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(np.logaddexp(0, x)),
+      let={**_SIGMOID, "t": "TANH(MAX(v0, 0) + LOG1P(e))"}, amp="float", tol=2, doc="x * tanh(softplus(x)).")  # fmt: skip
+_GELU = unary("gelu_erf", "0.5 * v0 * (1 + ERF(v0 * 0.7071067811865476))",
+              "g * (0.5 * (1 + ERF(v0 * 0.7071067811865476)) + v0 * 0.3989422804014327 * EXP(-0.5 * v0 * v0))",
+              lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))), tol=2, doc="GELU by the error function.")  # fmt: skip
+_GELU_TANH = unary("gelu_tanh", "0.5 * v0 * (1 + t)",
+                   "0.5 * g * (1 + t + v0 * (1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * v0 * v0))",
+                   lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+                   let={"t": "TANH(0.7978845608028654 * (v0 + 0.044715 * v0 * v0 * v0))"}, tol=2, doc="GELU, tanh form.")  # fmt: skip
+unary("hard_sigmoid", "MIN(MAX(v0 / 6 + 0.5, 0), 1)", "WHERE(AND(v0 > -3, v0 < 3), g / 6, 0)", lambda x: np.clip(x / 6 + 0.5, 0, 1),
+      kinks=(-3.0, 3.0), domain=(-5.0, 5.0), doc="A sigmoid of three straight pieces.")  # fmt: skip
+unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, WHERE(v0 >= 3, 1, (2 * v0 + 3) / 6))",
+      lambda x: x * np.clip(x + 3, 0, 6) / 6, domain=(-5.0, 5.0), kinks=(-3.0, 3.0), doc="x * hard_sigmoid(x).")  # fmt: skip
+unary("hard_tanh", "MIN(MAX(v0, min_val), max_val)", "WHERE(AND(v0 > min_val, v0 < max_val), g, 0)",
+      lambda x, min_val, max_val: np.clip(x, min_val, max_val), params={"min_val": -1.0, "max_val": 1.0}, kinks=(-1.0, 1.0),
+      doc="x held between min_val and max_val.")  # fmt: skip
+_PRELU = Pointwise("prelu_broadcast", "WHERE(v0 > 0, v0, v1 * v0)", ("WHERE(v0 > 0, g, g * v1)", "WHERE(v0 > 0, 0, g * v0)"),
+                   lambda x, w: np.where(x > 0, x, w * x), kinks=(0.0,), doc="prelu with a weight that broadcasts.")  # fmt: skip
+register(_PRELU)
+
+
+def _gelu_form(approximate: str) -> tuple[str, Mapping[str, float]]:
+    if approximate not in ("none", "tanh"):
+        raise ValueError(message("gelu", 'approximate is "none" or "tanh"', approximate=repr(approximate)))
+    return ("gelu_erf" if approximate == "none" else "gelu_tanh"), {}
+
+
+def _clamp_form(min: float | None, max: float | None) -> tuple[str, Mapping[str, float]]:
+    given = {name: value for name, value in (("min", min), ("max", max)) if value is not None}
+    if not given:
+        raise ValueError(message("clamp", "at least one of min and max must be a number"))
+    return ("clip" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
+
+
+register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'GELU; approximate="tanh" is the faster form.'))
+register(Choice("clamp", (_CLIP, _CLAMP_MIN, _CLAMP_MAX), {"min": None, "max": None}, _clamp_form, "x held between min and max (or None)."))
+alias("swish", "silu")
+
+
+# ---- functions from rows
+
+
+@cache
+def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
+    """The public function of a row: its inputs, its parameters with their defaults, and ``out=``."""
+    params = ", ".join(f"{name}=default_{name}" for name in row.params)
+    head = ", ".join(part for part in (*row.inputs, params, "*", "out=None") if part)
+    values = f"({', '.join(row.inputs)},)"
+    if isinstance(row, Choice):
+        pairs = ", ".join(f"{name!r}: {name}" for name in row.params)
+        body = f"chosen, rest = row.resolve({{{pairs}}})\n    return run(chosen, {values}, tuple(rest.values()), out)"
+    else:
+        scalars = f"({', '.join(row.params)},)" if row.params else "()"
+        body = f"return run(row, {values}, {scalars}, out)"
+    scope: dict[str, Any] = {"row": row, "run": run, **{f"default_{name}": value for name, value in row.params.items()}}
+    exec(compile(f"def {row.name}({head}):\n    {body}", f"<op {row.name}>", "exec"), scope)
+    made = scope[row.name]
+    made.__doc__ = row.doc
+    made.__module__ = "netcl.ops"
+    return made
+
+
+def __getattr__(name: str) -> Callable[..., Tensor]:
+    row: Row | None = REGISTRY.get(name)
+    if not isinstance(row, Pointwise | Choice):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return function(row)
+
+
+# ---- ops whose arguments are not numbers
+
+_CAST = Pointwise("cast", "v0", ("g",), lambda x: x)
+
+
+def _cast_vjp(F: Any, g: Any, x_dtype: str) -> Any:
+    return F.cast(g, x_dtype)
+
+
+@op(vjp=_cast_vjp, ref=lambda x, dtype: x.astype(dtype),
+    samples=[S((3, 5), dtype="float16"), S((257,), dtype="float32"), S((0,), dtype="int32"),
+             S((33,), dtype="uint8", dtypes="int32", low=0, high=200), S((9,), dtype="bool", dtypes="int64", high=2)],
+    errors=[(S((3,), dtype="complex64"), r"\[cast\] unknown dtype; dtype='complex64'")])  # fmt: skip
+def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
+    """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
+    name = dtypes.lookup(dtype, "cast").name
+    (x,) = operands("cast", (x,))
+    if out is None and isinstance(x, Tensor) and x.dtype == name:
+        return x
+    return run(_CAST, (x,), (), out, name)
+
+
+def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
+    """A vector over ``axis`` of x as a view that broadcasts against x."""
+    if weight.shape in ((), (1,)):
+        return weight
+    if not -x.ndim <= axis < x.ndim or weight.shape != (x.shape[axis],):
+        what = f"one value per element of axis {axis} is expected"
+        raise ShapeError(message(name, what, **{"x.shape": x.shape, "weight.shape" if name == "prelu" else "bias.shape": weight.shape}))
+    after = x.ndim - 1 - axis % x.ndim
+    return weight._view((*weight.shape, *(1,) * after))
+
+
+def _sum_to_channels(F: Any, g: Any, axis: int, shape: tuple[int, ...]) -> Any:
+    if shape in ((), (1,)):
+        return F.reshape(F.sum(g), shape)
+    return F.sum(g, axis=tuple(a for a in range(len(g.shape)) if a != axis % len(g.shape)))
+
+
+def _bias_add_vjp(F: Any, g: Any, bias_shape: tuple[int, ...], axis: int) -> Any:
+    return g, _sum_to_channels(F, g, axis, bias_shape)
+
+
+def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
+    return w if w.size == 1 else w.reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
+
+
+@op(vjp=_bias_add_vjp, ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
+    samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((2, 7, 3), (3,), axis=-1), S((0, 3), (3,))],
+    errors=[(S((3, 4), (3,)), r"\[bias_add\] one value per element of axis 1 is expected; x.shape=\(3, 4\), bias.shape=\(3,\)")],
+)  # fmt: skip
+def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
+    """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
+    x, bias = operands("bias_add", (x, bias))
+    return run(REGISTRY["add"], (x, _channel_view("bias_add", x, bias, axis)), (), out)
+
+
+def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
+    axis = min(1, len(x.shape) - 1)
+    shape = (-1, *(1,) * (len(x.shape) - 2)) if weight.shape not in ((), (1,)) else weight.shape
+    positive = F.gt(x, 0)
+    gx = F.where(positive, g, F.mul(g, F.reshape(weight, shape)))
+    return gx, _sum_to_channels(F, F.where(positive, 0.0, F.mul(g, x)), axis, weight.shape)
+
+
+@op(vjp=_prelu_vjp, ref=lambda x, weight: np.where(x > 0, x, _per_channel(x, weight, 1) * x),
+    samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((4, 6), (1,)), S((0, 3), (3,))],
+    errors=[(S((3, 4), (3,)), r"\[prelu\] one value per element of axis 1 is expected; x.shape=\(3, 4\), weight.shape=\(3,\)")],
+)  # fmt: skip
+def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""
+    x, weight = operands("prelu", (x, weight))
+    return run(_PRELU, (x, _channel_view("prelu", x, weight, 1)), (), out)
+
+
+# ---- expressions of the user
+
+_MACROS = {"ADD": "({} + {})", "SUB": "({} - {})", "MUL": "({} * {})", "DIV": "({} / {})", "RELU": "MAX({}, 0)"}
+
+
+class _Expand(ast.NodeTransformer):
+    """Writes the macros of the primitive preamble out as arithmetic."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        args = [self.visit(arg) for arg in node.args]
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name not in _MACROS or len(args) != _MACROS[name].count("{}"):
+            return ast.Call(node.func, args, node.keywords)
+        return ast.parse(_MACROS[name].format(*map(ast.unparse, args)), mode="eval").body
+
+
+@lru_cache(maxsize=512)
+def _user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
+    """A row, not registered, of an expression in ``v0``.. or the given names; C's ``2.0f`` is read as ``2.0``."""
+    plain = re.sub(r"(?<=[\d.])[fF]\b", "", expr)
+    try:
+        tree = ast.parse(plain, mode="eval")
+    except SyntaxError as fault:
+        raise ValueError(message(title, f"{expr!r} is not an expression", error=fault.msg)) from None
+    table = {name: f"v{i}" for i, name in enumerate(names)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = table.get(node.id, node.id)
+    return Pointwise(title, ast.unparse(_Expand().visit(tree)), (None,) * len(names), lambda *xs: None, inputs=names)
+
+
+def _unary_vjp(F: Any, g: Any, x: Any, expr: str) -> Any:
+    row = _user_row("elementwise_unary", expr, ("x",))
+    return differentiate(row.fwd, {"v0": x}, g, F)["v0"]
+
+
+def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
+    row = _user_row("elementwise_binary", expr, ("a", "b"))
+    grads = differentiate(row.fwd, {"v0": a, "v1": b}, g, F)
+    return grads["v0"], grads["v1"]
+
+
+@op(vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],
+    errors=[(S((3,), expr="__import__('os')"), r"\[elementwise_unary\] .*unknown function"),
+            (S((3,), expr="x ** 2"), r"\[elementwise_unary\] .*Pow is not in the expression language")])  # fmt: skip
+def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
+    """An expression of your own over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
+    return run(_user_row("elementwise_unary", expr, ("x",)), (x,), (), out)
+
+
+@op(vjp=_binary_vjp, ref=lambda a, b, expr: (a + b) * 2.0,
+    samples=[S((257,), (257,), expr="MUL(ADD(v0, v1), 2.0f)"), S((3, 1), (4,), expr="(a + b) * 2")],
+    errors=[(S((3,), (3,), expr="a + c"), r"\[elementwise_binary\] .*unknown name 'c'")])  # fmt: skip
+def elementwise_binary(a: Tensor, b: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
+    """An expression of your own over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
+    return run(_user_row("elementwise_binary", expr, ("a", "b")), (a, b), (), out)

@@ -1,0 +1,100 @@
+// Folds of one axis of a tensor seen as (rows, count, inner). The program in front of this text defines
+//   real, mask, element       a vector of WIDTH compute values, what comparing two gives, one of its lanes
+//   SRC, GIVEN, DST           storage types of the input, of the value given per result, and of the result
+//   LOAD, LOAD_GIVEN, STORE   (p, i, left[, x]): elements i.. of p as a real, at most `left` of them exist
+//   NEUTRAL                   what combining with changes nothing
+//   fold_map, fold_combine, fold_finish, fold_lanes    the row's formulas; the combination of a vector's lanes
+//   WIDTH, LOCAL              lanes of a real; work-items of a group
+// INDEX_T and PARAM_T are replaced in the text, because the types of kernel arguments are read from it.
+//
+// A row may be cut into `slices` of `slice` elements; then y holds one partial result per slice, and a second launch
+// folds those. No atomics: the order of the additions depends on sizes and device only.
+
+#define BLOCK 64  // elements per lane that are summed before they join the total: keeps rounding errors of long sums small
+
+// Lanes beyond the end must not take part.
+real in_range(real x, INDEX_T left) {
+#if WIDTH == 1
+  return x;
+#else
+  return left >= WIDTH ? x : select(NEUTRAL, x, (mask)(LANES < (mask)(left)));
+#endif
+}
+
+// One work-item folds one slice of one row; inner is 1.
+__kernel void reduce_rows(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
+                          const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
+                          const INDEX_T slices) {
+  const INDEX_T item = get_global_id(0);
+  if (item >= rows * slices) return;
+  const INDEX_T row = item / slices;
+  const INDEX_T begin = (item - row * slices) * slice;
+  const INDEX_T end = min(begin + slice, count);
+  const real v1 = LOAD_GIVEN(given, row, 1);
+  x += row * count;
+  real total = NEUTRAL;
+  for (INDEX_T start = begin; start < end; start += BLOCK * WIDTH) {
+    const INDEX_T stop = min(start + BLOCK * WIDTH, end);
+    real part0 = NEUTRAL, part1 = NEUTRAL, part2 = NEUTRAL, part3 = NEUTRAL;
+    INDEX_T i = start;
+    for (; i + 4 * WIDTH <= stop; i += 4 * WIDTH) {  // four chains: one alone waits for each addition
+      part0 = fold_combine(part0, fold_map(LOAD(x, i, WIDTH), v1, (real)(a0), (real)(a1)));
+      part1 = fold_combine(part1, fold_map(LOAD(x, i + WIDTH, WIDTH), v1, (real)(a0), (real)(a1)));
+      part2 = fold_combine(part2, fold_map(LOAD(x, i + 2 * WIDTH, WIDTH), v1, (real)(a0), (real)(a1)));
+      part3 = fold_combine(part3, fold_map(LOAD(x, i + 3 * WIDTH, WIDTH), v1, (real)(a0), (real)(a1)));
+    }
+    for (; i < stop; i += WIDTH)
+      part0 = fold_combine(part0, in_range(fold_map(LOAD(x, i, end - i), v1, (real)(a0), (real)(a1)), end - i));
+    total = fold_combine(total, fold_combine(fold_combine(part0, part1), fold_combine(part2, part3)));
+  }
+  STORE(y, item, 1, fold_finish(fold_lanes(total), v1, (real)(n), (real)(a0), (real)(a1)));
+}
+
+// One work-group folds one slice of one row; inner is 1.
+__kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
+void reduce_group(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
+                  const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
+                  const INDEX_T slices) {
+  __local real parts[LOCAL];
+  const INDEX_T item = get_group_id(0);
+  const int lane = get_local_id(0);
+  const INDEX_T row = item / slices;
+  const INDEX_T begin = (item - row * slices) * slice;
+  const INDEX_T end = min(begin + slice, count);
+  const real v1 = LOAD_GIVEN(given, row, 1);
+  x += row * count;
+  real part = NEUTRAL;
+  for (INDEX_T i = begin + lane * WIDTH; i < end; i += LOCAL * WIDTH)
+    part = fold_combine(part, in_range(fold_map(LOAD(x, i, end - i), v1, (real)(a0), (real)(a1)), end - i));
+  parts[lane] = part;
+  for (int half_size = LOCAL / 2; half_size > 0; half_size /= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < half_size) parts[lane] = fold_combine(parts[lane], parts[lane + half_size]);
+  }
+  if (lane == 0) STORE(y, item, 1, fold_finish(fold_lanes(parts[0]), v1, (real)(n), (real)(a0), (real)(a1)));
+}
+
+// One work-item folds one slice of WIDTH neighbouring columns.
+__kernel void reduce_columns(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
+                             const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
+                             const INDEX_T slices) {
+  const INDEX_T across = (inner + WIDTH - 1) / WIDTH;
+  const INDEX_T item = get_global_id(0);
+  if (item >= rows * slices * across) return;
+  const INDEX_T part_row = item / across;
+  const INDEX_T column = (item - part_row * across) * WIDTH;
+  const INDEX_T row = part_row / slices;
+  const INDEX_T begin = (part_row - row * slices) * slice;
+  const INDEX_T end = min(begin + slice, count);
+  const real v1 = LOAD_GIVEN(given + row * inner, column, inner - column);
+  x += row * count * inner;
+  real total = NEUTRAL;
+  for (INDEX_T start = begin; start < end; start += BLOCK) {
+    const INDEX_T stop = min(start + BLOCK, end);
+    real part = NEUTRAL;
+    for (INDEX_T i = start; i < stop; ++i)
+      part = fold_combine(part, fold_map(LOAD(x + i * inner, column, inner - column), v1, (real)(a0), (real)(a1)));
+    total = fold_combine(total, part);
+  }
+  STORE(y + part_row * inner, column, inner - column, fold_finish(total, v1, (real)(n), (real)(a0), (real)(a1)));
+}

@@ -1,0 +1,539 @@
+"""Reductions: rows that fold axes, and the kernels that run them.
+
+The axes of a fold are merged to (rows, count, inner); where kept and folded axes alternate, the innermost run is folded
+first. Sums of floats are kept in float32 (float64 for float64) in blocks, whatever the storage dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES, DType
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.codegen import Body, Layout, helper_functions, numpy_function, statements, value_functions
+from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, operands, profile_of, require_double, run
+from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, op, parse, register
+
+Axis = int | Sequence[int] | None
+_SOURCE = (Path(__file__).parent / "reduce.cl").read_text()
+_STORED = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+_INFINITE = ("-INFINITY", "INFINITY")
+_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
+_MOST_INT = 2**31 - 2**17
+
+
+# ---- axes
+
+
+def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The folded axes, counted from the front, in order."""
+    if axis is None:
+        return tuple(range(len(shape)))
+    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    for a in given:
+        if not isinstance(a, int | np.integer) or not -len(shape) <= a < len(shape):
+            raise ShapeError(message(name, f"axis {a} is out of range", **{"x.shape": shape}))
+    axes = sorted(int(a) % len(shape) for a in given)
+    if len(set(axes)) < len(axes):
+        raise ShapeError(message(name, "an axis is named twice", axis=axis, **{"x.shape": shape}))
+    return tuple(axes)
+
+
+def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+    """The shape of the result."""
+    if keepdims:
+        return tuple(1 if a in axes else n for a, n in enumerate(shape))
+    return tuple(n for a, n in enumerate(shape) if a not in axes)
+
+
+def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
+    """Neighbouring axes merged: (folded?, size), axes of size 1 left out."""
+    merged: list[tuple[bool, int]] = []
+    for a, size in enumerate(shape):
+        folded = a in axes
+        if size == 1:
+            continue
+        if merged and merged[-1][0] == folded:
+            merged[-1] = (folded, merged[-1][1] * size)
+        else:
+            merged.append((folded, size))
+    return merged
+
+
+# ---- kernels
+
+
+class Shape3(NamedTuple):
+    """A tensor seen as (rows, count, inner); ``count`` is folded."""
+
+    rows: int
+    count: int
+    inner: int
+
+
+class Stage(NamedTuple):
+    """One launch: which formulas of the row apply, and in which compute type."""
+
+    row: Reduction
+    compute: str
+    maps: bool
+    finishes: bool
+
+
+def _function(name: str, text: str, arguments: Sequence[str], compute: str) -> str:
+    body = Body((), (), (("result", parse(text)),), ("result",))
+    (line,) = statements(body, compute)
+    declared = ", ".join(f"const real {a}" for a in arguments)
+    return f"real {name}({declared}) {{ {line} return result_; }}"
+
+
+def _fold_functions(stage: Stage, width: int) -> str:
+    row, compute = stage.row, stage.compute
+    params = [f"{name}_" for name in row.params] + ["unused0", "unused1"][: 2 - len(row.params)]
+    parts = [
+        _function("fold_combine", row.combine, ("v0", "v1"), compute),
+        _function("fold_map", row.map if stage.maps else "v0", ("v0", "v1", *params), compute),
+        _function("fold_finish", row.finish if stage.finishes else "v0", ("v0", "v1", "n_", *params), compute),
+    ]
+    lanes = "".join(f" x = fold_combine(x, x.s{_rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
+    parts.append(f"real fold_lanes(real x) {{{lanes} return x; }}")
+    text = "\n".join(parts)
+    low, high = _LIMITS[compute]
+    neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
+    numbers = ", ".join(map(str, range(width)))
+    return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
+
+
+def _rotated(width: int, by: int) -> str:
+    return "".join(f"{(lane + by) % width:x}" for lane in range(width))
+
+
+def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, local: int) -> str:
+    values = value_functions([source, given], [target], stage.compute, layout)
+    defines = {"SRC": source.c_storage, "GIVEN": given.c_storage, "DST": target.c_storage, "LOAD": f"load_{source.name}",
+               "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": local}  # fmt: skip
+    macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    body = _SOURCE.replace("INDEX_T", layout.index).replace("PARAM_T", stage.compute)
+    return f"{values}\n{_fold_functions(stage, layout.width)}{macros}{body}"
+
+
+class Plan(NamedTuple):
+    """How a fold of certain sizes is launched."""
+
+    kernel: str
+    width: int
+    local: int
+    slices: int
+
+
+def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
+    """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage."""
+    variant = get_kernel_selector().select("reduction", ((shape.count,),), profile, dtype).variant
+    cpu = profile.device_type == "cpu"
+    wide = CPU_WIDTH if cpu else 4
+    if shape.inner > 1:
+        width = wide if shape.inner >= wide else 1
+        wanted = 4 * profile.max_compute_units if cpu else 256 * profile.max_compute_units
+        outputs = shape.rows * -(-shape.inner // width)
+        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.count, outputs, wanted, 256))
+    width = wide if shape.count >= 4 * wide else 1
+    if cpu:
+        return Plan("reduce_rows", width, 1, _slices(shape.count, shape.rows, 4 * profile.max_compute_units, 16384))
+    if variant is KernelVariant.REDUCTION_SEQUENTIAL:
+        return Plan("reduce_rows", width, 64, 1)
+    local = min(256, profile.max_work_group_size)
+    slices = 1
+    if variant is KernelVariant.REDUCTION_WORKGROUP:
+        slices = _slices(shape.count, shape.rows, 8 * profile.max_compute_units, 16384)
+    return Plan("reduce_group", width, local, slices)
+
+
+def _slices(count: int, outputs: int, wanted: int, least: int) -> int:
+    """Into how many pieces a fold is cut so that the device has work for everyone, none shorter than ``least``."""
+    return max(1, min(-(-wanted // max(outputs, 1)), count // least))
+
+
+def _launch(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: Plan, length: int, args: Any) -> None:
+    """Enqueue one stage: a partial result per ``length`` elements of every row."""
+    queue = x.queue
+    slices = -(-shape.count // length)
+    aligned = (shape.inner if chosen.kernel == "reduce_columns" else shape.count) % chosen.width == 0
+    index = "int" if math.prod(shape) < _MOST_INT else "long"
+    layout = Layout(0, chosen.width, aligned, index)
+    other = given if given is not None else x
+    key = (stage.row.name, "reduce", stage, x.dtype, other.dtype, target.dtype, layout, chosen.kernel, chosen.local)
+    state = program.state(queue)
+    if key not in state:
+        text = _source(stage, DTYPES[x.dtype], DTYPES[other.dtype], DTYPES[target.dtype], layout, chosen.local)
+        state[key] = program.get(queue, text, chosen.kernel)
+    across = -(-shape.inner // chosen.width)
+    items = shape.rows * slices * (across if chosen.kernel == "reduce_columns" else 1)
+    if chosen.kernel == "reduce_group":
+        items *= chosen.local
+    local = chosen.local if items > 1024 or chosen.kernel == "reduce_group" else 1 if chosen.local == 1 else min(chosen.local, 64)
+    state[key](queue, items, local, x, other, target, *args, *shape, length, slices)
+
+
+def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, args: tuple[Any, ...]) -> None:
+    """Fold on a device, in one stage or two."""
+    profile = profile_of(x.queue)
+    chosen = plan(shape, stage.row.name, x.dtype, profile)
+    if chosen.slices == 1:
+        _launch(stage, x, given, target, shape, chosen, shape.count, args)
+        return
+    length = -(-shape.count // chosen.slices)
+    length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
+    rest = Shape3(shape.rows, -(-shape.count // length), shape.inner)
+    partial = Tensor.empty(tuple(rest), _STORED[stage.compute], queue=x.queue)
+    _launch(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
+    second = plan(rest, stage.row.name, partial.dtype, profile)._replace(slices=1)
+    _launch(stage._replace(maps=False), partial, given, target, rest, second, rest.count, args)
+
+
+def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
+    """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
+    row = REGISTRY["sum"]
+    assert isinstance(row, Reduction)
+    rest = Shape3(shape.rows, -(-shape.count // length), shape.inner)
+    partial = Tensor.empty(tuple(rest), _STORED[compute], queue=x.queue)
+    chosen = plan(shape, "sum", x.dtype, profile_of(x.queue))
+    _launch(Stage(row, compute, True, False), x, None, partial, shape, chosen, length, (0, 0, 0))
+    return partial
+
+
+# ---- running rows
+
+
+def _types(row: Reduction, x: Tensor) -> tuple[str, DType]:
+    """Compute type and dtype of the result."""
+    source = DTYPES[x.dtype]
+    if row.result == "bool":
+        return source.c_compute, DTYPES["bool"]
+    if row.result == "sum" and not source.is_float:
+        return "long", DTYPES["int64"]
+    if row.result == "float" and not source.is_float:
+        return "float", DTYPES["float32"]
+    return source.c_compute, source
+
+
+def fold(
+    row: Reduction, x: Tensor, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
+    dtype: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
+    (x,) = operands(row.name, (x,))
+    axes = axes_of(row.name, axis, x.shape)
+    shape = folded_shape(x.shape, axes, keepdims)
+    compute, result = _types(row, x)
+    result = DTYPES[dtype] if dtype else result
+    count = math.prod(x.shape[a] for a in axes)
+    if count == 0 and not row.empty and math.prod(shape):
+        raise ShapeError(message(row.name, "a fold of no elements has no value", axis=axis, **{"x.shape": x.shape}))
+    if isinstance(x.queue, CPUQueue) or count == 0 or not math.prod(shape):
+        made = _fold_numpy(row, x, axes, shape, compute, result, count, params)
+        return made if out is None else check_out(row.name, out, shape, result.name).write(made)
+    require_double(row.name, x.queue, x.dtype, result.name)
+    target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
+    _fold_axes(row, x, axes, target, compute, count, params)
+    return target
+
+
+def _given(row: Reduction, x: Tensor, axes: tuple[int, ...], compute: str) -> Tensor | None:
+    if not row.given:
+        return None
+    first = REGISTRY[row.given]
+    assert isinstance(first, Reduction)
+    return fold(first, x, axes, True, tuple(first.params.values()), dtype=_STORED[compute])
+
+
+def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor, compute: str, count: int, params: Sequence[float]) -> None:
+    """Fold every run of axes, the innermost first; only the first maps and only the last finishes."""
+    given = _given(row, x, axes, compute)
+    pattern = runs(x.shape, axes)
+    folded = sum(1 for is_folded, _ in pattern if is_folded)
+    cast = int if compute in ("int", "long") else float
+    numbers = [cast(value) for value in params]
+    args = (*numbers, *(0,) * (2 - len(numbers)), cast(count))
+    mapped = False
+    if folded > 1 and given is not None:  # v1 exists per final result, which a first pass does not know
+        x, mapped = run(_map_row(row), (x, given), tuple(params), None, _STORED[compute]), True
+    while folded > 1:
+        at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
+        shape = _shape3(pattern, at)
+        part = Tensor.empty((shape.rows, shape.inner), _STORED[compute], queue=x.queue)
+        _fold_cl(Stage(row, compute, not mapped, False), x, None, part, shape, args)
+        x, mapped, folded = part, True, folded - 1
+        pattern = _without(pattern, at)
+    at = next((i for i, (is_folded, _) in enumerate(pattern) if is_folded), None)
+    shape = _shape3(pattern, at) if at is not None else Shape3(math.prod(size for _, size in pattern), 1, 1)
+    _fold_cl(Stage(row, compute, not mapped, True), x, given, target, shape, args)
+
+
+def _shape3(pattern: list[tuple[bool, int]], at: int) -> Shape3:
+    sizes = [size for _, size in pattern]
+    return Shape3(math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :]))
+
+
+def _without(pattern: list[tuple[bool, int]], at: int) -> list[tuple[bool, int]]:
+    """The runs after one is folded; kept runs that meet are merged."""
+    rest = pattern[:at] + pattern[at + 1 :]
+    if 0 < at < len(rest):
+        rest[at - 1 : at + 1] = [(rest[at][0], rest[at - 1][1] * rest[at][1])]
+    return rest
+
+
+@cache
+def _map_row(row: Reduction) -> Pointwise:
+    """The map of a reduction as a pointwise row, for folds whose axes are apart."""
+    return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
+
+
+_UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
+
+
+def _text_function(text: str, names: tuple[str, ...], compute: str) -> Callable[..., Any]:
+    return numpy_function(_text_body(text, names), compute)
+
+
+@cache
+def _text_body(text: str, names: tuple[str, ...]) -> Body:
+    return Body(names, (), (("result", parse(text)),), ("result",))
+
+
+def _fold_numpy(
+    row: Reduction, x: Tensor, axes: tuple[int, ...], shape: tuple[int, ...], compute: str, result: DType, count: int,
+    params: Sequence[float],
+) -> Tensor:  # fmt: skip
+    kept = folded_shape(x.shape, axes, True)
+    numbers = [as_compute(value, compute) for value in params]
+    v1 = as_compute(0, compute)
+    if count == 0 or not math.prod(kept):
+        folded = np.full(kept, _neutral(row, compute), _numpy_type(compute))
+        v1 = folded * np.nan if row.given else v1
+        with np.errstate(all="ignore"):
+            (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
+        return _filled(value, shape, result, x.queue)
+    given = _given(row, x, axes, compute)
+    v1 = as_compute(given, compute) if given is not None else v1
+    with np.errstate(all="ignore"):
+        (mapped,) = _text_function(row.map, ("v0", "v1", *row.params), compute)(as_compute(x, compute), v1, *numbers)
+        folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
+        (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
+    return from_compute(np.asarray(value).reshape(shape), shape, result, x.queue, (x,))
+
+
+def _filled(value: Any, shape: tuple[int, ...], result: DType, queue: Any) -> Tensor:
+    """A tensor, on any backend, of host values."""
+    host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
+    return Tensor.from_host(queue, np.ascontiguousarray(host).reshape(shape), result.name)
+
+
+def _numpy_type(compute: str) -> np.dtype:
+    return DTYPES[_STORED[compute]].storage
+
+
+def _neutral(row: Reduction, compute: str) -> float:
+    if row.neutral not in ("LOWEST", "HIGHEST"):
+        return float(row.neutral)
+    kind = _numpy_type(compute)
+    limits = np.iinfo(kind) if kind.kind == "i" else None
+    low, high = (limits.min, limits.max) if limits else (-math.inf, math.inf)
+    return low if row.neutral == "LOWEST" else high
+
+
+def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
+    """Fold with NumPy, axes kept: by the ufunc where the formula is one (sums in float64), else by halving."""
+    ufunc = _UFUNCS.get(row.combine)
+    if ufunc is not None:
+        wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None
+        return ufunc.reduce(x, axis=axes, keepdims=True, dtype=wide).astype(_numpy_type(compute), copy=False) if axes else x
+    combine = _text_function(row.combine, ("v0", "v1"), compute)
+    kept = folded_shape(x.shape, axes, True)
+    x = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *(n for a, n in enumerate(x.shape) if a not in axes))
+    while len(x) > 1:
+        half = len(x) // 2
+        (pairs,) = combine(x[:half], x[half : 2 * half])
+        x = np.concatenate([pairs, x[2 * half :]])
+    return x[0].reshape(kept)
+
+
+@cache
+def function(row: Reduction) -> Callable[..., Tensor]:
+    """The public function of a row: ``f(x, axis=None, keepdims=False, <parameters>, *, out=None)``."""
+    params = "".join(f", {name}=default_{name}" for name in row.params)
+    scalars = f"({', '.join(row.params)},)" if row.params else "()"
+    text = f"def {row.name}(x, axis=None, keepdims=False{params}, *, out=None):\n    return fold(row, x, axis, keepdims, {scalars}, out)"
+    scope: dict[str, Any] = {"row": row, "fold": fold, **{f"default_{name}": value for name, value in row.params.items()}}
+    exec(compile(text, f"<op {row.name}>", "exec"), scope)
+    made = scope[row.name]
+    made.__doc__ = row.doc
+    made.__module__ = "netcl.ops"
+    return made
+
+
+# ---- gradients
+
+
+def _kept(F: Any, g: Any, shape: tuple[int, ...], axis: Axis) -> Any:
+    """The gradient with folded axes of size 1, so that it broadcasts against the input."""
+    return F.reshape(g, folded_shape(shape, axes_of("backward", axis, shape), True))
+
+
+def _count(shape: tuple[int, ...], axis: Axis) -> int:
+    return math.prod(shape[a] for a in axes_of("backward", axis, shape))
+
+
+def _sum_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
+    return F.expand(_kept(F, g, x_shape, axis), x_shape)
+
+
+def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
+    return F.expand(F.div(_kept(F, g, x_shape, axis), max(_count(x_shape, axis), 1)), x_shape)
+
+
+def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
+    """The product of the others: without zeros out / x; one zero gets the product of the rest; with more, all are 0."""
+    zero = F.eq(x, 0)
+    others = F.where(zero, 1.0, x)
+    rest = F.prod(others, axis=axis, keepdims=True)
+    zeros = F.sum(zero, axis=axis, keepdims=True)
+    none = F.where(F.eq(zeros, 0), F.div(rest, others), 0.0)
+    one = F.where(F.logical_and(zero, F.eq(zeros, 1)), rest, none)
+    return F.mul(_kept(F, g, x.shape, axis), one)
+
+
+def _extreme_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
+    """Shared evenly by all elements that are the extreme."""
+    hit = F.cast(F.eq(x, _kept(F, out, x.shape, axis)), x.dtype)
+    return F.mul(_kept(F, g, x.shape, axis), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
+
+
+def _var_vjp(F: Any, g: Any, x: Any, axis: Axis, correction: float) -> Any:
+    scale = 2.0 / max(_count(x.shape, axis) - correction, 0) if _count(x.shape, axis) > correction else math.nan
+    return F.mul(_kept(F, F.mul(g, scale), x.shape, axis), F.sub(x, F.mean(x, axis=axis, keepdims=True)))
+
+
+def _std_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis, correction: float) -> Any:
+    return _var_vjp(F, F.div(g, F.mul(out, 2.0)), x, axis, correction)
+
+
+def _logsumexp_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
+    top = F.where(F.isfinite(out), out, 0.0)
+    return F.mul(_kept(F, g, x.shape, axis), F.exp(F.sub(x, _kept(F, top, x.shape, axis))))
+
+
+# ---- rows
+
+_NO_AXIS = (S((2, 3), axis=2), r"\[{}\] axis 2 is out of range; x.shape=\(2, 3\)")
+
+
+def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vjp: Callable[..., Any] | None, **columns: Any) -> Reduction:
+    """Register a reduction row."""
+    row = Reduction(name, combine, neutral, ref, vjp, errors=[(_NO_AXIS[0], _NO_AXIS[1].replace("{}", name))], **columns)
+    register(row)
+    return row
+
+
+reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", doc="Sum over axes; integers and bool give int64.")
+reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", result="float", doc="Mean over axes; integers give float32.")
+reduction("prod", "v0 * v1", "1", np.prod, _prod_vjp, result="sum", domain=(0.5, 1.5), tol=4, doc="Product over axes.")
+reduction("max", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
+          doc="Largest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
+reduction("min", "MIN(v0, v1)", "HIGHEST", np.min, _extreme_vjp, empty=False, amp="keep",
+          doc="Smallest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
+reduction("any", "MAX(v0, v1)", "0", np.any, None, map="v0 != 0", result="bool", amp="keep", doc="Whether some element is not zero.")
+reduction("all", "MIN(v0, v1)", "1", np.all, None, map="v0 != 0", result="bool", amp="keep", doc="Whether no element is zero.")
+
+
+def _reference_var(x: np.ndarray, axis: Any = None, keepdims: bool = False, correction: float = 1) -> np.ndarray:
+    return np.var(x, axis=axis, keepdims=keepdims, ddof=correction)
+
+
+def _reference_logsumexp(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> np.ndarray:
+    return np.log(np.sum(np.exp(x), axis=axis, keepdims=keepdims))
+
+
+reduction("var", "v0 + v1", "0", _reference_var, _var_vjp, given="mean", map="(v0 - v1) * (v0 - v1)", finish="v0 / MAX(n - correction, 0)",
+          params={"correction": 1}, result="float", tol=2, doc="Variance, in two passes; divided by n - correction.")  # fmt: skip
+reduction("std", "v0 + v1", "0", lambda *a, **k: np.sqrt(_reference_var(*a, **k)), _std_vjp, given="mean", map="(v0 - v1) * (v0 - v1)",
+          finish="SQRT(v0 / MAX(n - correction, 0))", params={"correction": 1}, result="float", tol=2,
+          doc="Standard deviation: the square root of var.")  # fmt: skip
+reduction("logsumexp", "v0 + v1", "0", _reference_logsumexp, _logsumexp_vjp, given="max", map="EXP(v0 - WHERE(ISFINITE(v1), v1, 0))",
+          finish="LOG(v0) + WHERE(ISFINITE(v1), v1, 0)", result="float", tol=2, doc="log(sum(exp(x))) without overflow.")  # fmt: skip
+alias("amax", "max")
+alias("amin", "min")
+alias("reduce_sum", "sum")
+alias("reduce_mean", "mean")
+alias("reduce_max", "max")
+
+
+# ---- reductions that are not one row
+
+_ABS = {"combine": "v0 + v1", "neutral": "0", "vjp": None, "ref": np.linalg.norm, "result": "float"}
+_NORMS: dict[float, Reduction] = {
+    0.0: Reduction("norm_0", map="v0 != 0", **_ABS),
+    1.0: Reduction("norm_1", map="ABS(v0)", **_ABS),
+    2.0: Reduction("norm_2", map="v0 * v0", finish="SQRT(v0)", **_ABS),
+    math.inf: Reduction("norm_inf", map="ABS(v0)", **{**_ABS, "combine": "MAX(v0, v1)", "empty": False}),
+    -math.inf: Reduction("norm_least", map="ABS(v0)", **{**_ABS, "combine": "MIN(v0, v1)", "neutral": "HIGHEST", "empty": False}),
+}
+_NORM_P = Reduction("norm_p", map="POW(ABS(v0), p)", finish="POW(v0, 1 / p)", params={"p": 3.0}, **_ABS)
+
+
+def _norm_vjp(F: Any, g: Any, out: Any, x: Any, p: float, axis: Axis) -> Any:
+    p = float(p)
+    if p == 0:
+        return F.mul(x, 0.0)
+    g, out = _kept(F, g, x.shape, axis), _kept(F, out, x.shape, axis)
+    if p == 1:
+        return F.mul(g, F.sign(x))
+    if math.isinf(p):
+        hit = F.cast(F.eq(F.abs(x), out), x.dtype)
+        return F.mul(F.mul(g, F.sign(x)), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
+    scale = F.where(F.eq(out, 0), 0.0, F.div(g, F.pow(F.where(F.eq(out, 0), 1.0, out), p - 1)))
+    if p == 2:
+        return F.mul(scale, x)
+    size = F.abs(x)
+    power = F.where(F.eq(size, 0), 0.0, F.pow(F.where(F.eq(size, 0), 1.0, size), p - 1))
+    return F.mul(scale, F.mul(F.sign(x), power))
+
+
+def _reference_norm(x: np.ndarray, p: float = 2, axis: Any = None, keepdims: bool = False) -> np.ndarray:
+    size = np.abs(x)
+    if math.isinf(p):
+        return (np.max if p > 0 else np.min)(size, axis=axis, keepdims=keepdims)
+    if p == 0:
+        return np.sum(size != 0, axis=axis, keepdims=keepdims).astype(x.dtype)
+    return np.sum(size**p, axis=axis, keepdims=keepdims) ** (1 / p)
+
+
+@op(vjp=_norm_vjp, ref=_reference_norm, amp="float", tol=2,
+    samples=[S((257,)), S((3, 5, 7), p=1, axis=1), S((4, 6), p=3, axis=(0, 1)), S((5, 9), p=math.inf, axis=-1, keepdims=True), S((0,))],
+    errors=[(S((2, 3), axis=2), r"\[norm_2\] axis 2 is out of range")])  # fmt: skip
+def norm(x: Tensor, p: float = 2, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero."""
+    row = _NORMS.get(float(p), _NORM_P)
+    return fold(row, x, axis, keepdims, (float(p),) if row is _NORM_P else (), out)
+
+
+def _reference_count(x: np.ndarray, axis: Any = None, keepdims: bool = False) -> np.ndarray:
+    return np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
+
+
+@op(vjp=None, ref=_reference_count,
+    samples=[S((257,)), S((3, 5, 7), axis=1, dtypes="int32", high=2), S((0,)), S((4, 5), axis=(0, 1), dtypes="bool")])  # fmt: skip
+def count_nonzero(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """How many elements are not zero, as int64."""
+    (x,) = operands("count_nonzero", (x,))
+    return fold(REGISTRY["sum"], x if x.dtype == "bool" else run(REGISTRY["ne"], (x, 0)), axis, keepdims)

@@ -1,0 +1,178 @@
+"""Walks along an axis that remember where they are: running sums, and the position of the extreme element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.codegen import Layout, value_functions
+from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, operands, profile_of, require_double
+from netcl.ops.reduce import Shape3, axes_of, folded_shape, sums_of_slices
+from netcl.ops.registry import S, op
+
+_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
+_MOST_INT = 2**31 - 2**17
+_SLICE = 1024  # elements that one work-item walks before it is worth asking another
+
+
+def _shape3(name: str, x: Tensor, axis: int | None) -> Shape3:
+    if axis is None:
+        return Shape3(1, x.size, 1)
+    (a,) = axes_of(name, axis, x.shape)
+    return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
+
+
+def _kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
+    require_double(name, queue, source, target)
+    state = program.state(queue)
+    index = "int" if n < _MOST_INT else "long"
+    key = (name, "scan", source, target, compute, index, minimum)
+    if key not in state:
+        values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
+        is_nan = "isnan(x)" if compute in ("float", "double") else "0"
+        macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
+        macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n" + ("#define MINIMUM\n" if minimum else "")
+        text = f"{values}\n{macros}{_SOURCE.replace('INDEX_T', index)}"
+        state[key] = program.get(queue, text, "scan" if name == "cumsum" else "extreme")
+    return state[key]
+
+
+def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:
+    """Length and number of slices: more than one only where the columns alone leave the device idle."""
+    profile = profile_of(queue)
+    wanted = (4 if profile.device_type == "cpu" else 256) * profile.max_compute_units
+    columns = shape.rows * shape.inner
+    slices = max(1, min(-(-wanted // columns), shape.count // _SLICE))
+    length = -(-shape.count // slices)
+    length = -(-length // CPU_WIDTH) * CPU_WIDTH
+    return length, -(-shape.count // length)
+
+
+def _local(queue: Any) -> int:
+    return 1 if profile_of(queue).device_type == "cpu" else 64
+
+
+# ---- cumsum
+
+
+def _cumsum_vjp(F: Any, g: Any, axis: int | None, reverse: bool) -> Any:
+    return F.cumsum(g, axis=axis, reverse=not reverse)
+
+
+def _reference_cumsum(x: np.ndarray, axis: int | None = None, reverse: bool = False) -> np.ndarray:
+    return np.flip(np.cumsum(np.flip(x, axis), axis), -1 if axis is None else axis) if reverse else np.cumsum(x, axis)
+
+
+@op(vjp=_cumsum_vjp, ref=_reference_cumsum, amp="float", tol=4,
+    samples=[S((257,), axis=0), S((3, 5, 7), axis=1), S((3, 5), axis=-1, reverse=True), S((4000,), axis=0), S((0, 3), axis=1), S((6,))],
+    errors=[(S((2, 3), axis=2), r"\[cumsum\] axis 2 is out of range; x.shape=\(2, 3\)")])  # fmt: skip
+def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
+    (x,) = operands("cumsum", (x,))
+    shape = _shape3("cumsum", x, axis)
+    row = DTYPES[x.dtype]
+    result, compute = (row, row.c_compute) if row.is_float else (DTYPES["int64"], "long")
+    target_shape = (x.size,) if axis is None else x.shape
+    if isinstance(x.queue, CPUQueue):
+        made = _cumsum_numpy(x, axis, reverse, compute, result, target_shape)
+        return made if out is None else check_out("cumsum", out, target_shape, result.name).write(made)
+    target = Tensor.empty(target_shape, result.name, queue=x.queue) if out is None else check_out("cumsum", out, target_shape, result.name)
+    if math.prod(shape):
+        _cumsum_cl(x, target, shape, compute, reverse)
+    return target
+
+
+def _cumsum_numpy(x: Tensor, axis: int | None, reverse: bool, compute: str, result: dtypes.DType, shape: tuple[int, ...]) -> Tensor:
+    values = as_compute(x, compute)
+    wide = np.float64 if values.dtype.kind == "f" else np.int64
+    values, along = (values.reshape(-1), 0) if axis is None else (values, axis)
+    flipped = np.flip(values, along) if reverse else values
+    with np.errstate(all="ignore"):
+        sums = np.cumsum(flipped, along, dtype=wide)
+        return from_compute(np.flip(sums, along) if reverse else sums, shape, result, x.queue, (x,))
+
+
+def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: bool) -> None:
+    """One launch; or, cut into slices: the sum of each slice, what comes before each, the walk through all."""
+    queue = x.queue
+    kernel = _kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
+    length, slices = _slicing(shape, queue)
+    before = x
+    if slices > 1:
+        before = _before_slices(x, shape, compute, length, slices, reverse)
+    kernel(queue, shape.rows * slices * shape.inner, _local(queue), x, before, target, *shape, length, slices, int(reverse), 0)
+
+
+def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: int, reverse: bool) -> Tensor:
+    queue = x.queue
+    totals = sums_of_slices(x, shape, compute, length)
+    before = Tensor.empty(totals.shape, totals.dtype, queue=queue)
+    kernel = _kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
+    sizes = (shape.rows, slices, shape.inner, slices, 1)
+    kernel(queue, shape.rows * shape.inner, _local(queue), totals, totals, before, *sizes, int(reverse), 1)
+    return before
+
+
+# ---- argmax, argmin
+
+
+def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
+    (x,) = operands(name, (x,))
+    shape = _shape3(name, x, axis)
+    axes = tuple(range(x.ndim)) if axis is None else axes_of(name, axis, x.shape)
+    result_shape = folded_shape(x.shape, axes, keepdims)
+    if shape.count == 0 and math.prod(result_shape):
+        raise ShapeError(message(name, "no elements: there is no position to give", axis=axis, **{"x.shape": x.shape}))
+    if isinstance(x.queue, CPUQueue):
+        return _arg_numpy(np.argmax if name == "argmax" else np.argmin, x, axis, result_shape)
+    target = Tensor.empty(result_shape, "int64", queue=x.queue)
+    if math.prod(result_shape):
+        _arg_cl(name, x, target, shape)
+    return target
+
+
+def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tuple[int, ...]) -> Tensor:
+    values = dtypes.decode(x.array, DTYPES[x.dtype])
+    if not math.prod(shape):
+        return Tensor.empty(shape, "int64", queue=x.queue)
+    return Tensor._of_array(np.asarray(find(values, axis=axis), np.int64).reshape(shape), "int64", x.queue)
+
+
+def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
+    queue = x.queue
+    kernel = _kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
+    length, slices = _slicing(shape, queue)
+    columns, local = shape.rows * shape.inner, _local(queue)
+    if slices == 1:
+        kernel(queue, columns, local, x, target, target, *shape, length, 1, 0)
+        return
+    winners = Tensor.empty((shape.rows, slices, shape.inner), "int64", queue=queue)
+    kernel(queue, columns * slices, local, x, winners, winners, *shape, length, slices, 0)
+    kernel(queue, columns, local, x, winners, target, *shape, length, slices, 1)
+
+
+_ARG_SAMPLES = [S((257,)), S((3, 5, 7), axis=1), S((3, 5), axis=-1, keepdims=True), S((5000,)), S((9,), dtypes="int32", high=3, low=0)]
+
+
+@op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.argmax(x, axis=axis, keepdims=keepdims), samples=_ARG_SAMPLES,
+    errors=[(S((0,)), r"\[argmax\] no elements: there is no position to give; axis=None, x.shape=\(0,\)")])  # fmt: skip
+def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Position of the largest element as int64, the first of equals; NaN is larger than all. Without an axis: in the flattened tensor."""
+    return _arg("argmax", x, axis, keepdims)
+
+
+@op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.argmin(x, axis=axis, keepdims=keepdims), samples=_ARG_SAMPLES,
+    errors=[(S((0,)), r"\[argmin\] no elements: there is no position to give; axis=None, x.shape=\(0,\)")])  # fmt: skip
+def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Position of the smallest element as int64, the first of equals; NaN is smaller than all. Without an axis: in the flattened tensor."""
+    return _arg("argmin", x, axis, keepdims)
