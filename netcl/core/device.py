@@ -185,23 +185,25 @@ class DeviceManager:
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
         """The handle of a device; ``None`` if there is no such device.
 
-        ``device`` is one of: ``"auto"`` (the best OpenCL device, else NumPy), ``"cpu"`` (NumPy), ``"gpu"`` (without one: the
-        best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``, ``"0:1"``
-        (platform:device), a number, part of a name, a callable that takes the profile, a ``cl.Device``, a queue or a handle.
+        ``device`` is one of: ``"auto"`` (``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy), ``"cpu"`` (NumPy),
+        ``"gpu"`` (without one: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
+        ``"0:1"`` (platform:device), a number, part of a name, a callable that takes the profile, a ``cl.Device``, a queue or a handle.
         """
         if isinstance(device, DeviceHandle):
             return device
         if isinstance(device, str):
             device = device.strip().lower() or "auto"
         elif not isinstance(device, int):
-            return self._resolve(device, strict)
+            return self._resolve_object(device)
         if platforms.forked_child and device != "cpu":
             platforms.check_process()
+        preferred = env.raw("NETCL_DEVICE") if device == "auto" else None
         try:
-            return self._chosen[device, strict]
+            return self._chosen[device, strict, preferred]
         except KeyError:
             with self._lock:
-                return self._chosen.setdefault((device, strict), self._resolve(device, strict))
+                chosen = self._preferred(strict) if preferred else self._resolve(device, strict)
+                return self._chosen.setdefault((device, strict, preferred), chosen)
 
     def handle_of(self, queue: Any) -> DeviceHandle:
         """The handle of a queue, also of one that netcl did not make."""
@@ -254,9 +256,15 @@ class DeviceManager:
                 raise EnvironmentVariableError(message("env", what, f"there are: {there}", value=repr(name)))
         return visible
 
-    def _resolve(self, device: Any, strict: bool) -> DeviceHandle | None:
-        if not isinstance(device, (str, int)):
-            return self._resolve_object(device)
+    def _preferred(self, strict: bool) -> DeviceHandle:
+        """What NETCL_DEVICE means; naming a device that does not exist is an error, not a reason to take another."""
+        text = env.value("NETCL_DEVICE").lower() or "auto"
+        handle = self._resolve(text, strict)
+        if handle is None:
+            raise DeviceError(message("NETCL_DEVICE", "no such device", f"there are: {self.describe()}", selector=repr(text)))
+        return handle
+
+    def _resolve(self, device: str | int, strict: bool) -> DeviceHandle | None:
         if device in ("cpu", "numpy"):
             return self._numpy
         if device == "gpu":
@@ -397,13 +405,11 @@ dispatch.fill("half_arithmetic_probe", manager.half_arithmetic)
 
 
 class _Active(threading.local):
-    """The devices the current thread has entered, innermost last; what was set; what NETCL_DEVICE means."""
+    """The devices the current thread has entered, innermost last, and what was set."""
 
     def __init__(self) -> None:
         self.stack: list[DeviceHandle] = []
         self.base: DeviceHandle | None = None
-        self.default: DeviceHandle | None = None
-        self.default_text: str | None = None
 
 
 _active = _Active()
@@ -440,14 +446,14 @@ class device:
         return manager.profile(queue.device)
 
 
-def _require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHandle:
+def _require(selector: Any, strict: bool = False) -> DeviceHandle:
     handle = manager.default(selector, strict)
     if handle is not None:
         return handle
     remedy = f"there are: {manager.describe()}"
     if not platforms.available():
         remedy += f"; `netcl doctor` says what is missing, {platforms.install_command()} installs a CPU runtime"
-    raise DeviceError(message(op, "no such device", remedy, selector=repr(selector)))
+    raise DeviceError(message("device", "no such device", remedy, selector=repr(selector)))
 
 
 def handle_of(queue: Any) -> DeviceHandle:
@@ -461,10 +467,7 @@ def get_active_device() -> DeviceHandle:
         return _active.stack[-1]
     if _active.base is not None:
         return _active.base
-    text = env.raw("NETCL_DEVICE")
-    if _active.default is None or text != _active.default_text:
-        _active.default, _active.default_text = _require(env.value("NETCL_DEVICE"), op="NETCL_DEVICE"), text
-    return _active.default
+    return _require("auto")
 
 
 def set_active_device(handle: Any) -> None:

@@ -296,6 +296,18 @@ def test_setting_the_active_device(monkeypatch):
         get_active_device()
 
 
+def test_netcl_device_says_what_auto_means(monkeypatch):
+    made_up = machine(monkeypatch, OCLGRIND, POCL, NVIDIA)
+    for selector, expected in (("oclgrind", OCLGRIND), ("cl:cpu", POCL), ("auto", NVIDIA), ("", NVIDIA)):
+        monkeypatch.setenv("NETCL_DEVICE", selector)
+        assert chosen(made_up) == expected[2]
+        assert chosen(made_up, "gpu") == NVIDIA[2]
+    monkeypatch.setenv("NETCL_DEVICE", "radeon")
+    with pytest.raises(DeviceError, match=r"\[NETCL_DEVICE\] no such device; selector='radeon'; there are: 0:0 Oclgrind"):
+        made_up.default("auto")
+    assert chosen(made_up, "pocl") == POCL[2]
+
+
 def test_netcl_device_is_one_class(device):
     assert netcl.device is module.device and netcl.device.manager is manager
     assert netcl.device.profile(device.queue) is device.profile
