@@ -40,7 +40,8 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
 
 
 def _check_same_device(op: str, a: Any, b: Tensor) -> None:
-    if a.context is None or a.context != b.context:
+    numpy = is_numpy(a.queue) and is_numpy(b.queue)
+    if not numpy and (a.context is None or a.context != b.context):
         what = "the inputs live on different devices"
         raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 

@@ -1,0 +1,613 @@
+"""Ops that move elements and compute nothing. Reshaping shares memory; everything else is a copy of strided blocks.
+
+The rows with a gradient of their own are few (reshape, expand, repeat, the strided slice and its transpose, permutation, joining,
+splitting, rolling, triangles); the others are made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.registry import S, composite, op
+from netcl.ops.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
+
+Sizes = int | Sequence[int]
+
+
+def sizes_of(first: Sizes, more: Sequence[int] = ()) -> tuple[int, ...]:
+    """``f(x, 2, 3)`` and ``f(x, (2, 3))`` mean the same."""
+    sizes = (first, *more) if isinstance(first, (int, np.integer)) else (*first, *more)
+    return tuple(int(n) for n in sizes)
+
+
+def _axes(name: str, axes: Sizes, ndim: int) -> tuple[int, ...]:
+    found = tuple(launch.check_axis(name, axis, ndim) for axis in sizes_of(axes))
+    if len(set(found)) != len(found):
+        raise ShapeError(message(name, "an axis is named twice", axes=axes))
+    return found
+
+
+def _tensor(name: str, x: Any) -> Tensor:
+    return launch.as_tensors(name, x)[0]
+
+
+def along(ndim: int, axis: int, value: int, other: Any = 0) -> tuple[Any, ...]:
+    """``value`` for ``axis``; for every other axis ``other`` (one value, or one per axis)."""
+    values = list(other) if isinstance(other, (tuple, list)) else [other] * ndim
+    values[axis] = value
+    return tuple(values)
+
+
+# ---- the same memory under another shape
+
+
+def _resolve(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape with at most one -1, which takes what is left."""
+    known = math.prod(n for n in shape if n != -1)
+    if shape.count(-1) > 1 or any(n < -1 for n in shape):
+        raise ShapeError(message("reshape", "a shape has sizes and at most one -1", shape=shape))
+    if -1 in shape and known and size % known == 0:
+        return tuple(size // known if n == -1 else n for n in shape)
+    if -1 in shape or known != size:
+        raise ShapeError(message("reshape", f"{size} elements do not fill the shape {shape}", **{"x.shape": x_shape}))
+    return shape
+
+
+@op(
+    vjp=lambda F, g, x_shape: F.reshape(g, x_shape),
+    ref=lambda x, shape: np.reshape(x, shape),
+    samples=[S((2, 6), shape=(3, 4)), S((2, 3, 4), shape=(-1, 4)), S((1,), shape=()), S((0, 3), shape=(3, 0))],
+    errors=[
+        (S((2, 3), shape=(4, 2)), r"\[reshape\] 6 elements do not fill the shape \(4, 2\); x\.shape=\(2, 3\)"),
+        (S((2, 3), shape=(-1, -1)), r"\[reshape\] a shape has sizes and at most one -1"),
+    ],
+)
+def reshape(x: Tensor, shape: Sizes, *more: int) -> Tensor:
+    """The same elements under another shape; shares memory. One size may be -1.
+
+    >>> reshape(Tensor.arange(6), (2, -1)).shape
+    (2, 3)
+    """
+    x = _tensor("reshape", x)
+    return x._view(_resolve(sizes_of(shape, more), x.size, x.shape))
+
+
+def _flatten_ref(x, start_axis=0, end_axis=-1):
+    first, last = start_axis % max(x.ndim, 1), end_axis % max(x.ndim, 1)
+    return x.reshape((*x.shape[:first], -1, *x.shape[last + 1 :]))
+
+
+@composite(
+    ref=_flatten_ref,
+    samples=[S((2, 3, 4)), S((2, 3, 4, 5), start_axis=1), S((2, 3, 4, 5), start_axis=1, end_axis=2), S(())],
+    errors=[(S((2, 3), start_axis=1, end_axis=0), r"\[flatten\] the first axis comes after the last")],
+)
+def flatten(F: Any, x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
+    """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
+    x = _tensor("flatten", x)
+    first, last = (launch.check_axis("flatten", axis, x.ndim) for axis in (start_axis, end_axis))
+    if first > last:
+        raise ShapeError(message("flatten", "the first axis comes after the last", start_axis=start_axis, end_axis=end_axis))
+    return F.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+
+
+@composite(
+    ref=lambda x, axis=None: np.squeeze(x, None if axis is None else tuple(a for a in np.atleast_1d(axis) if x.shape[a] == 1)),
+    samples=[S((1, 3, 1)), S((1, 3, 1), axis=0), S((2, 3), axis=1), S((1, 3, 1), axis=(0, 2))],
+    errors=[(S((1, 3), axis=2), r"\[squeeze\] axis 2 is out of range for 2 axes")],
+)
+def squeeze(F: Any, x: Tensor, axis: Sizes | None = None) -> Tensor:
+    """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
+    x = _tensor("squeeze", x)
+    named = range(x.ndim) if axis is None else _axes("squeeze", axis, x.ndim)
+    return F.reshape(x, tuple(n for i, n in enumerate(x.shape) if n != 1 or i not in named))
+
+
+@composite(
+    ref=lambda x, axis: np.expand_dims(x, axis),
+    samples=[S((2, 3), axis=0), S((2, 3), axis=-1), S((), axis=0)],
+    errors=[(S((2, 3), axis=3), r"\[unsqueeze\] axis 3 is out of range for 3 axes")],
+)
+def unsqueeze(F: Any, x: Tensor, axis: int) -> Tensor:
+    """Insert an axis of size one; shares memory."""
+    x = _tensor("unsqueeze", x)
+    at = launch.check_axis("unsqueeze", axis, x.ndim + 1)
+    return F.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+@op(vjp=lambda F, g: g, ref=np.copy, samples=[S((3, 5)), S(()), S((0, 2))])
+def clone(x: Tensor) -> Tensor:
+    """A copy with memory of its own; gradients flow through it."""
+    return _tensor("clone", x)._copy()
+
+
+# ---- permutations
+
+
+@op(
+    vjp=lambda F, g, order: F.reorder(g, np.argsort(order).tolist()),
+    ref=lambda x, order: np.transpose(x, order),
+    samples=[S((2, 3, 4), order=(2, 0, 1)), S((33, 41), order=(1, 0)), S((3, 2, 40, 9), order=(0, 3, 1, 2)), S((), order=())],
+    errors=[(S((2, 3), order=(0, 0)), r"\[reorder\] an axis is named twice; axes=\(0, 0\)")],
+)
+def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
+    """The axes in another order: what ``permute`` and ``transpose`` do."""
+    x = _tensor("reorder", x)
+    if len(order) != x.ndim:
+        raise ShapeError(
+            message("permute", f"x has {x.ndim} axes and {len(order)} are named", **{"x.shape": x.shape, "axes": tuple(order)})
+        )
+    axes, strides = _axes("reorder", order, x.ndim), dense(x.shape)
+    return take_block(x, [x.shape[i] for i in axes], 0, [strides[i] for i in axes])
+
+
+@composite(
+    ref=lambda x, axes: np.transpose(x, axes),
+    samples=[S((2, 3, 4), axes=(2, 0, 1)), S((2, 3), axes=(-1, 0)), S((0, 3), axes=(1, 0))],
+    errors=[
+        (S((2, 3), axes=(0, 0)), r"\[permute\] an axis is named twice; axes=\(0, 0\)"),
+        (S((2, 3), axes=(0,)), r"\[permute\] x has 2 axes and 1 are named; x\.shape=\(2, 3\), axes=\(0,\)"),
+    ],
+)
+def permute(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
+    """The axes in another order.
+
+    >>> from netcl import ops
+    >>> ops.permute(Tensor.zeros((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
+    x = _tensor("permute", x)
+    return F.reorder(x, _axes("permute", sizes_of(axes, more), x.ndim))
+
+
+@composite(
+    ref=lambda x, axis0=-2, axis1=-1: np.swapaxes(x, axis0, axis1),
+    samples=[S((3, 5)), S((2, 3, 4), axis0=0, axis1=2), S((65, 70)), S((2, 3), axis0=1, axis1=1)],
+    errors=[(S((3, 5), axis0=0, axis1=2), r"\[transpose\] axis 2 is out of range for 2 axes")],
+)
+def transpose(F: Any, x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
+    """Two axes exchanged, by default the last two."""
+    x = _tensor("transpose", x)
+    a, b = (launch.check_axis("transpose", axis, x.ndim) for axis in (axis0, axis1))
+    order = list(range(x.ndim))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return F.reorder(x, order)
+
+
+# ---- broadcasting and repeating
+
+
+def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
+    """The gradient of a broadcast: ``g`` summed back to ``shape``."""
+    if g.shape == shape:
+        return g
+    extra = len(g.shape) - len(shape)
+    axes = tuple(i for i, n in enumerate(g.shape) if i < extra or (shape[i - extra] == 1 and n != 1))
+    return F.reshape(F.sum(g, axis=axes), shape) if axes else F.reshape(g, shape)
+
+
+@op(
+    vjp=lambda F, g, x_shape: sum_to(F, g, x_shape),
+    ref=lambda x, shape: np.broadcast_to(x, [x.shape[i - len(shape)] if n == -1 else n for i, n in enumerate(shape)]).copy(),
+    samples=[
+        S((3, 1), shape=(3, 4)),
+        S((3,), shape=(2, 3)),
+        S((1, 3, 1), shape=(5, 2, -1, 7)),
+        S((), shape=(2, 2)),
+        S((0, 1), shape=(0, 3)),
+    ],
+    errors=[
+        (S((3, 2), shape=(3, 4)), r"\[expand\] x does not broadcast to the shape; x\.shape=\(3, 2\), shape=\(3, 4\)"),
+        (S((3, 2), shape=(2,)), r"\[expand\] x does not broadcast to the shape"),
+    ],
+)
+def expand(x: Tensor, shape: Sizes, *more: int) -> Tensor:
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
+    x = _tensor("expand", x)
+    wanted = sizes_of(shape, more)
+    extra = len(wanted) - x.ndim
+    sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
+    if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
+        raise ShapeError(message("expand", "x does not broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
+    return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
+
+
+def _repeat_vjp(F, g, x_shape):
+    shape = (1,) * (len(g.shape) - len(x_shape)) + x_shape
+    if not g.size:
+        return Tensor.zeros(x_shape, g.dtype, queue=g.queue)
+    parts = F.reshape(g, [n for size, whole in zip(shape, g.shape, strict=True) for n in (whole // size, size)])
+    return F.reshape(F.sum(parts, axis=tuple(range(0, 2 * len(shape), 2))), x_shape)
+
+
+def _repeated(x: Tensor, times: tuple[int, ...]) -> Tensor:
+    shape = (1,) * (len(times) - x.ndim) + x.shape
+    strides = dense(shape)
+    sizes = [n for pair in zip(times, shape, strict=True) for n in pair]
+    walked = [n for stride in strides for n in (0, stride)]
+    return take_block(x, sizes, 0, walked)._view(tuple(r * n for r, n in zip(times, shape, strict=True)))
+
+
+@op(
+    vjp=_repeat_vjp,
+    ref=lambda x, repeats: np.tile(x, repeats),
+    samples=[S((2, 3), repeats=(2, 1)), S((3,), repeats=(2, 4)), S((2, 3), repeats=(0, 2)), S((), repeats=(3,))],
+    errors=[(S((2, 3), repeats=(2,)), r"\[repeat\] x has 2 axes and 1 repeats are given; x\.shape=\(2, 3\), repeats=\(2,\)")],
+)
+def repeat(x: Tensor, repeats: Sizes, *more: int) -> Tensor:
+    """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
+    x = _tensor("repeat", x)
+    times = sizes_of(repeats, more)
+    if len(times) < x.ndim or min(times, default=0) < 0:
+        what = f"x has {x.ndim} axes and {len(times)} repeats are given" if len(times) < x.ndim else "repeats cannot be negative"
+        raise ShapeError(message("repeat", what, **{"x.shape": x.shape, "repeats": times}))
+    return _repeated(x, times)
+
+
+@composite(
+    ref=lambda x, repeats: np.tile(x, repeats),
+    samples=[S((2, 3), repeats=2), S((2, 3), repeats=(2, 1, 3)), S((2, 3, 2), repeats=(3, 1))],
+    errors=[(S((2, 3), repeats=(-1,)), r"\[repeat\] repeats cannot be negative")],
+)
+def tile(F: Any, x: Tensor, repeats: Sizes, *more: int) -> Tensor:
+    """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
+    x = _tensor("tile", x)
+    times = sizes_of(repeats, more)
+    return F.repeat(x, (1,) * (x.ndim - len(times)) + times)
+
+
+# ---- parts
+
+
+def _check_slice(name: str, shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> None:
+    for n, start, size, step in zip(shape, starts, sizes, steps, strict=True):
+        ends = (start, start + (size - 1) * step)
+        if step == 0 or size < 0 or (size and (min(ends) < 0 or max(ends) >= n)):
+            what = "a slice reaches beyond the tensor"
+            raise ShapeError(message(name, what, shape=tuple(shape), starts=tuple(starts), sizes=tuple(sizes), steps=tuple(steps)))
+
+
+def _slices(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> tuple[Any, ...]:
+    """The same as index arrays for ``np.ix_``: plain, and valid for every start and step."""
+    return np.ix_(*(np.arange(size) * step + start for start, size, step in zip(starts, sizes, steps, strict=True)))
+
+
+def _unsliced(x: np.ndarray, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    out = np.zeros(shape, x.dtype)
+    out[_slices(starts, x.shape, steps)] = x
+    return out
+
+
+@op(
+    vjp=lambda F, g, x_shape, starts, steps: F.strided_unslice(g, x_shape, starts, steps),
+    ref=lambda x, starts, sizes, steps: x[_slices(starts, sizes, steps)],
+    samples=[S((5, 7), starts=(1, 6), sizes=(2, 3), steps=(2, -2)), S((4,), starts=(0,), sizes=(0,), steps=(1,))],
+    errors=[(S((5,), starts=(3,), sizes=(3,), steps=(1,)), r"\[strided_slice\] a slice reaches beyond the tensor; shape=\(5,\)")],
+)
+def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
+    """Along each axis ``sizes`` elements from ``starts`` on, ``steps`` apart (which may be negative)."""
+    x = _tensor("strided_slice", x)
+    _check_slice("strided_slice", x.shape, starts, sizes, steps)
+    strides = dense(x.shape)
+    start = sum(s * stride for s, stride in zip(starts, strides, strict=True))
+    return take_block(x, tuple(sizes), start, [step * stride for step, stride in zip(steps, strides, strict=True)])
+
+
+@op(
+    vjp=lambda F, g, x_shape, starts, steps: F.strided_slice(g, starts, x_shape, steps),
+    ref=_unsliced,
+    samples=[S((2, 3), shape=(5, 7), starts=(1, 6), steps=(2, -2)), S((2,), shape=(2,), starts=(0,), steps=(1,))],
+    errors=[(S((3,), shape=(5,), starts=(3,), steps=(1,)), r"\[strided_unslice\] a slice reaches beyond the tensor; shape=\(5,\)")],
+)
+def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Tensor:
+    """Zeros of ``shape`` with ``x`` where ``strided_slice`` would have taken it from: the gradient of that op."""
+    x = _tensor("strided_unslice", x)
+    _check_slice("strided_unslice", shape, starts, x.shape, steps)
+    out = (Tensor.empty if x.size == math.prod(shape) else Tensor.zeros)(tuple(shape), x.dtype, queue=x.queue)
+    strides = dense(shape)
+    start = sum(s * stride for s, stride in zip(starts, strides, strict=True))
+    copy_block(x.shape, x, 0, dense(x.shape), out, start, [step * stride for step, stride in zip(steps, strides, strict=True)])
+    return out
+
+
+@composite(
+    ref=lambda x, axis, start, length: np.take(x, np.arange(length) + start % max(x.shape[axis], 1), axis),
+    samples=[S((5, 3), axis=0, start=1, length=3), S((5, 3), axis=-1, start=-2, length=2), S((4, 3), axis=0, start=0, length=0)],
+    errors=[
+        (S((5, 3), axis=0, start=3, length=3), r"\[narrow\] 3 elements from 3 on do not fit; x\.shape=\(5, 3\), axis=0"),
+        (S((5, 3), axis=2, start=0, length=1), r"\[narrow\] axis 2 is out of range for 2 axes"),
+    ],
+)
+def narrow(F: Any, x: Tensor, axis: int, start: int, length: int) -> Tensor:
+    """``length`` elements of one axis, from ``start`` on."""
+    x = _tensor("narrow", x)
+    at = _real_axis("narrow", x, axis)
+    first = start + x.shape[at] if start < 0 else start
+    if length < 0 or not 0 <= first <= x.shape[at] - length:
+        raise ShapeError(message("narrow", f"{length} elements from {start} on do not fit", **{"x.shape": x.shape, "axis": axis}))
+    return _part(F, x, at, first, length)
+
+
+def _real_axis(name: str, x: Tensor, axis: int) -> int:
+    if not x.shape:
+        raise ShapeError(message(name, "a 0-d tensor has no axis to take parts of"))
+    return launch.check_axis(name, axis, x.ndim)
+
+
+def _part(F: Any, x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
+    return F.strided_slice(x, along(x.ndim, axis, start), along(x.ndim, axis, length, x.shape), along(x.ndim, axis, step, 1))
+
+
+def _slice_ref(x, axis=0, start=None, stop=None, step=1):
+    return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
+
+
+@composite(
+    name="slice",
+    ref=_slice_ref,
+    samples=[S((7, 3), start=1, stop=6, step=2), S((3, 7), axis=1, stop=-2), S((3, 7), axis=-1, step=-2), S((5,), start=4, stop=2)],
+    errors=[(S((7, 3), step=0), r"\[slice\] the step cannot be 0")],
+)
+def slice_(F: Any, x: Tensor, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Tensor:
+    """``x[start:stop:step]`` along one axis; bounds beyond the ends are cut, as everywhere in Python."""
+    x = _tensor("slice", x)
+    at = _real_axis("slice", x, axis)
+    if step == 0:
+        raise ShapeError(message("slice", "the step cannot be 0", axis=axis))
+    walk = range(x.shape[at])[slice(start, stop, step)]
+    return _part(F, x, at, walk.start if len(walk) else 0, len(walk), step)
+
+
+@composite(
+    ref=lambda x, axes: np.flip(x, axes),
+    samples=[S((3, 5), axes=0), S((3, 5), axes=(0, 1)), S((2, 3, 4), axes=(-1,)), S((0, 3), axes=1)],
+    errors=[(S((3, 5), axes=2), r"\[flip\] axis 2 is out of range for 2 axes")],
+)
+def flip(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
+    """The order of the elements reversed along the named axes."""
+    x = _tensor("flip", x)
+    named = _axes("flip", sizes_of(axes, more), x.ndim) if x.shape else ()
+    starts = tuple(max(n - 1, 0) if i in named else 0 for i, n in enumerate(x.shape))
+    return F.strided_slice(x, starts, x.shape, tuple(-1 if i in named else 1 for i in range(x.ndim)))
+
+
+# ---- joining and splitting
+
+
+def _check_alike(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tensor], int]:
+    if not xs:
+        raise ShapeError(message(name, "at least one tensor is needed"))
+    tensors = launch.as_tensors(name, *xs)
+    shapes = [t.shape for t in tensors]
+    at = launch.check_axis(name, axis, len(shapes[0]))
+    rest = {tuple(n for i, n in enumerate(shape) if i != at) for shape in shapes}
+    if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1 or not shapes[0]:
+        raise ShapeError(message(name, "shapes may differ only along the axis", shapes=shapes, axis=axis))
+    if len({t.dtype for t in tensors}) > 1:
+        remedy = 'cast them to one first: x.to("float32")'
+        raise DtypeError(message(name, "the tensors have different dtypes", remedy, dtypes=[t.dtype for t in tensors]))
+    return tensors, at
+
+
+@composite(
+    ref=lambda xs, axis=0: np.concatenate(xs, axis),
+    inputs=("xs",),
+    samples=[S([(2, 3), (4, 3)]), S([(2, 3, 4), (2, 1, 4), (2, 5, 4)], axis=1), S([(2, 3), (2, 0), (2, 2)], axis=-1), S([(3,)])],
+    errors=[
+        (S([(2, 3), (2, 4)]), r"\[cat\] shapes may differ only along the axis; shapes=\[\(2, 3\), \(2, 4\)\], axis=0"),
+        (S([]), r"\[cat\] at least one tensor is needed"),
+    ],
+)
+def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors one after the other along an axis.
+
+    >>> from netcl import ops
+    >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
+    (3, 3)
+    """
+    tensors, at = _check_alike("cat", xs, axis)
+    return F.joined(tensors, axis=at, lengths=tuple(t.shape[at] for t in tensors))
+
+
+@op(
+    vjp=lambda F, g, axis, lengths: (list(F.split(g, lengths, axis)),),
+    ref=lambda xs, axis, lengths: np.concatenate(xs, axis),
+    inputs=("xs",),
+    samples=[S([(2, 3), (4, 3)], axis=0, lengths=(2, 4))],
+)
+def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
+    """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
+    first = xs[0]
+    out = Tensor.empty(along(first.ndim, axis, sum(lengths), first.shape), first.dtype, queue=first.queue)
+    strides, start = dense(out.shape), 0
+    for x, length in zip(xs, lengths, strict=True):
+        copy_block(x.shape, x, 0, dense(x.shape), out, start * strides[axis], strides)
+        start += length
+    return out
+
+
+@composite(
+    ref=lambda xs, axis=0: np.stack(xs, axis),
+    inputs=("xs",),
+    samples=[S([(2, 3), (2, 3)]), S([(2, 3), (2, 3), (2, 3)], axis=-1), S([(), ()])],
+    errors=[
+        (S([(2, 3), (3, 2)]), r"\[stack\] the shapes differ; shapes=\[\(2, 3\), \(3, 2\)\]"),
+        (S([(2,)], axis=2), r"\[stack\] axis 2 is out of range for 2 axes"),
+    ],
+)
+def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors of one shape, one after the other along a new axis."""
+    if not xs:
+        raise ShapeError(message("stack", "at least one tensor is needed"))
+    tensors = launch.as_tensors("stack", *xs)
+    if len({t.shape for t in tensors}) > 1:
+        raise ShapeError(message("stack", "the shapes differ", shapes=[t.shape for t in tensors]))
+    at = launch.check_axis("stack", axis, tensors[0].ndim + 1)
+    return F.cat([F.unsqueeze(t, at) for t in tensors], at)
+
+
+def _joined(F, g, x_shape, lengths, axis):
+    """The gradient of parts: those nobody used are zeros."""
+    known = next(part for part in g if part is not None)
+    shapes = [along(len(x_shape), axis, n, x_shape) for n in lengths]
+    parts = [Tensor.zeros(s, known.dtype, queue=known.queue) if part is None else part for part, s in zip(g, shapes, strict=True)]
+    return F.cat(parts, axis)
+
+
+def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: Sizes, axis: int) -> tuple[list[int], int]:
+    at = launch.check_axis(name, axis, len(x_shape))
+    n = x_shape[at] if x_shape else 0
+    if not isinstance(sizes, (int, np.integer)):
+        lengths = [int(size) for size in sizes]
+        if sum(lengths) != n or min(lengths, default=0) < 0:
+            raise ShapeError(message(name, f"the parts do not make up the axis of {n}", sizes=lengths, axis=axis))
+        return lengths, at
+    if sizes <= 0 or not x_shape:
+        raise ShapeError(message(name, "a part has at least one element, and x at least one axis", size=sizes, **{"x.shape": x_shape}))
+    return [min(int(sizes), n - start) for start in range(0, n, int(sizes))] or [0], at
+
+
+def _parts(x: Tensor, lengths: Sequence[int], axis: int) -> tuple[Tensor, ...]:
+    starts = np.cumsum([0, *lengths[:-1]]).tolist()
+    strides = dense(x.shape)
+    shapes = [along(x.ndim, axis, length, x.shape) for length in lengths]
+    return tuple(take_block(x, shape, start * strides[axis], strides) for start, shape in zip(starts, shapes, strict=True))
+
+
+def _split_vjp(F, g, x_shape, sizes, axis):
+    lengths, at = _split_lengths("split", x_shape, sizes, axis)
+    return _joined(F, g, x_shape, lengths, at)
+
+
+def _split_ref(x, sizes, axis=0):
+    n = x.shape[axis]
+    ends = range(sizes, n, sizes) if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
+    return tuple(np.split(x, list(ends), axis))
+
+
+@op(
+    vjp=_split_vjp,
+    ref=_split_ref,
+    samples=[S((7, 3), sizes=3), S((3, 7), sizes=(2, 0, 5), axis=1), S((4, 2), sizes=4, axis=0)],
+    errors=[
+        (S((7, 3), sizes=(3, 3)), r"\[split\] the parts do not make up the axis of 7; sizes=\[3, 3\], axis=0"),
+        (S((7, 3), sizes=0), r"\[split\] a part has at least one element"),
+    ],
+)
+def split(x: Tensor, sizes: Sizes, axis: int = 0) -> tuple[Tensor, ...]:
+    """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
+    x = _tensor("split", x)
+    return _parts(x, *_split_lengths("split", x.shape, sizes, axis))
+
+
+@composite(
+    ref=lambda x, chunks, axis=0: _split_ref(x, -(-x.shape[axis] // chunks), axis),
+    samples=[S((7, 3), chunks=3), S((3, 8), chunks=2, axis=-1), S((5, 2), chunks=4)],
+    errors=[(S((7, 3), chunks=0), r"\[chunk\] at least one chunk is needed; chunks=0")],
+)
+def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
+    """At most ``chunks`` parts of equal size along an axis; the last may be shorter."""
+    x = _tensor("chunk", x)
+    if chunks < 1:
+        raise ShapeError(message("chunk", "at least one chunk is needed", chunks=chunks))
+    at = _real_axis("chunk", x, axis)
+    return F.split(x, max(1, -(-x.shape[at] // chunks)), at)
+
+
+# ---- rolling
+
+
+def _pairs(name: str, shifts: Sizes, axis: Sizes, ndim: int) -> list[tuple[int, int]]:
+    amounts, axes = sizes_of(shifts), _axes(name, axis, ndim)
+    if len(amounts) != len(axes):
+        raise ShapeError(message(name, "one shift per axis is needed", shifts=shifts, axis=axis))
+    return list(zip(amounts, axes, strict=True))
+
+
+def _negated(shifts: Sizes) -> Sizes:
+    return -shifts if isinstance(shifts, int) else tuple(-n for n in shifts)
+
+
+@op(
+    vjp=lambda F, g, shifts, axis: F.roll(g, _negated(shifts), axis),
+    ref=lambda x, shifts, axis=None: np.roll(x, shifts, axis),
+    samples=[
+        S((7,), shifts=2),
+        S((3, 5), shifts=(1, -2), axis=(0, 1)),
+        S((3, 5), shifts=-1),
+        S((4, 3), shifts=9, axis=0),
+        S((0, 3), shifts=1, axis=0),
+    ],
+    errors=[(S((3, 5), shifts=(1, 2), axis=0), r"\[roll\] one shift per axis is needed; shifts=\(1, 2\), axis=0")],
+)
+def roll(x: Tensor, shifts: Sizes, axis: Sizes | None = None) -> Tensor:
+    """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
+    x = _tensor("roll", x)
+    if axis is None:
+        return roll(x._view((x.size,)), shifts, 0)._view(x.shape)
+    pairs = {at: amount % max(x.shape[at], 1) for amount, at in _pairs("roll", shifts, axis, x.ndim)}
+    out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    strides = dense(x.shape)
+    pieces = [_rolled(n, pairs.get(i, 0)) for i, n in enumerate(x.shape)]
+    for block in product(*pieces):
+        source, target = (sum(piece[side] * stride for piece, stride in zip(block, strides, strict=True)) for side in (1, 2))
+        copy_block([piece[0] for piece in block], x, source, strides, out, target, strides)
+    return out
+
+
+def _rolled(n: int, amount: int) -> list[tuple[int, int, int]]:
+    """The two pieces an axis falls into: length, where it was, where it goes."""
+    return [(n - amount, 0, amount), (amount, n - amount, 0)] if amount else [(n, 0, 0)]
+
+
+# ---- triangles
+
+
+def _triangle(name: str, x: Any, diagonal: int, upper: bool) -> Tensor:
+    x = _tensor(name, x)
+    if x.ndim < 2:
+        raise ShapeError(message(name, "a triangle needs at least two axes", **{"x.shape": x.shape}))
+    if x.array is not None:
+        return Tensor._of_array((np.triu if upper else np.tril)(x.array, diagonal), x.dtype, x.queue)
+    out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    if not x.size:
+        return out
+    chunk_, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, launch.LOCAL_1D)
+    kernel = launch.kernel(x.queue, __file__, "movement.cl", "triangle", {}, {"T": ELEMENTS[dtypes.DTYPES[x.dtype].itemsize]})
+    kernel(x.queue, -(-x.size // chunk_), local, x, out, x.size, x.shape[-2], x.shape[-1], diagonal, int(upper), chunk_)
+    return out
+
+
+_TRIANGLE_SAMPLES = [S((3, 5)), S((5, 3), diagonal=1), S((2, 4, 4), diagonal=-2), S((3, 0)), S((1, 1), diagonal=1)]
+
+
+@op(
+    vjp=lambda F, g, diagonal: F.tril(g, diagonal),
+    ref=lambda x, diagonal=0: np.tril(x, diagonal),
+    samples=_TRIANGLE_SAMPLES,
+    errors=[(S((3,)), r"\[tril\] a triangle needs at least two axes; x\.shape=\(3,\)")],
+)
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The matrices of the last two axes with zeros above a diagonal."""
+    return _triangle("tril", x, diagonal, upper=False)
+
+
+@op(
+    vjp=lambda F, g, diagonal: F.triu(g, diagonal),
+    ref=lambda x, diagonal=0: np.triu(x, diagonal),
+    samples=_TRIANGLE_SAMPLES,
+    errors=[(S((3,)), r"\[triu\] a triangle needs at least two axes; x\.shape=\(3,\)")],
+)
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The matrices of the last two axes with zeros below a diagonal."""
+    return _triangle("triu", x, diagonal, upper=True)

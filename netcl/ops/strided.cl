@@ -1,0 +1,133 @@
+// Copies between strided blocks. Nothing here computes, so the element is any type of the right size.
+#ifndef T  // the element: uchar, ushort, uint, ulong or uint4, by its bytes
+#define T uint
+#endif
+#ifndef INDEX  // long where an offset does not fit an int
+#define INDEX int
+#endif
+#ifndef TILE  // side of the tiles of a transposition
+#define TILE 32
+#endif
+#ifndef ROWS  // work-items along the tile's slow side; TILE / ROWS rows each
+#define ROWS 8
+#endif
+
+static inline void copy_run(__global const T* restrict s, __global T* restrict d, const INDEX n, const INDEX s_step, const INDEX d_step) {
+  if (s_step == 1 && d_step == 1) {
+    for (INDEX i = 0; i < n; ++i) d[i] = s[i];
+  } else if (s_step == 0) {
+    const T value = s[0];
+    for (INDEX i = 0; i < n; ++i) d[i * d_step] = value;
+  } else {
+    for (INDEX i = 0; i < n; ++i) d[i * d_step] = s[i * s_step];
+  }
+}
+
+// Every kernel: a work-item copies `chunk` elements of the inner axis (the last one) of one row; rows = product of the outer axes.
+__kernel void copy2(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
+                    const long rows, const long inner, const long s0, const long s_inner, const long d0, const long d_inner) {
+  const INDEX per_row = (INDEX)((inner + chunk - 1) / chunk);
+  const INDEX item = get_global_id(0), row = item / per_row;
+  if (row >= (INDEX)rows) return;
+  const INDEX begin = (item - row * per_row) * (INDEX)chunk;
+  const INDEX s = (INDEX)s_start + row * (INDEX)s0 + begin * (INDEX)s_inner;
+  const INDEX d = (INDEX)d_start + row * (INDEX)d0 + begin * (INDEX)d_inner;
+  copy_run(src + s, dst + d, min((INDEX)chunk, (INDEX)inner - begin), (INDEX)s_inner, (INDEX)d_inner);
+}
+
+__kernel void copy4(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
+                    const long rows, const long n1, const long n2, const long inner,
+                    const long s0, const long s1, const long s2, const long s_inner,
+                    const long d0, const long d1, const long d2, const long d_inner) {
+  const INDEX per_row = (INDEX)((inner + chunk - 1) / chunk);
+  const INDEX item = get_global_id(0), row = item / per_row;
+  if (row >= (INDEX)rows) return;
+  const INDEX begin = (item - row * per_row) * (INDEX)chunk;
+  INDEX rest = row;
+  const INDEX i2 = rest % (INDEX)n2;
+  rest /= (INDEX)n2;
+  const INDEX i1 = rest % (INDEX)n1, i0 = rest / (INDEX)n1;
+  const INDEX s = (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + i2 * (INDEX)s2 + begin * (INDEX)s_inner;
+  const INDEX d = (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + i2 * (INDEX)d2 + begin * (INDEX)d_inner;
+  copy_run(src + s, dst + d, min((INDEX)chunk, (INDEX)inner - begin), (INDEX)s_inner, (INDEX)d_inner);
+}
+
+static inline INDEX step_in(INDEX* rest, const long size, const long stride) {
+  const INDEX at = *rest % (INDEX)size;
+  *rest /= (INDEX)size;
+  return at * (INDEX)stride;
+}
+
+__kernel void copy8(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
+                    const long rows, const long n1, const long n2, const long n3, const long n4, const long n5, const long n6, const long inner,
+                    const long s0, const long s1, const long s2, const long s3, const long s4, const long s5, const long s6, const long s_inner,
+                    const long d0, const long d1, const long d2, const long d3, const long d4, const long d5, const long d6, const long d_inner) {
+  const INDEX per_row = (INDEX)((inner + chunk - 1) / chunk);
+  const INDEX item = get_global_id(0), row = item / per_row;
+  if (row >= (INDEX)rows) return;
+  const INDEX begin = (item - row * per_row) * (INDEX)chunk;
+  INDEX at_s = row, at_d = row;
+  INDEX s = (INDEX)s_start + begin * (INDEX)s_inner, d = (INDEX)d_start + begin * (INDEX)d_inner;
+  s += step_in(&at_s, n6, s6); d += step_in(&at_d, n6, d6);
+  s += step_in(&at_s, n5, s5); d += step_in(&at_d, n5, d5);
+  s += step_in(&at_s, n4, s4); d += step_in(&at_d, n4, d4);
+  s += step_in(&at_s, n3, s3); d += step_in(&at_d, n3, d3);
+  s += step_in(&at_s, n2, s2); d += step_in(&at_d, n2, d2);
+  s += step_in(&at_s, n1, s1); d += step_in(&at_d, n1, d1);
+  s += at_s * (INDEX)s0; d += at_d * (INDEX)d0;
+  copy_run(src + s, dst + d, min((INDEX)chunk, (INDEX)inner - begin), (INDEX)s_inner, (INDEX)d_inner);
+}
+
+// A transposition in tiles: along p the source is dense, along q the destination. `batch` further blocks of n1 x n2.
+// GPUs: through local memory, so that both sides are read and written along their dense axis.
+__kernel __attribute__((reqd_work_group_size(TILE, ROWS, 1)))
+void transpose_local(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start,
+                     const long np, const long nq, const long s_q, const long d_p, const long n1, const long n2,
+                     const long s0, const long s1, const long s2, const long d0, const long d1, const long d2) {
+  __local T tile[TILE][TILE + 1];  // one column more: the lanes of a column fall into different banks
+  const INDEX tiles_q = (INDEX)((nq + TILE - 1) / TILE), tiles_p = (INDEX)((np + TILE - 1) / TILE);
+  INDEX block = get_group_id(0);
+  const INDEX q0 = block % tiles_q * TILE;
+  block /= tiles_q;
+  const INDEX p0 = block % tiles_p * TILE;
+  block /= tiles_p;
+  const INDEX i2 = block % (INDEX)n2, i1 = block / (INDEX)n2 % (INDEX)n1, i0 = block / (INDEX)n2 / (INDEX)n1;
+  src += (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + i2 * (INDEX)s2;
+  dst += (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + i2 * (INDEX)d2;
+  const int x = get_local_id(0), y = get_local_id(1);
+  for (int j = y; j < TILE; j += ROWS)
+    if (p0 + x < (INDEX)np && q0 + j < (INDEX)nq) tile[j][x] = src[(q0 + j) * (INDEX)s_q + p0 + x];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int j = y; j < TILE; j += ROWS)
+    if (p0 + j < (INDEX)np && q0 + x < (INDEX)nq) dst[(p0 + j) * (INDEX)d_p + q0 + x] = tile[x][j];
+}
+
+// CPUs: a work-item does a tile that stays in the first cache.
+__kernel void transpose_cached(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start,
+                               const long np, const long nq, const long s_q, const long d_p, const long n1, const long n2,
+                               const long s0, const long s1, const long s2, const long d0, const long d1, const long d2, const long blocks) {
+  const INDEX tiles_q = (INDEX)((nq + TILE - 1) / TILE), tiles_p = (INDEX)((np + TILE - 1) / TILE);
+  INDEX block = get_global_id(0);
+  if (block >= (INDEX)blocks) return;
+  const INDEX q0 = block % tiles_q * TILE;
+  block /= tiles_q;
+  const INDEX p0 = block % tiles_p * TILE;
+  block /= tiles_p;
+  const INDEX i2 = block % (INDEX)n2, i1 = block / (INDEX)n2 % (INDEX)n1, i0 = block / (INDEX)n2 / (INDEX)n1;
+  src += (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + i2 * (INDEX)s2;
+  dst += (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + i2 * (INDEX)d2;
+  const INDEX p1 = min(p0 + TILE, (INDEX)np), q1 = min(q0 + TILE, (INDEX)nq);
+  INDEX p = p0;
+  for (; p + 4 <= p1; p += 4) {
+    for (INDEX q = q0; q < q1; ++q) {
+      __global const T* s = src + q * (INDEX)s_q + p;
+      __global T* d = dst + p * (INDEX)d_p + q;
+      d[0] = s[0];
+      d[(INDEX)d_p] = s[1];
+      d[2 * (INDEX)d_p] = s[2];
+      d[3 * (INDEX)d_p] = s[3];
+    }
+  }
+  for (; p < p1; ++p)
+    for (INDEX q = q0; q < q1; ++q) dst[p * (INDEX)d_p + q] = src[q * (INDEX)s_q + p];
+}

@@ -1,0 +1,223 @@
+"""Copies between strided blocks of two tensors: what permute, slicing, cat, pad, flip, expand and repeat all are.
+
+A block is an offset and one stride per axis, in elements; strides may be 0 (broadcast) or negative (reversed). Axes are
+merged, elements are widened up to 16 bytes, and the few shapes that remain get one kernel each; dtypes do not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+
+ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
+_MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
+_TILE, _ROWS = 32, 8
+_LEAST_TILE = 8  # along both axes; below it a tile is mostly edge
+_CPU_RUN = 1 << 16  # bytes a work-item copies in one go on a CPU
+_MOST_INT = 2**31 - 2**20
+_RANKS = (2, 4, 8)
+
+
+class Axis(NamedTuple):
+    """One axis of a copy: its size and its strides in source and destination."""
+
+    size: int
+    source: int
+    target: int
+
+
+class Copy(NamedTuple):
+    """A copy as data: element size, first elements, axes from the outermost in."""
+
+    itemsize: int
+    source: int
+    target: int
+    axes: tuple[Axis, ...]
+
+
+def dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor.
+
+    >>> dense((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def merge(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    """Drop axes of size one and join neighbours that both sides walk in one stride.
+
+    >>> merge((Axis(2, 12, 12), Axis(3, 4, 4), Axis(4, 1, 1)))
+    (Axis(size=24, source=1, target=1),)
+    """
+    merged: list[Axis] = []
+    for axis in axes:
+        if axis.size == 1:
+            continue
+        last = merged[-1] if merged else None
+        if last and last.source == axis.source * axis.size and last.target == axis.target * axis.size:
+            merged[-1] = Axis(last.size * axis.size, axis.source, axis.target)
+        else:
+            merged.append(axis)
+    return tuple(merged)
+
+
+def widen(copy: Copy, most: int = 16) -> Copy:
+    """The same copy in elements of up to ``most`` bytes, where runs, strides and offsets are multiples of them."""
+    if not copy.axes or copy.axes[-1][1:] != (1, 1):
+        return copy
+    *outer, inner = copy.axes
+    common = math.gcd(copy.source, copy.target, inner.size, *(n for axis in outer for n in axis[1:]))
+    factor = 1
+    while common % (2 * factor) == 0 and copy.itemsize * 2 * factor <= most:
+        factor *= 2
+    axes = [Axis(axis.size, axis.source // factor, axis.target // factor) for axis in outer]
+    axes.append(Axis(inner.size // factor, 1, 1))
+    return Copy(copy.itemsize * factor, copy.source // factor, copy.target // factor, merge(axes))
+
+
+# ---- plans
+
+
+class _Plan(NamedTuple):
+    kernel: Any
+    global_size: Any
+    local_size: Any
+    args: tuple[int, ...]
+
+
+def _reach(copy: Copy) -> int:
+    """The largest element number either side touches, or work-item number."""
+    far = (sum((a.size - 1) * max(0, stride) for a, stride in ((a, a[side]) for a in copy.axes)) for side in (1, 2))
+    return max(copy.source, copy.target, *(start + n for start, n in zip((copy.source, copy.target), far, strict=True)),
+               math.prod(a.size for a in copy.axes))  # fmt: skip
+
+
+def _kernel(queue: Any, name: str, copy: Copy) -> Any:
+    index = "int" if _reach(copy) < _MOST_INT else "long"
+    return launch.kernel(queue, __file__, "strided.cl", name, {}, {"T": ELEMENTS[copy.itemsize], "INDEX": index})
+
+
+def _plans(queue: Any, copy: Copy) -> list[_Plan]:
+    tiled = _transposition(queue, copy)
+    if tiled is not None:
+        return [tiled]
+    if len(copy.axes) > _RANKS[-1]:
+        first, rest = copy.axes[0], copy.axes[1:]
+        parts = (
+            copy._replace(source=copy.source + i * first.source, target=copy.target + i * first.target, axes=rest)
+            for i in range(first.size)
+        )
+        return [plan for part in parts for plan in _plans(queue, part)]
+    return [_plain(queue, copy)]
+
+
+def _plain(queue: Any, copy: Copy) -> _Plan:
+    rank = next(r for r in _RANKS if len(copy.axes) <= r)
+    axes = (Axis(1, 0, 0),) * (rank - len(copy.axes)) + copy.axes
+    inner = axes[-1].size
+    rows = math.prod(axis.size for axis in axes[:-1])
+    chunk, local = _chunk(queue, inner, copy.itemsize)
+    sizes = (rows, *(axis.size for axis in axes[1:]))
+    args = (copy.source, copy.target, chunk, *sizes, *(a.source for a in axes), *(a.target for a in axes))
+    return _Plan(_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args)
+
+
+def _chunk(queue: Any, inner: int, itemsize: int) -> tuple[int, int]:
+    """Elements per work-item and work-items per group."""
+    if not launch.on_cpu_device(queue):
+        return 1, 4 * launch.LOCAL_1D
+    run = max(1, _CPU_RUN // itemsize)
+    return (run, 1) if inner > run // 8 else (inner, launch.LOCAL_1D)
+
+
+def _transposition(queue: Any, copy: Copy) -> _Plan | None:
+    """A plan in tiles, if source and destination are dense along different axes that are both long enough."""
+    q = len(copy.axes) - 1
+    p = next((i for i, axis in enumerate(copy.axes[:-1]) if axis.source == 1), None)
+    if p is None or copy.axes[q].target != 1 or copy.axes[q].source in (0, 1) or len(copy.axes) > 5:
+        return None
+    fast, slow = copy.axes[p], copy.axes[q]
+    if min(fast.size, slow.size) < _LEAST_TILE:
+        return None
+    batch = [axis for i, axis in enumerate(copy.axes) if i not in (p, q)]
+    batch = [Axis(1, 0, 0)] * (3 - len(batch)) + batch
+    blocks = -(-fast.size // _TILE) * -(-slow.size // _TILE) * math.prod(axis.size for axis in batch)
+    args = (copy.source, copy.target, fast.size, slow.size, slow.source, fast.target, batch[1].size, batch[2].size,
+            *(axis.source for axis in batch), *(axis.target for axis in batch))  # fmt: skip
+    if launch.on_cpu_device(queue):
+        return _Plan(_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks))
+    return _Plan(_kernel(queue, "transpose_local", copy), (blocks * _TILE, _ROWS), (_TILE, _ROWS), args)
+
+
+def _alignment(*tensors: Tensor) -> int:
+    """Bytes that both memories are aligned to: pools give 16 and more, a caller's own array (``share=True``) may not."""
+    addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]
+    return math.gcd(16, *addresses)
+
+
+# ---- doing it
+
+
+def copy_block(
+    sizes: Sequence[int], src: Tensor, s_start: int, s_strides: Sequence[int], dst: Tensor, d_start: int, d_strides: Sequence[int]
+) -> None:
+    """Copy a block of ``sizes`` from ``src`` into ``dst``, in place; both have one dtype and the blocks do not overlap."""
+    if 0 in sizes:
+        return
+    if dst.array is not None:
+        _block(dst, sizes, d_start, d_strides)[...] = _block(src, sizes, s_start, s_strides)
+        return
+    queue = dst.queue
+    key = ("strided", src.dtype, tuple(sizes), s_start, tuple(s_strides), d_start, tuple(d_strides), _alignment(src, dst))
+    state = program.state(queue)
+    plans = state.get(key)
+    if plans is None:
+        axes = merge([Axis(*axis) for axis in zip(sizes, s_strides, d_strides, strict=True)])
+        plans = _plans(queue, widen(Copy(dtypes.DTYPES[src.dtype].itemsize, s_start, d_start, axes), key[-1]))
+        kept = state.setdefault(("strided", "kept"), [])
+        if len(kept) >= _MOST_PLANS:
+            state.pop(kept.pop(0), None)
+        kept.append(key)
+        state[key] = plans
+    for plan in plans:
+        plan.kernel(queue, plan.global_size, plan.local_size, src, dst, *plan.args)
+
+
+def _block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> np.ndarray:
+    array = x.array
+    assert array is not None
+    steps = [stride * array.itemsize for stride in strides]
+    return np.lib.stride_tricks.as_strided(array.reshape(-1)[start:], tuple(sizes), steps)
+
+
+def take_block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> Tensor:
+    """A strided block of ``x`` as a tensor of its own."""
+    out = Tensor.empty(tuple(sizes), x.dtype, queue=x.queue)
+    copy_block(sizes, x, start, strides, out, 0, dense(sizes))
+    return out
+
+
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """``x`` repeated along new and size-one axes; ``x`` itself if nothing is to do. The shapes must fit."""
+    if tuple(shape) == x.shape:
+        return x
+    return take_block(x, shape, 0, broadcast_strides(x.shape, shape))
+
+
+def broadcast_strides(shape: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:
+    """The strides that walk a contiguous tensor of ``shape`` as if it had the shape ``to``."""
+    strides = dense(shape)
+    walked = [0 if n == 1 and wanted != 1 else stride for n, stride, wanted in zip(shape, strides, to[len(to) - len(shape) :], strict=True)]
+    return (0,) * (len(to) - len(shape)) + tuple(walked)
