@@ -278,15 +278,15 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
             return run(row, operands(row.name, values, row.inputs), params, out, dtype)
     if queue is None:
         return run(row, operands(row.name, values, row.inputs), params, out, dtype)
-    if isinstance(queue, CPUQueue):
-        return _run_numpy(row, queue, values, params, out, dtype)
     if params:
         key.extend(map(type, params))
-    state = program.state(queue)
     signature = tuple(key)
-    plan = state["plans"].get(signature) if "plans" in state else None
-    if plan is None:
-        plan = cached_plan(state, signature, lambda: _forward_plan(row, queue, values, params, dtype))
+    try:
+        plan = queue._netcl_state["plans"][signature]
+    except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
+        if isinstance(queue, CPUQueue):
+            return _run_numpy(row, queue, values, params, out, dtype)
+        plan = cached_plan(program.state(queue), signature, lambda: _forward_plan(row, queue, values, params, dtype))
     result = Tensor.empty(plan.shape, plan.dtypes[0], queue=queue) if out is None else check_out(row.name, out, plan.shape, plan.dtypes[0])
     launch(plan, queue, (*values, *params) if params else values, (result,))
     return result

@@ -71,7 +71,7 @@ unary("reciprocal", "1 / v0", "-g * out * out", lambda x: 1 / x, domain=(0.3, 3.
 
 # ---- roots, exponentials, trigonometry
 unary("sqrt", "SQRT(v0)", "0.5 * g / out", np.sqrt, domain=(0.2, 4.0), doc="Square root.")
-unary("rsqrt", "RSQRT(v0)", "-0.5 * g * out * out * out", lambda x: x**-0.5, amp="float", domain=(0.3, 4.0), tol=2,
+unary("rsqrt", "RSQRT(v0)", "-0.5 * g * out * out * out", lambda x: 1 / np.sqrt(x), amp="float", domain=(0.3, 4.0), tol=2,
       doc="One over the square root.")  # fmt: skip
 unary("exp", "EXP(v0)", "g * out", np.exp, amp="float", tol=2, doc="e to the power of x.")
 unary("expm1", "EXPM1(v0)", "g * (out + 1)", np.expm1, amp="float", tol=2, doc="exp(x) - 1, accurate near 0.")
@@ -188,20 +188,45 @@ alias("swish", "silu")
 # ---- functions from rows
 
 
+_FAST = """
+def {name}({head}):
+    if out is None:
+        try:
+            queue = {first}.queue
+            plan = queue._netcl_state["plans"][{key}]
+            if plan.kernel is not None{same_queue}:
+                result = empty(plan.shape, plan.dtypes[0], queue=queue)
+                plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {scalars}*plan.sizes)
+                return result
+        except (AttributeError, KeyError):
+            pass
+    return {slow}
+"""
+
+
 @cache
 def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
-    """The public function of a row: its inputs, its parameters with their defaults, and ``out=``."""
+    """The public function of a row: its inputs, its parameters with their defaults, and ``out=``.
+
+    A call on tensors whose plan is known goes straight to the kernel; everything else is :func:`elementwise.run`.
+    """
     params = ", ".join(f"{name}=default_{name}" for name in row.params)
     head = ", ".join(part for part in (*row.inputs, params, "*", "out=None") if part)
-    values = f"({', '.join(row.inputs)},)"
+    inputs = f"({', '.join(row.inputs)},)"
     if isinstance(row, Choice):
         pairs = ", ".join(f"{name!r}: {name}" for name in row.params)
-        body = f"chosen, rest = row.resolve({{{pairs}}})\n    return run(chosen, {values}, tuple(rest.values()), out)"
+        body = f"chosen, rest = row.resolve({{{pairs}}})\n    return run(chosen, {inputs}, tuple(rest.values()), out)"
+        text = f"def {row.name}({head}):\n    {body}"
     else:
-        scalars = f"({', '.join(row.params)},)" if row.params else "()"
-        body = f"return run(row, {values}, {scalars}, out)"
-    scope: dict[str, Any] = {"row": row, "run": run, **{f"default_{name}": value for name, value in row.params.items()}}
-    exec(compile(f"def {row.name}({head}):\n    {body}", f"<op {row.name}>", "exec"), scope)
+        slow = f"run(row, {inputs}, ({''.join(f'{name}, ' for name in row.params)}), out)"
+        key = ", ".join(["row", "None", *(f"{x}.dtype, {x}.shape" for x in row.inputs), *(f"type({p})" for p in row.params)])
+        same = "".join(f" and {x}.queue is queue" for x in row.inputs[1:])
+        scalars = "".join(f"plan.cast({p}), " for p in row.params)
+        parts = {"name": row.name, "head": head, "first": row.inputs[0], "key": key, "same_queue": same, "values": inputs[1:-2]}
+        text = _FAST.format(**parts, scalars=scalars, slow=slow)
+    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor.empty}
+    scope.update({f"default_{name}": value for name, value in row.params.items()})
+    exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]
     made.__doc__ = row.doc
     made.__module__ = "netcl.ops"
@@ -292,7 +317,7 @@ def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 # ---- expressions of the user
 
-_MACROS = {"ADD": "({} + {})", "SUB": "({} - {})", "MUL": "({} * {})", "DIV": "({} / {})", "RELU": "MAX({}, 0)"}
+_MACROS = {"ADD": "({}) + ({})", "SUB": "({}) - ({})", "MUL": "({}) * ({})", "DIV": "({}) / ({})", "RELU": "MAX({}, 0)"}
 
 
 class _Expand(ast.NodeTransformer):

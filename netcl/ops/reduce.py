@@ -21,8 +21,8 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.codegen import Body, Layout, helper_functions, numpy_function, statements, value_functions
-from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, operands, profile_of, require_double, run
+from netcl.ops.codegen import Body, Layout, forward_body, helper_functions, numpy_function, statements, value_functions
+from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, operands, prepare, profile_of, require_double, run
 from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, op, parse, register
 
 Axis = int | Sequence[int] | None
@@ -31,6 +31,7 @@ _STORED = {"float": "float32", "double": "float64", "int": "int32", "long": "int
 _INFINITE = ("-INFINITY", "INFINITY")
 _LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 _MOST_INT = 2**31 - 2**17
+_MOST_RECIPES = 4096  # per context
 
 
 # ---- axes
@@ -164,51 +165,86 @@ def _slices(count: int, outputs: int, wanted: int, least: int) -> int:
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
-def _launch(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: Plan, length: int, args: Any) -> None:
-    """Enqueue one stage: a partial result per ``length`` elements of every row."""
-    queue = x.queue
+class Recipe:
+    """The launches of a fold, made once per dtype, shape and axes and then repeated: slot 0 is x, 1 the result, then temporaries."""
+
+    def __init__(self, x: Tensor, target: Tensor):
+        self.queue = x.queue
+        self.tensors = [x, target]
+        self.temporaries: list[tuple[tuple[int, ...], str]] = []
+        self.steps: list[tuple[Any, int, int, tuple[int, ...], tuple[Any, ...]]] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> int:
+        """The slot of a new temporary."""
+        self.temporaries.append((shape, dtype))
+        self.tensors.append(Tensor.empty(shape, dtype, queue=self.queue))
+        return len(self.tensors) - 1
+
+    def add(self, kernel: Any, items: int, local: int, slots: tuple[int, ...], scalars: tuple[Any, ...]) -> None:
+        """A launch over slots."""
+        self.steps.append((kernel, items, local, slots, scalars))
+
+    def finish(self) -> Recipe:
+        """Launch what was recorded and let the tensors go."""
+        self._launch(self.tensors)
+        self.tensors = []
+        return self
+
+    def repeat(self, x: Tensor, target: Tensor) -> None:
+        """The same launches over other tensors."""
+        self._launch([x, target, *(Tensor.empty(shape, dtype, queue=x.queue) for shape, dtype in self.temporaries)])
+
+    def _launch(self, tensors: list[Tensor]) -> None:
+        for kernel, items, local, slots, scalars in self.steps:
+            kernel(self.queue, items, local, *[tensors[i] for i in slots], *scalars)
+
+
+def _launch(
+    recipe: Recipe, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
+) -> None:
+    """Record one stage: a partial result per ``length`` elements of every row."""
     slices = -(-shape.count // length)
-    aligned = (shape.inner if chosen.kernel == "reduce_columns" else shape.count) % chosen.width == 0
-    index = "int" if math.prod(shape) < _MOST_INT else "long"
-    layout = Layout(0, chosen.width, aligned, index)
-    other = given if given is not None else x
-    key = (stage.row.name, "reduce", stage, x.dtype, other.dtype, target.dtype, layout, chosen.kernel, chosen.local)
-    state = program.state(queue)
+    columns = chosen.kernel == "reduce_columns"
+    aligned = (shape.inner if columns else shape.count) % chosen.width == 0
+    layout = Layout(0, chosen.width, aligned, "int" if math.prod(shape) < _MOST_INT else "long")
+    slots = (x, x if given is None else given, target)
+    types = tuple(recipe.tensors[slot].dtype for slot in slots)
+    key = (stage.row.name, "reduce", stage, types, layout, chosen.kernel, chosen.local)
+    state = program.state(recipe.queue)
     if key not in state:
-        text = _source(stage, DTYPES[x.dtype], DTYPES[other.dtype], DTYPES[target.dtype], layout, chosen.local)
-        state[key] = program.get(queue, text, chosen.kernel)
-    across = -(-shape.inner // chosen.width)
-    items = shape.rows * slices * (across if chosen.kernel == "reduce_columns" else 1)
+        text = _source(stage, *(DTYPES[name] for name in types), layout, chosen.local)
+        state[key] = program.get(recipe.queue, text, chosen.kernel)
+    items = shape.rows * slices * (-(-shape.inner // chosen.width) if columns else 1)
     if chosen.kernel == "reduce_group":
         items *= chosen.local
-    local = chosen.local if items > 1024 or chosen.kernel == "reduce_group" else 1 if chosen.local == 1 else min(chosen.local, 64)
-    state[key](queue, items, local, x, other, target, *args, *shape, length, slices)
+    recipe.add(state[key], items, chosen.local, slots, (*args, *shape, length, slices))
 
 
-def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, args: tuple[Any, ...]) -> None:
+def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, args: tuple[Any, ...]) -> None:
     """Fold on a device, in one stage or two."""
-    profile = profile_of(x.queue)
-    chosen = plan(shape, stage.row.name, x.dtype, profile)
+    profile = profile_of(recipe.queue)
+    chosen = plan(shape, stage.row.name, recipe.tensors[x].dtype, profile)
     if chosen.slices == 1:
-        _launch(stage, x, given, target, shape, chosen, shape.count, args)
+        _launch(recipe, stage, x, given, target, shape, chosen, shape.count, args)
         return
     length = -(-shape.count // chosen.slices)
     length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
     rest = Shape3(shape.rows, -(-shape.count // length), shape.inner)
-    partial = Tensor.empty(tuple(rest), _STORED[stage.compute], queue=x.queue)
-    _launch(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
-    second = plan(rest, stage.row.name, partial.dtype, profile)._replace(slices=1)
-    _launch(stage._replace(maps=False), partial, given, target, rest, second, rest.count, args)
+    partial = recipe.empty(tuple(rest), _STORED[stage.compute])
+    _launch(recipe, stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
+    second = plan(rest, stage.row.name, _STORED[stage.compute], profile)
+    _launch(recipe, stage._replace(maps=False), partial, given, target, rest, second, rest.count, args)
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
     row = REGISTRY["sum"]
     assert isinstance(row, Reduction)
-    rest = Shape3(shape.rows, -(-shape.count // length), shape.inner)
-    partial = Tensor.empty(tuple(rest), _STORED[compute], queue=x.queue)
+    partial = Tensor.empty((shape.rows, -(-shape.count // length), shape.inner), _STORED[compute], queue=x.queue)
+    recipe = Recipe(x, partial)
     chosen = plan(shape, "sum", x.dtype, profile_of(x.queue))
-    _launch(Stage(row, compute, True, False), x, None, partial, shape, chosen, length, (0, 0, 0))
+    _launch(recipe, Stage(row, compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
+    recipe.finish()
     return partial
 
 
@@ -232,6 +268,19 @@ def fold(
     dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
+    try:
+        key = (row, x.dtype, x.shape, axis, keepdims, dtype, *params)
+        shape, name, recipe = x.queue._netcl_state["recipes"][key]
+    except (AttributeError, KeyError, TypeError):  # an array, a NumPy queue, a list of axes, a new call
+        return _fold_new(row, x, axis, keepdims, params, out, dtype)
+    target = Tensor.empty(shape, name, queue=x.queue) if out is None else check_out(row.name, out, shape, name)
+    recipe.repeat(x, target)
+    return target
+
+
+def _fold_new(
+    row: Reduction, x: Tensor, axis: Axis, keepdims: bool, params: Sequence[float], out: Tensor | None, dtype: str | None
+) -> Tensor:  # fmt: skip
     (x,) = operands(row.name, (x,))
     axes = axes_of(row.name, axis, x.shape)
     shape = folded_shape(x.shape, axes, keepdims)
@@ -245,39 +294,66 @@ def fold(
         return made if out is None else check_out(row.name, out, shape, result.name).write(made)
     require_double(row.name, x.queue, x.dtype, result.name)
     target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
-    _fold_axes(row, x, axes, target, compute, count, params)
+    recipe = Recipe(x, target)
+    _fold_axes(recipe, row, axes, 1, compute, count, params)
+    recipes = program.state(x.queue).setdefault("recipes", {})
+    if len(recipes) >= _MOST_RECIPES:
+        recipes.clear()
+    where = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    key = (row, x.dtype, x.shape, where, keepdims, dtype, *params)
+    recipes[key] = (shape, result.name, recipe.finish())
     return target
 
 
-def _given(row: Reduction, x: Tensor, axes: tuple[int, ...], compute: str) -> Tensor | None:
-    if not row.given:
-        return None
+def _given_row(row: Reduction) -> Reduction:
     first = REGISTRY[row.given]
     assert isinstance(first, Reduction)
-    return fold(first, x, axes, True, tuple(first.params.values()), dtype=_STORED[compute])
+    return first
 
 
-def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor, compute: str, count: int, params: Sequence[float]) -> None:
+def _record_given(recipe: Recipe, row: Reduction, axes: tuple[int, ...], compute: str, count: int) -> int | None:
+    """The slot of what a row is given per result, in the compute type and with the axes kept."""
+    if not row.given:
+        return None
+    slot = recipe.empty(folded_shape(recipe.tensors[0].shape, axes, True), _STORED[compute])
+    first = _given_row(row)
+    _fold_axes(recipe, first, axes, slot, compute, count, tuple(first.params.values()))
+    return slot
+
+
+def _fold_axes(
+    recipe: Recipe, row: Reduction, axes: tuple[int, ...], target: int, compute: str, count: int, params: Sequence[float]
+) -> None:
     """Fold every run of axes, the innermost first; only the first maps and only the last finishes."""
-    given = _given(row, x, axes, compute)
-    pattern = runs(x.shape, axes)
+    given = _record_given(recipe, row, axes, compute, count)
+    pattern = runs(recipe.tensors[0].shape, axes)
     folded = sum(1 for is_folded, _ in pattern if is_folded)
     cast = int if compute in ("int", "long") else float
     numbers = [cast(value) for value in params]
     args = (*numbers, *(0,) * (2 - len(numbers)), cast(count))
-    mapped = False
+    x, mapped = 0, False
     if folded > 1 and given is not None:  # v1 exists per final result, which a first pass does not know
-        x, mapped = run(_map_row(row), (x, given), tuple(params), None, _STORED[compute]), True
+        x, mapped = _record_map(recipe, row, given, compute, numbers), True
     while folded > 1:
         at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
         shape = _shape3(pattern, at)
-        part = Tensor.empty((shape.rows, shape.inner), _STORED[compute], queue=x.queue)
-        _fold_cl(Stage(row, compute, not mapped, False), x, None, part, shape, args)
+        part = recipe.empty((shape.rows, shape.inner), _STORED[compute])
+        _fold_cl(recipe, Stage(row, compute, not mapped, False), x, None, part, shape, args)
         x, mapped, folded = part, True, folded - 1
         pattern = _without(pattern, at)
     at = next((i for i, (is_folded, _) in enumerate(pattern) if is_folded), None)
     shape = _shape3(pattern, at) if at is not None else Shape3(math.prod(size for _, size in pattern), 1, 1)
-    _fold_cl(Stage(row, compute, not mapped, True), x, given, target, shape, args)
+    _fold_cl(recipe, Stage(row, compute, not mapped, True), x, given, target, shape, args)
+
+
+def _record_map(recipe: Recipe, row: Reduction, given: int, compute: str, numbers: Sequence[float]) -> int:
+    """The slot of the mapped elements, for folds whose axes are apart."""
+    x = recipe.tensors[0]
+    mapped = recipe.empty(x.shape, _STORED[compute])
+    body, wide = forward_body(_map_row(row)), DTYPES[_STORED[compute]]
+    made = prepare(f"{row.name}_map", x.queue, body, (x, recipe.tensors[given]), (wide,), compute, len(numbers), x.shape)
+    recipe.add(made.kernel, made.global_size, made.local_size, (0, given, mapped), (*numbers, *made.sizes))
+    return mapped
 
 
 def _shape3(pattern: list[tuple[bool, int]], at: int) -> Shape3:
@@ -324,8 +400,9 @@ def _fold_numpy(
         with np.errstate(all="ignore"):
             (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
         return _filled(value, shape, result, x.queue)
-    given = _given(row, x, axes, compute)
-    v1 = as_compute(given, compute) if given is not None else v1
+    if row.given:
+        first = _given_row(row)
+        v1 = as_compute(fold(first, x, axes, True, tuple(first.params.values()), dtype=_STORED[compute]), compute)
     with np.errstate(all="ignore"):
         (mapped,) = _text_function(row.map, ("v0", "v1", *row.params), compute)(as_compute(x, compute), v1, *numbers)
         folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
