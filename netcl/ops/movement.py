@@ -458,6 +458,7 @@ def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 def _joined(F, g, x_shape, lengths, axis):
     """The gradient of parts: those nobody used are zeros."""
+    g = g if isinstance(g, tuple) else (g,)
     known = next(part for part in g if part is not None)
     shapes = [along(len(x_shape), axis, n, x_shape) for n in lengths]
     parts = [Tensor.zeros(s, known.dtype, queue=known.queue) if part is None else part for part, s in zip(g, shapes, strict=True)]

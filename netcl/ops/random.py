@@ -1,0 +1,308 @@
+"""Random numbers, counter-based: a value depends on the seed and its position, not on the device or the work-group size.
+
+Every queue has a stream of its own, whose seed and counter live on its device; :func:`manual_seed` restarts all of them. The
+NumPy backend draws the same numbers as OpenCL devices, up to the rounding of ``log``, ``sin`` and ``cos``.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.movement import Sizes, sizes_of
+from netcl.ops.registry import S, composite, op
+
+_BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "float64": 53}
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+_seed = 0
+_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def philox(start: int, blocks: int, seed: int) -> np.ndarray:
+    """The random words of ``blocks`` blocks from ``start`` on, as a (blocks, 4) array of uint32: Philox 4x32-10."""
+    counter = (np.arange(blocks, dtype=np.uint64) + np.uint64(start % 2**64)).astype(np.uint64)
+    c0, c1 = counter & _LOW, counter >> _SHIFT
+    c2 = c3 = np.zeros(blocks, np.uint64)
+    k0, k1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+    for _ in range(10):
+        p0, p1 = _M0 * c0, _M1 * c2
+        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0), p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1), p0 & _LOW
+        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+# ---- streams
+
+
+class Stream:
+    """The numbers of one queue: a tensor with the seed and the next unused block."""
+
+    def __init__(self, queue: Any, seed: int):
+        self.state = Tensor.from_host(queue, _packed(seed, 0))
+        _streams.add(self)
+
+    @property
+    def queue(self) -> Any:
+        return self.state.queue
+
+    def reset(self, seed: int, counter: int = 0) -> None:
+        self.state.from_host(_packed(seed, counter))
+
+    def words(self, blocks: int) -> np.ndarray:
+        """The next words of a stream on the NumPy backend."""
+        seed, counter = (int(n) for n in self.state.array.view(np.uint64))  # type: ignore[union-attr]
+        self.state.array[1] += blocks  # type: ignore[index]
+        return philox(counter, blocks, seed)
+
+    def draw(self, name: str, blocks: int, operands: Mapping[str, str], defines: Mapping[str, int], *args: Any) -> None:
+        """Launch a kernel of ``random.cl`` over the next blocks."""
+        if blocks:
+            launch.kernel(self.queue, __file__, "random.cl", name, operands, defines)(
+                self.queue, blocks, launch.LOCAL_1D, self.state, *args
+            )
+            launch.kernel(self.queue, __file__, "random.cl", "advance")(self.queue, 1, 1, self.state, blocks)
+
+
+def _packed(seed: int, counter: int) -> np.ndarray:
+    return np.array([seed % 2**64, counter % 2**64], np.uint64).view(np.int64)
+
+
+def stream_of(queue: Any) -> Stream:
+    """The stream of a queue, started from the current seed at first use."""
+    try:
+        return queue._netcl_random
+    except AttributeError:
+        queue._netcl_random = Stream(queue, _seed)
+        return queue._netcl_random
+
+
+class RandomState:
+    """Where a stream stands, taken without waiting for the device; ``as_dict()`` reads it for a file."""
+
+    def __init__(self, snapshot: Tensor):
+        self.snapshot = snapshot
+
+    def as_dict(self) -> dict[str, int]:
+        """``{"seed": ..., "counter": ...}``."""
+        seed, counter = (int(n) for n in self.snapshot.to_host().view(np.uint64))
+        return {"seed": seed, "counter": counter}
+
+
+def manual_seed(seed: int) -> None:
+    """Start the random numbers of every device anew.
+
+    >>> manual_seed(7)
+    >>> first = rand(3).tolist()
+    >>> manual_seed(7)
+    >>> rand(3).tolist() == first
+    True
+    """
+    global _seed
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise ShapeError(message("manual_seed", "a seed is an integer", seed=repr(seed)))
+    _seed = int(seed)
+    for stream in list(_streams):
+        stream.reset(_seed)
+
+
+def get_state(queue: Any = None) -> RandomState:
+    """Where the stream of a queue (by default the active device's) stands: give it to :func:`set_state` to go on from here."""
+    return RandomState(stream_of(_queue(queue)).state._copy())
+
+
+def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None:
+    """Continue from a state: one of :func:`get_state`, or its ``as_dict()``."""
+    stream = stream_of(_queue(queue))
+    if isinstance(state, RandomState) and state.snapshot.queue is stream.queue:
+        stream.state = state.snapshot._copy()
+        return
+    values = state.as_dict() if isinstance(state, RandomState) else state
+    stream.reset(int(values["seed"]), int(values["counter"]))
+
+
+def _queue(queue: Any) -> Any:
+    return Tensor.empty((), queue=queue).queue
+
+
+# ---- numbers
+
+
+def _shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    sizes = sizes_of(shape[0]) if len(shape) == 1 else sizes_of((), shape)
+    if min(sizes, default=0) < 0:
+        raise ShapeError(message(name, "sizes cannot be negative", shape=sizes))
+    return sizes
+
+
+def _filled(name: str, shape: tuple[Any, ...], dtype: str, queue: Any) -> Tensor:
+    row = dtypes.lookup(dtype, name)
+    if not row.is_float:
+        raise DtypeError(message(name, "random numbers of this kind are floats", "use randint for integers", dtype=row.name))
+    return Tensor.empty(_shape(name, shape), row.name, queue=queue)
+
+
+def _fill_float(kind: str, out: Tensor) -> Tensor:
+    """Draw ``out`` as "uniform" or "normal"."""
+    wide = out.dtype == "float64"
+    blocks = -(-out.size // (2 if wide else 4))
+    stream = stream_of(out.queue)
+    if out.array is None:
+        stream.draw(kind, blocks, {"OUT": out.dtype}, {"WIDE": int(wide), "BITS": min(_BITS[out.dtype], 24)}, out, out.size)
+        return out
+    values = _NUMPY[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
+    return Tensor._of_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
+
+
+def _pairs(words: np.ndarray) -> np.ndarray:
+    return words[:, 0::2].astype(np.uint64) | (words[:, 1::2].astype(np.uint64) << _SHIFT)
+
+
+def _uniform(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
+    if wide:
+        return (_pairs(words) >> np.uint64(11)) * 2.0**-53
+    return ((words >> np.uint32(32 - bits)) * 2.0**-bits).astype(np.float32)
+
+
+def _normal(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
+    del bits
+    values = _pairs(words) >> np.uint64(11) if wide else words >> np.uint32(8)
+    unit = 2.0**-53 if wide else 2.0**-24
+    radius = np.sqrt(-2 * np.log((values[:, 0::2].astype(np.float64) + 1) * unit))
+    turn = 2 * np.pi * (values[:, 1::2] * unit)
+    both = np.stack([radius * np.cos(turn), radius * np.sin(turn)], axis=2)
+    return both if wide else both.astype(np.float32)
+
+
+_NUMPY = {"uniform": _uniform, "normal": _normal}
+
+
+@op(vjp=None, ref=None)
+def rand(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
+    """Values uniform in [0, 1).
+
+    >>> rand(2, 3).shape
+    (2, 3)
+    """
+    return _fill_float("uniform", _filled("rand", shape, dtype, queue))
+
+
+@op(vjp=None, ref=None)
+def randn(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
+    """Values of the standard normal distribution."""
+    return _fill_float("normal", _filled("randn", shape, dtype, queue))
+
+
+def _high_word(a: np.ndarray, b: int) -> np.ndarray:
+    """The upper 64 bits of the products of 64-bit numbers with ``b``, where 0 means 2^64."""
+    if b == 0:
+        return a
+    a0, a1, b0, b1 = a & _LOW, a >> _SHIFT, np.uint64(b & 0xFFFFFFFF), np.uint64(b >> 32)
+    middle = a1 * b0 + (a0 * b0 >> _SHIFT)
+    other = a0 * b1 + (middle & _LOW)
+    return a1 * b1 + (middle >> _SHIFT) + (other >> _SHIFT)
+
+
+@op(vjp=None, ref=None)
+def randint(low: int = 0, high: int | None = None, shape: Sizes = (), *, dtype: str = "int64", queue: Any = None) -> Tensor:
+    """Integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
+    low, high = (0, low) if high is None else (low, high)
+    row = dtypes.lookup(dtype, "randint")
+    if row.is_float or row.name == "bool":
+        raise DtypeError(message("randint", "the dtype is not one of integers", dtype=row.name))
+    limits = np.iinfo(row.storage)
+    if not limits.min <= low < high <= limits.max + 1:
+        what = f"needs low < high, both within {row.name}"
+        raise ShapeError(message("randint", what, low=low, high=high))
+    out = Tensor.empty(_shape("randint", (shape,)), row.name, queue=queue)
+    stream, blocks, width = stream_of(out.queue), -(-out.size // 2), (high - low) % 2**64
+    if out.array is None:
+        stream.draw("integers", blocks, {"OUT": row.name}, {}, out, out.size, low, width - 2**64 if width >= 2**63 else width)
+        return out
+    offsets = _high_word(_pairs(stream.words(blocks)), width).reshape(-1)[: out.size]
+    values = (offsets + np.uint64(low % 2**64)).view(np.int64)
+    return Tensor._of_array(values.astype(row.storage).reshape(out.shape), row.name, out.queue)
+
+
+@op(vjp=None, ref=None)
+def bernoulli(p: Tensor) -> Tensor:
+    """1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
+    (p,) = launch.as_tensors("bernoulli", p)
+    launch.check_dtype("bernoulli", p, name="p")
+    stream, blocks = stream_of(p.queue), -(-p.size // 4)
+    if p.array is None:
+        out = Tensor.empty(p.shape, p.dtype, queue=p.queue)
+        stream.draw("bernoulli", blocks, {"OUT": p.dtype, "P": p.dtype}, {}, p, out, p.size)
+        return out
+    draws = _uniform(stream.words(blocks), False, 24).reshape(-1)[: p.size].reshape(p.shape)
+    return launch.run_cpu(lambda values: draws < values, p)
+
+
+# ---- dropout
+
+
+@op(vjp=None, ref=None)
+def keep_mask(shape: Sizes = (), p: float = 0.5, *, queue: Any = None) -> Tensor:
+    """uint8: 0 with probability ``p``, else 1."""
+    out = Tensor.empty(_shape("keep_mask", (shape,)), "uint8", queue=queue)
+    stream, blocks = stream_of(out.queue), -(-out.size // 4)
+    if out.array is None:
+        stream.draw("keep_mask", blocks, {}, {}, out, out.size, float(p))
+        return out
+    draws = _uniform(stream.words(blocks), False, 24).reshape(-1)[: out.size].reshape(out.shape)
+    return Tensor._of_array((draws >= np.float32(p)).astype(np.uint8), "uint8", out.queue)
+
+
+@op(
+    vjp=lambda F, g, mask, scale: (F.masked_scale(g, mask, scale), None),
+    ref=lambda x, mask, scale: np.where(mask, x * scale, 0),
+    samples=[
+        S((3, 5), (3, 5), dtypes=("float32", "uint8"), high=(1.0, 2), low=(-1.0, 0), scale=1.5),
+        S((0,), (0,), dtypes=("float32", "uint8"), low=0, high=2, scale=2.0),
+    ],
+    errors=[
+        (
+            S((3,), (4,), dtypes=("float32", "uint8"), low=0, high=2, scale=2.0),
+            r"\[masked_scale\] x and mask have different shapes; x\.shape=\(3,\)",
+        )
+    ],
+)
+def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """``x * scale`` where the uint8 ``mask`` is not 0, else 0: what dropout does, and its gradient."""
+    x, mask = launch.as_tensors("masked_scale", x, mask)
+    launch.check_dtype("masked_scale", x)
+    launch.check_dtype("masked_scale", mask, ("uint8", "bool"), "mask")
+    if x.shape != mask.shape:
+        raise ShapeError(message("masked_scale", "x and mask have different shapes", **{"x.shape": x.shape, "mask.shape": mask.shape}))
+    if x.array is not None:
+        return launch.run_cpu(lambda x, mask: np.where(mask, x * np.float32(scale), x.dtype.type(0)), x, mask)
+    out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, 4 * launch.LOCAL_1D)
+    kernel = launch.kernel(x.queue, __file__, "random.cl", "masked_scale", {"OUT": x.dtype, "P": x.dtype})
+    kernel(x.queue, -(-x.size // chunk), local, x, mask, out, x.size, float(scale), chunk)
+    return out
+
+
+@composite(
+    ref=lambda x, p=0.5, training=True: x if not training or p == 0 else x * 0,
+    samples=[S((3, 5), training=False), S((3, 5), p=0.0), S((4,), p=1.0)],
+    errors=[(S((3,), p=1.5), r"\[dropout\] p is a probability; p=1\.5")],
+)
+def dropout(F: Any, x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
+    (x,) = launch.as_tensors("dropout", x)
+    if not 0 <= p <= 1 or math.isnan(p):
+        raise ShapeError(message("dropout", "p is a probability", p=p))
+    if not training or p == 0:
+        return x
+    mask = F.keep_mask(x.shape, p, queue=x.queue)
+    return F.masked_scale(x, mask, 1 / (1 - p) if p < 1 else 0.0)
