@@ -166,10 +166,11 @@ class Program:
             what = f"the program has no kernel {name}"
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
-    def save_after_launch(self) -> None:
+    def save_after_launch(self, event: Any) -> None:
         """Store the binary. PoCL compiles work-group functions at the first launch, so the time to ask is after it."""
         if self._unsaved and binary_store is not None:
             self._unsaved = False
+            event.wait()  # PoCL 3.1 aborts when it is asked for the binary of a kernel that is running
             cl = platforms.opencl()
             binary_store.save(self.key, bytes(self._built.get_info(cl.program_info.BINARIES)[0]))
 
@@ -225,7 +226,7 @@ class Kernel:
             event = self._retry(queue, kernel, sizes, local)
         if not self._launched:
             self._launched = True
-            self.program.save_after_launch()
+            self.program.save_after_launch(event)
         for observer in launch_observers:
             observer(self, queue, sizes, local, args, event)
         return event
