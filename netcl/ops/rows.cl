@@ -1,0 +1,122 @@
+// Rows: what softmax, normalisation and losses share.
+//
+// A row is a run of n neighbouring elements. GROUP work-items share a row, and each takes VEC neighbours at a time: CPUs give a
+// work-item whole rows and wide vectors, GPUs give a work-group to each row. A column is a run of n elements `inner` apart; a
+// work-item then takes VEC neighbouring columns, so that its loads are whole vectors as well.
+
+#ifndef REAL  // the type arithmetic is done in
+#define REAL float
+#endif
+#ifndef LOCAL  // work-items of a work-group
+#define LOCAL 1
+#endif
+#ifndef GROUP  // work-items that share a row: 1, or LOCAL
+#define GROUP 1
+#endif
+#ifndef VEC  // elements a work-item takes at a time: 1, 8 or 16
+#define VEC 1
+#endif
+
+#pragma OPENCL FP_CONTRACT ON
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define SIZED __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
+#define LOWEST ((real)(-INFINITY))
+
+typedef REAL real;
+#if VEC == 1
+typedef real vec;
+#define VEC_READ(p) (*(p))
+#define VEC_WRITE(v, p) *(p) = (v)
+#else
+typedef JOIN(REAL, VEC) vec;
+#define VEC_READ(p) JOIN(vload, VEC)(0, p)
+#define VEC_WRITE(v, p) JOIN(vstore, VEC)(v, 0, p)
+#endif
+
+// ---- lanes of a vector
+
+#if VEC == 1
+#define FOLD_LANES(v, OP) return v;
+#else
+#if VEC == 16
+#define HALVES(v, OP) const JOIN(REAL, 8) eight = OP((v).lo, (v).hi);
+#else
+#define HALVES(v, OP) const JOIN(REAL, 8) eight = v;
+#endif
+#define FOLD_LANES(v, OP)                              \
+  HALVES(v, OP)                                        \
+  const JOIN(REAL, 4) four = OP(eight.lo, eight.hi);   \
+  const JOIN(REAL, 2) two = OP(four.lo, four.hi);      \
+  return OP(two.x, two.y);
+#endif
+#define PLUS(a, b) ((a) + (b))
+
+static inline real lanes_sum(vec v) { FOLD_LANES(v, PLUS) }
+static inline real lanes_max(vec v) { FOLD_LANES(v, fmax) }
+
+#if VEC > 1
+// To nearest even; a NaN stays one.
+static inline JOIN(ushort, VEC) bfloat16_lanes(JOIN(float, VEC) x) {
+  const JOIN(uint, VEC) bits = JOIN(as_uint, VEC)(x);
+  const JOIN(uint, VEC) rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return JOIN(convert_ushort, VEC)(select(rounded, (bits >> 16) | 0x40u, isnan(x)));
+}
+#endif
+
+// A vector of an operand N whose last lanes may lie beyond the end: `left` lanes are there, the others read as 0.
+#define LANES_OF(N)                                                                         \
+  static inline vec N##_lanes(__global const N##_T* p, const long i, const long left) {     \
+    if (left >= VEC) return N##_VLOAD(p, i);                                                \
+    real lanes[VEC];                                                                        \
+    for (int l = 0; l < VEC; ++l) lanes[l] = l < left ? (real)N##_LOAD(p, i + l) : (real)0; \
+    return VEC_READ(lanes);                                                                 \
+  }
+#define STORE_LANES_OF(N)                                                                          \
+  static inline void N##_store_lanes(__global N##_T* p, const long i, const long left, vec v) {    \
+    if (left >= VEC) {                                                                             \
+      N##_VSTORE(p, i, v);                                                                         \
+      return;                                                                                      \
+    }                                                                                              \
+    real lanes[VEC];                                                                               \
+    VEC_WRITE(v, lanes);                                                                           \
+    for (int l = 0; l < left; ++l) N##_STORE(p, i + l, lanes[l]);                                  \
+  }
+
+// ---- work-items of a row
+
+#if GROUP > 1
+#define LANE ((int)get_local_id(0))
+#define SHARED __local real shared[GROUP];
+#define FOLD_GROUP(NAME, OP)                                                                  \
+  static inline real NAME(real x, __local real* shared) {                                     \
+    const int lane = LANE;                                                                    \
+    shared[lane] = x;                                                                         \
+    barrier(CLK_LOCAL_MEM_FENCE);                                                             \
+    for (int step = GROUP / 2; step > 0; step /= 2) {                                         \
+      if (lane < step) shared[lane] = OP(shared[lane], shared[lane + step]);                  \
+      barrier(CLK_LOCAL_MEM_FENCE);                                                           \
+    }                                                                                         \
+    const real all = shared[0];                                                               \
+    barrier(CLK_LOCAL_MEM_FENCE); /* the next fold writes here */                             \
+    return all;                                                                               \
+  }
+FOLD_GROUP(fold_sum, PLUS)
+FOLD_GROUP(fold_max, fmax)
+#define GROUP_SUM(x) fold_sum(x, shared)
+#define GROUP_MAX(x) fold_max(x, shared)
+#else
+#define LANE 0
+#define SHARED
+#define GROUP_SUM(x) (x)
+#define GROUP_MAX(x) (x)
+#endif
+
+// The elements of a row that this work-item takes: whole vectors, then what is left.
+#define FOR_VECTORS(i, n) for (int i = LANE * VEC; i + VEC <= (n); i += GROUP * VEC)
+#define FOR_REST(i, n) for (int i = (n) / VEC * VEC + LANE; i < (n); i += GROUP)
+// The rows that this work-item (or its group) takes: `each` neighbours.
+#define FOR_ROWS(row, rows, each)                                   \
+  const int first_row = (int)(get_global_id(0) / GROUP) * (each);   \
+  for (int row = first_row; row < min(first_row + (each), (rows)); ++row)

@@ -1,0 +1,124 @@
+"""Row kernels: how softmax, normalisation and losses spread rows over a device, and their launch.
+
+A tensor is seen as ``(outer, n, inner)`` around the axis that is folded. ``inner == 1`` gives rows of neighbouring elements,
+anything else gives columns. The shared OpenCL text is ``rows.cl``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from netcl.core import dtype as dtypes
+from netcl.core.kernels import program
+from netcl.ops import launch
+
+Sizes = tuple[int, int, int]
+SHORT_ROW = 32  # elements; on a GPU a row this short is one work-item's
+MEDIUM_ROW = 1024  # up to here a row is a wave's, above a large work-group's
+ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
+COLUMN_LOCAL = 64  # work-items of a group in column kernels on a GPU
+
+
+class Spread(NamedTuple):
+    """How rows are spread: work-items of a group, those that share a row, vector width, rows of a work-item."""
+
+    local: int
+    group: int
+    vec: int
+    each: int
+
+
+@lru_cache(maxsize=1024)
+def row_spread(cpu: bool, most: int, n: int, wide: bool) -> Spread:
+    """CPUs: a work-item takes some rows, in vectors. GPUs: short rows one work-item each, others a work-group."""
+    if cpu:
+        return Spread(1, 1, 8 if wide else 16, max(1, ITEM_WORK // max(n, 1)))
+    if n <= SHORT_ROW:
+        return Spread(min(64, most), 1, 1, 1)
+    group = min(64 if n <= MEDIUM_ROW else 256, most)
+    group = 1 << (group.bit_length() - 1)
+    return Spread(group, group, 1, 1)
+
+
+def _column_spread(cpu: bool, most: int, wide: bool) -> Spread:
+    return Spread(1, 1, 8 if wide else 16, 1) if cpu else Spread(min(COLUMN_LOCAL, most), 1, 1, 1)
+
+
+@lru_cache(maxsize=4096)
+def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int) -> Mapping[str, str]:
+    """``X_VLOAD(p, i)`` and ``X_VSTORE(p, i, v)`` of each operand, for vectors of ``vec`` elements of type ``real``."""
+    macros = {}
+    for name, dtype in operands:
+        row = dtypes.DTYPES[dtype]
+        macros[f"{name}_VLOAD(p, i)"] = _vector_load(row, real, vec, name)
+        macros[f"{name}_VSTORE(p, i, v)"] = _vector_store(row, real, vec, name)
+    return macros
+
+
+def _vector_load(row: dtypes.DType, real: str, vec: int, name: str) -> str:
+    if vec == 1:
+        return f"((REAL){name}_LOAD(p, i))"
+    if row.name == "float16":
+        text = f"vload_half{vec}(0, (p) + (i))"
+    elif row.name == "bfloat16":
+        text = f"as_float{vec}(convert_uint{vec}(vload{vec}(0, (p) + (i))) << 16)"
+    else:
+        text = f"vload{vec}(0, (p) + (i))"
+    natural = "float" if row.name in ("float16", "bfloat16") else row.c_storage
+    return text if natural == real else f"convert_{real}{vec}({text})"
+
+
+def _vector_store(row: dtypes.DType, real: str, vec: int, name: str) -> str:
+    if vec == 1:
+        return f"{name}_STORE(p, i, v)"
+    if row.name == "float16":
+        return f"vstore_half{vec}_rte(v, 0, (p) + (i))"
+    if row.name == "bfloat16":
+        return f"vstore{vec}(bfloat16_lanes(convert_float{vec}(v)), 0, (p) + (i))"
+    return f"vstore{vec}({'v' if row.c_storage == real else f'convert_{row.c_storage}{vec}(v)'}, 0, (p) + (i))"
+
+
+def row_kernel(
+    queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], spread: Spread, defines: Mapping[str, Any]
+) -> program.Kernel:
+    """The kernel ``name`` of ``rows.cl`` and ``cl_file`` joined, for operands, a spread and further macros."""
+    real = "double" if "float64" in operands.values() else "float"
+    macros = vector_macros(tuple(operands.items()), real, spread.vec)
+    base = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec}
+    return launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
+
+
+def _device(queue: Any) -> tuple[bool, int]:
+    return launch.on_cpu_device(queue), program.state(queue).max_work_group
+
+
+def run_rows(
+    queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, **defines: Any
+) -> None:
+    """Launch a kernel over ``rows`` rows of ``n``; its last arguments are ``rows, n, each``."""
+    spread = row_spread(*_device(queue), n, "float64" in operands.values())
+    kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
+    kernel(queue, -(-rows // spread.each) * spread.group, spread.local, *args, rows, n, spread.each)
+
+
+def run_columns(
+    queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], sizes: Sizes, *args: Any, **defines: Any
+) -> None:
+    """Launch a kernel over the columns of ``(outer, n, inner)``; its last arguments are ``outer, n, inner``."""
+    spread = _column_spread(*_device(queue), "float64" in operands.values())
+    kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
+    outer, n, inner = sizes
+    kernel(queue, outer * -(-inner // spread.vec), spread.local, *args, outer, n, inner)
+
+
+def around(shape: tuple[int, ...], axis: int) -> Sizes:
+    """``(outer, n, inner)`` of a shape around an axis; a 0-d tensor is one row of one element.
+
+    >>> around((2, 3, 4, 5), 1)
+    (2, 3, 20)
+    """
+    shape = shape or (1,)
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])

@@ -1,0 +1,117 @@
+// Softmax and log-softmax over rows and over columns, and their gradients.
+
+#ifndef LOGARITHM  // 1: the logarithm of softmax
+#define LOGARITHM 0
+#endif
+#ifndef KEEPS_EXP  // 1: y can hold exp(x - max) without rounding, so it need not be computed twice
+#define KEEPS_EXP 1
+#endif
+
+LANES_OF(X)
+STORE_LANES_OF(Y)
+
+// A NaN anywhere in a row reaches the sum, and through it every element; so does the NaN of inf - inf.
+SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const int rows, const int n, const int each) {
+  SHARED
+  FOR_ROWS(row, rows, each) {
+    __global const X_T* xr = x + (long)row * n;
+    __global Y_T* yr = y + (long)row * n;
+    vec most = LOWEST;
+    FOR_VECTORS(i, n) most = fmax(most, X_VLOAD(xr, i));
+    real m = lanes_max(most);
+    FOR_REST(i, n) m = fmax(m, X_LOAD(xr, i));
+    m = GROUP_MAX(m);
+    vec sums = 0;
+    FOR_VECTORS(i, n) {
+      const vec e = exp(X_VLOAD(xr, i) - m);
+      sums += e;
+#if KEEPS_EXP && !LOGARITHM
+      Y_VSTORE(yr, i, e);
+#endif
+    }
+    real sum = lanes_sum(sums);
+    FOR_REST(i, n) {
+      const real e = exp(X_LOAD(xr, i) - m);
+      sum += e;
+#if KEEPS_EXP && !LOGARITHM
+      Y_STORE(yr, i, e);
+#endif
+    }
+    sum = GROUP_SUM(sum);
+#if LOGARITHM
+    const real scale = log(sum);
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, X_VLOAD(xr, i) - m - scale);
+    FOR_REST(i, n) Y_STORE(yr, i, X_LOAD(xr, i) - m - scale);
+#else
+    const real scale = 1 / sum;
+#if KEEPS_EXP
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, Y_VLOAD(yr, i) * scale);
+    FOR_REST(i, n) Y_STORE(yr, i, Y_LOAD(yr, i) * scale);
+#else
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, exp(X_VLOAD(xr, i) - m) * scale);
+    FOR_REST(i, n) Y_STORE(yr, i, exp(X_LOAD(xr, i) - m) * scale);
+#endif
+#endif
+  }
+}
+
+SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, const int outer, const int n, const int inner) {
+  const int blocks = (inner + VEC - 1) / VEC;
+  const int block = get_global_id(0);
+  if (block / blocks >= outer) return;
+  const int column = block % blocks * VEC, left = inner - column;
+  const long start = (long)(block / blocks) * n * inner + column, end = start + (long)n * inner;
+  vec m = LOWEST, sum = 0;
+  for (long i = start; i < end; i += inner) m = fmax(m, X_lanes(x, i, left));
+  for (long i = start; i < end; i += inner) sum += exp(X_lanes(x, i, left) - m);
+#if LOGARITHM
+  const vec scale = log(sum);
+  for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, X_lanes(x, i, left) - m - scale);
+#else
+  const vec scale = 1 / sum;
+  for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, exp(X_lanes(x, i, left) - m) * scale);
+#endif
+}
+
+// x is the gradient here, p the softmax (or its logarithm), y the gradient of the input.
+#if LOGARITHM
+#define WEIGHT(g, p) (g)
+#define INPUT_GRADIENT(g, p, sum) ((g) - exp(p) * (sum))
+#else
+#define WEIGHT(g, p) ((g) * (p))
+#define INPUT_GRADIENT(g, p, sum) (((g) - (sum)) * (p))
+#endif
+
+LANES_OF(P)
+
+SIZED __kernel void softmax_grad_rows(__global const X_T* g, __global const P_T* p, __global Y_T* y, const int rows, const int n,
+                                      const int each) {
+  SHARED
+  FOR_ROWS(row, rows, each) {
+    __global const X_T* gr = g + (long)row * n;
+    __global const P_T* pr = p + (long)row * n;
+    __global Y_T* yr = y + (long)row * n;
+    vec sums = 0;
+    FOR_VECTORS(i, n) sums += WEIGHT(X_VLOAD(gr, i), P_VLOAD(pr, i));
+    real sum = lanes_sum(sums);
+    FOR_REST(i, n) sum += WEIGHT(X_LOAD(gr, i), P_LOAD(pr, i));
+    sum = GROUP_SUM(sum);
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, INPUT_GRADIENT(X_VLOAD(gr, i), P_VLOAD(pr, i), sum));
+    FOR_REST(i, n) Y_STORE(yr, i, INPUT_GRADIENT(X_LOAD(gr, i), P_LOAD(pr, i), sum));
+  }
+}
+
+SIZED __kernel void softmax_grad_columns(__global const X_T* g, __global const P_T* p, __global Y_T* y, const int outer, const int n,
+                                         const int inner) {
+  const int blocks = (inner + VEC - 1) / VEC;
+  const int block = get_global_id(0);
+  if (block / blocks >= outer) return;
+  const int column = block % blocks * VEC, left = inner - column;
+  const long start = (long)(block / blocks) * n * inner + column, end = start + (long)n * inner;
+  vec sum = 0;
+  for (long i = start; i < end; i += inner) sum += WEIGHT(X_lanes(g, i, left), P_lanes(p, i, left));
+  for (long i = start; i < end; i += inner) {
+    const vec gi = X_lanes(g, i, left), pi = P_lanes(p, i, left);
+    Y_store_lanes(y, i, left, INPUT_GRADIENT(gi, pi, sum));
+  }
+}

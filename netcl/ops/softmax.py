@@ -1,0 +1,174 @@
+"""Softmax and log-softmax over any axis, with gradients that can be differentiated again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch, rows
+from netcl.ops.registry import S, op
+
+_SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
+            S((2, 1, 33))]  # fmt: skip
+_GRAD_SAMPLES = [S((3, 5), (3, 5)), S((2, 257), (2, 257)), S((2, 3, 17), (2, 3, 17), axis=1), S((0, 3), (0, 3))]
+_BAD_AXIS = [(S((2, 3), axis=2), r"axis 2 is out of range for 2 axes; it must be in -2..1")]
+
+
+def _run(op_name: str, kernel: str, axis: int, operands: dict[str, Tensor], log: bool) -> Tensor:
+    """Launch a kernel over rows or columns of the first operand's shape."""
+    first, *others = operands.values()
+    axis = launch.check_axis(op_name, axis, first.ndim)
+    for name, x in operands.items():
+        launch.check_dtype(op_name, x, name=name.lower())
+    if any(x.shape != first.shape for x in others):
+        raise ShapeError(message(op_name, "g and y differ in shape", g=first.shape, y=others[0].shape))
+    out = Tensor.empty(first.shape, (others or [first])[0].dtype, queue=first.queue)
+    if not out.size:
+        return out
+    outer, n, inner = rows.around(first.shape, axis)
+    dtypes = {name: x.dtype for name, x in operands.items()} | {"Y": out.dtype}
+    dtypes.setdefault("P", out.dtype)
+    defines = {"LOGARITHM": log, "KEEPS_EXP": out.dtype in ("float32", "float64")}
+    where = (first.queue, __file__, "softmax.cl")
+    if inner == 1:
+        rows.run_rows(*where, f"{kernel}_rows", dtypes, outer, n, *operands.values(), out, **defines)
+    else:
+        rows.run_columns(*where, f"{kernel}_columns", dtypes, (outer, n, inner), *operands.values(), out, **defines)
+    return out
+
+
+# ---- the plain definitions
+
+
+def _softmax_ref(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    if not x.ndim or not x.size:
+        return np.ones_like(x)
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def _log_softmax_ref(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    if not x.ndim or not x.size:
+        return np.zeros_like(x)
+    return x - np.logaddexp.reduce(x, axis, keepdims=True)
+
+
+def _softmax_grad_ref(g: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
+    """The rows of the Jacobian ``diag(y) - y y'``, one by one."""
+    g, y = np.moveaxis(g, axis, -1), np.moveaxis(y, axis, -1)
+    jacobian = y[..., None] * np.eye(y.shape[-1]) - y[..., None] * y[..., None, :]
+    return np.moveaxis(np.einsum("...ij,...i->...j", jacobian, g), -1, axis)
+
+
+def _log_softmax_grad_ref(g: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
+    g, y = np.moveaxis(g, axis, -1), np.moveaxis(y, axis, -1)
+    jacobian = np.eye(y.shape[-1]) - np.exp(y)[..., None, :]
+    return np.moveaxis(np.einsum("...ij,...i->...j", jacobian, g), -1, axis)
+
+
+# ---- NumPy
+
+
+def _shifted(x: np.ndarray, axis: int) -> np.ndarray:
+    return x - x.max(axis, keepdims=True) if x.size else x
+
+
+def _softmax_cpu(x: np.ndarray, axis: int) -> np.ndarray:
+    e = np.exp(_shifted(np.atleast_1d(x), axis))
+    e /= e.sum(axis, keepdims=True)
+    return e.reshape(x.shape)
+
+
+def _log_softmax_cpu(x: np.ndarray, axis: int) -> np.ndarray:
+    z = _shifted(np.atleast_1d(x), axis)
+    return (z - np.log(np.exp(z).sum(axis, keepdims=True))).reshape(x.shape)
+
+
+def _softmax_grad_cpu(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    g, y = np.broadcast_arrays(g, y)
+    return y * (g - np.atleast_1d(g * y).sum(axis, keepdims=True).reshape(_folded(y.shape, axis)))
+
+
+def _log_softmax_grad_cpu(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    return g - np.exp(y) * np.atleast_1d(g).sum(axis, keepdims=True).reshape(_folded(y.shape, axis))
+
+
+def _folded(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return tuple(1 if i == axis % len(shape) else size for i, size in enumerate(shape))
+
+
+# ---- ops
+
+
+def _softmax_vjp(F: Any, g: Any, out: Any, axis: int) -> Any:
+    return F.softmax_grad(g, out, axis=axis)
+
+
+def _log_softmax_vjp(F: Any, g: Any, out: Any, axis: int) -> Any:
+    return F.log_softmax_grad(g, out, axis=axis)
+
+
+def _softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
+    """Of ``y (u - sum(u y))``, u the upstream gradient."""
+    along = {"axis": axis, "keepdims": True}
+    inner = F.sub(upstream, F.sum(F.mul(upstream, y), **along))
+    return F.softmax_grad(g, y, axis=axis), F.sub(F.mul(g, inner), F.mul(upstream, F.sum(F.mul(g, y), **along)))
+
+
+def _log_softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
+    """Of ``u - exp(y) sum(u)``, u the upstream gradient."""
+    along = {"axis": axis, "keepdims": True}
+    weighted = F.mul(g, F.exp(y))
+    return F.sub(g, F.sum(weighted, **along)), F.neg(F.mul(weighted, F.sum(upstream, **along)))
+
+
+@op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """Exponentials that sum to one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
+
+    >>> from netcl import ops
+    >>> ops.softmax([[0.0, 0.0]]).tolist()
+    [[0.5, 0.5]]
+    """
+    (x,) = launch.as_tensors("softmax", x)
+    if x.backend == "cpu":
+        launch.check_dtype("softmax", x)
+        return launch.run_cpu(_softmax_cpu, x, axis=launch.check_axis("softmax", axis, x.ndim))
+    return _run("softmax", "softmax", axis, {"X": x}, log=False)
+
+
+@op(vjp=_log_softmax_vjp, ref=_log_softmax_ref, cpu=_log_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
+
+    >>> from netcl import ops
+    >>> ops.log_softmax([[0.0, -1000.0]]).tolist()
+    [[0.0, -1000.0]]
+    """
+    (x,) = launch.as_tensors("log_softmax", x)
+    if x.backend == "cpu":
+        launch.check_dtype("log_softmax", x)
+        return launch.run_cpu(_log_softmax_cpu, x, axis=launch.check_axis("log_softmax", axis, x.ndim))
+    return _run("log_softmax", "softmax", axis, {"X": x}, log=True)
+
+
+def _grad(op_name: str, upstream: Any, y: Any, axis: int, cpu: Any, log: bool) -> Tensor:
+    upstream, y = launch.as_tensors(op_name, upstream, y)
+    if upstream.backend == "cpu":
+        return launch.run_cpu(cpu, upstream, y, dtype=y.dtype, axis=launch.check_axis(op_name, axis, y.ndim))
+    return _run(op_name, "softmax_grad", axis, {"X": upstream, "P": y}, log)
+
+
+@op(vjp=_softmax_grad_vjp, ref=_softmax_grad_ref, cpu=_softmax_grad_cpu, amp="float", samples=_GRAD_SAMPLES)
+def softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
+    """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
+    return _grad("softmax_grad", upstream, y, axis, _softmax_grad_cpu, log=False)
+
+
+@op(vjp=_log_softmax_grad_vjp, ref=_log_softmax_grad_ref, cpu=_log_softmax_grad_cpu, amp="float", samples=_GRAD_SAMPLES)
+def log_softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
+    """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
+    return _grad("log_softmax_grad", upstream, y, axis, _log_softmax_grad_cpu, log=True)
