@@ -28,7 +28,8 @@ def erf(x: np.ndarray) -> np.ndarray:
     """The error function for arrays, accurate to 1e-15 (the rational approximations of W. J. Cody, 1969)."""
     wide = np.asarray(x, np.float64)
     y = np.abs(wide)
-    small = wide * np.polyval(_SMALL[0], wide * wide) / np.polyval(_SMALL[1], wide * wide)
+    square = np.minimum(wide * wide, 1.0)
+    small = wide * np.polyval(_SMALL[0], square) / np.polyval(_SMALL[1], square)
     z = np.minimum(y, 6.0)  # 1 - erf(6) is below half an ulp of one
     middle = np.copysign(1.0 - np.exp(-z * z) * np.polyval(_MIDDLE[0], z) / np.polyval(_MIDDLE[1], z), wide)
     return np.where(y <= 0.46875, small, middle).astype(np.result_type(x, np.float16), copy=False)
