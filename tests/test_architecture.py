@@ -173,6 +173,7 @@ TYPE = r"(?:(?:u?(?:char|short|int|long)|float|double|half|real|element)\d*|size
 DECLARED = re.compile(rf"\b{TYPE}\b(?:\s*\*)?(?:\s*(?:const|restrict))*\s*\b([A-Z]\w*)\s*(?=[,)=;\[])")
 
 
+MACRO_PARAMETERS = re.compile(r"^\s*#\s*define\s+\w+\(([^)]*)\)", re.M)
 TYPEDEF = re.compile(r"\btypedef\b[^;]*?\b([A-Z]\w*)\s*;")
 
 
@@ -182,15 +183,16 @@ def macros_of(text: str) -> set[str]:
 
 @pytest.mark.parametrize("path", KERNELS, ids=name_of)
 def test_every_macro_of_a_kernel_file_has_a_default(path):
-    """A macro is defaulted in its file or the preamble; what generated code must bring is named in the file's first comment."""
+    """A macro is defaulted in its file, a shared one beside it, or the preamble; what generated code must bring is named in the
+    file's first comment."""
     whole = path.read_text(encoding="utf-8")
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", whole, flags=re.S)
-    first_comment = re.match(r"(//[^\n]*\n)*", whole)[0]
-    preamble = (PACKAGE / "core/kernels/preamble.cl").read_text(encoding="utf-8")
+    shared = [PACKAGE / "core/kernels/preamble.cl", *path.parent.glob("*.cl")]
+    known = set().union(*(macros_of(file.read_text(encoding="utf-8")) for file in shared))
+    known |= {*DECLARED.findall(text), *TYPEDEF.findall(text), *re.findall(r"\w+", " ".join(MACRO_PARAMETERS.findall(text)))}
+    known |= set(re.findall(r"\b[A-Z]\w*", re.match(r"(//[^\n]*\n)*", whole)[0]))
     used = {word for word in re.findall(r"\b[A-Z][A-Z0-9_]*\b", text) if not OPENCL_NAMES.fullmatch(word)}
-    declared = {*DECLARED.findall(text), *TYPEDEF.findall(text)}
-    named = set(re.findall(r"\b[A-Z]\w*", first_comment))
-    assert sorted(used - macros_of(text) - macros_of(preamble) - declared - named) == []
+    assert sorted(used - known) == []
 
 
 def test_import_netcl_touches_no_driver():
