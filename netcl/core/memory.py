@@ -23,7 +23,6 @@ from netcl.core.kernels import program
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
-ALIGNMENT = 128  # bytes: CL_DEVICE_MEM_BASE_ADDR_ALIGN of the widest vector type
 
 
 @dataclass
@@ -138,16 +137,17 @@ class BufferPool:
             self._free.setdefault(bucket, []).append(buffer)
             self.stats.bytes_cached += bucket
 
-    def _new(self, nbytes: int, flags: Any, what: str) -> Any:
+    def _new(self, nbytes: int, flags: Any, what: str, values: np.ndarray | None = None) -> Any:
         platforms.check_process()
         if nbytes > self._limit:
             raise OutOfMemoryError(self._no_room(nbytes, what, "one allocation is larger than the device allows"))
+        arguments = (self.context, flags, max(nbytes, 4)) if values is None else (self.context, flags, 0, values)
         try:
-            return self._create(self.context, flags, max(nbytes, 4))
+            return self._create(*arguments)
         except platforms.opencl().MemoryError:
             empty_cache()
         try:
-            return self._create(self.context, flags, max(nbytes, 4))
+            return self._create(*arguments)
         except platforms.opencl().MemoryError:
             raise OutOfMemoryError(self._no_room(nbytes, what, "the device has no room left")) from None
 
@@ -158,9 +158,40 @@ class BufferPool:
         return message("allocate", reason, f"largest live tensors: {_largest_live(self) or 'none'}; {remedy}",
                        tensor=what or "buffer", bytes=nbytes, limit=self._limit, device=device.name, pool=held)  # fmt: skip
 
+    def adopt_array(self, array: np.ndarray) -> BufferHandle:
+        """A lease of a new buffer that holds a copy of ``array``, made by the driver without waiting for any queue.
+
+        Returned to the driver afterwards: its size fits no bucket, and the C library recycles such memory well.
+        """
+        cl = platforms.opencl()
+        buffer = self._new(array.nbytes, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, f"{array.shape} {array.dtype}", array)
+        self.stats.bytes_allocated += array.nbytes
+        return BufferHandle(_Adopted(self), buffer, array.nbytes, array.nbytes)
+
+    def alias_array(self, queue: Any, array: np.ndarray) -> BufferHandle:
+        """A lease of a buffer over the caller's own memory; giving it back waits for ``queue``, so that no kernel outlives the array."""
+        buffer = create_zero_copy_buffer(queue, array)
+        self.stats.bytes_allocated += array.nbytes
+        return BufferHandle(_Adopted(self, queue), buffer, array.nbytes, array.nbytes)
+
     def buffers(self) -> list[Any]:
         """The free buffers, for the fork contract."""
         return [buffer for free in self._free.values() for buffer in free]
+
+
+class _Adopted:
+    """Where a buffer that no bucket fits goes back to: the driver, after ``queue`` if one is given."""
+
+    def __init__(self, pool: BufferPool, queue: Any = None):
+        self.pool = pool
+        self.queue = queue
+
+    def _take_back(self, buffer: Any, nbytes: int) -> None:
+        if platforms.forked_child:
+            return
+        self.pool.stats.bytes_allocated -= nbytes
+        if self.queue is not None:
+            self.queue.finish()
 
 
 class _Unpooled:
@@ -329,13 +360,6 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
     return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
 
 
-def aligned_empty(nbytes: int) -> np.ndarray:
-    """Bytes at an address every vector type may start at; drivers use such memory in place."""
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes]
-
-
 def empty_cache() -> None:
     """Return the free buffers of all pools to their drivers."""
     for pool in list(_pools):
@@ -368,7 +392,7 @@ def live_buffers() -> list[Any]:
 
 def _largest_live(pool: BufferPool, count: int = 3) -> str:
     tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "pool_handle", None) is not None]
-    mine = sorted((t for t in tensors if t.pool_handle.pool is pool), key=lambda t: -t.pool_handle.bucket)
+    mine = sorted((t for t in tensors if pool in (t.pool_handle.pool, getattr(t.pool_handle.pool, "pool", None))), key=lambda t: -t.nbytes)
     return ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:count])
 
 

@@ -1,8 +1,8 @@
 """The OpenCL transport: asynchronous, pinned and zero-copy transfers on one in-order queue.
 
 Discrete devices: values go through page-locked staging memory that is filled at once, the copy to the device is
-enqueued. Devices that share the host's memory: values are copied once into aligned memory which the device then uses in
-place. The user's own array is never aliased unless ``share=True`` asks for it.
+enqueued. Devices that share the host's memory: the driver copies the values once, into memory it then uses in place. The user's
+own array is never aliased unless ``share=True`` asks for it.
 """
 
 from __future__ import annotations
@@ -79,12 +79,15 @@ class OpenCLBackend:
         return self.write(handle, array, stored, async_copy, use_pinned)
 
     def _in_place(self, array: Any, stored: np.ndarray, share: bool) -> Transfer:
-        """One copy at the most: the device works on memory we own, or on the caller's if he asked for that."""
-        if not share and np.may_share_memory(stored, array):
-            owned = memory.aligned_empty(stored.nbytes)
-            np.copyto(owned.view(stored.dtype), stored.reshape(-1))
-            stored = owned
-        return Transfer(memory.create_zero_copy_buffer(self.queue, stored), None, None, stored)
+        """One copy at the most: the driver takes the values into memory of its own, or works on the caller's if he asked for that.
+
+        The memory must be the driver's (COPY_HOST_PTR, not USE_HOST_PTR over an array of ours): kernels in flight keep a buffer alive,
+        but not an array under it.
+        """
+        handle = self.pool.adopt_array(stored) if not share else self.pool.alias_array(self.queue, stored)
+        transfer = Transfer(handle.buffer, None, None, stored if share else None)
+        transfer.handle = handle
+        return transfer
 
     def write(
         self, handle: Any, array: Any, stored: np.ndarray, async_copy: bool | None = None, use_pinned: bool | None = None

@@ -1,0 +1,299 @@
+"""Every row of the op table, proved on a device: the checks behind ``netcl selftest`` and behind the tests.
+
+A row carries an independent reference and samples; nothing here knows an op by name. Forward values are compared with the
+reference in float64; gradients by inner products, ``<w, J v>`` of the *reference* by differences against ``<J' w, v>`` of the tape
+on the device.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl import ops
+from netcl.core import dtype as dtypes
+from netcl.core.device import DeviceHandle
+from netcl.core.errors import DtypeError
+from netcl.core.tensor import Tensor
+from netcl.ops.registry import REGISTRY, Choice, Pointwise, Reduction, Row, Sample
+
+#: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
+TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
+FLOATS = tuple(TOLERANCE)
+SIZES = (0, 1, 3, 255, 257, 1029)  # the last is odd and above the width at which vector loads begin
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0e38, -1e-45)
+_AXES = ((), (0,), (1,), (2,), (0, 2), (0, 1, 2))
+
+
+class Mismatch(AssertionError):
+    """A row that does not do on a device what it says."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: host arrays (or ``None``, numbers, lists of arrays) and keyword arguments."""
+
+    label: str
+    inputs: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+# ---- cases
+
+
+def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Iterator[Case]:
+    """The calls a row is checked with, in one float dtype."""
+    if isinstance(row, Choice):
+        for part in row.rows:
+            yield from cases(part, dtype, sizes)
+    elif isinstance(row, Pointwise):
+        shapes = [[(n,)] * row.arity for n in sizes]
+        if row.arity > 1:
+            shapes.append([(5, 1, 3), (7, 1), (5, 7, 3)][: row.arity])
+            shapes.append([(4, 6), (), (6,)][: row.arity])
+        for k, group in enumerate(shapes):
+            yield Case(str(group), tuple(_drawn(row, i, shape, dtype, seed=k) for i, shape in enumerate(group)), dict(row.params))
+    elif isinstance(row, Reduction):
+        yield from _folds(row, dtype, sizes)
+    else:
+        for k, sample in enumerate(row.samples):
+            yield _of_sample(sample, dtype, k)
+
+
+def _of_sample(sample: Sample, dtype: str, seed: int) -> Case:
+    arrays = [_rounded(a, dtype) for a in sample.arrays(seed, dtype)]
+    return Case(f"{sample.shapes} {dict(sample.kwargs)}", tuple(arrays), dict(sample.kwargs))
+
+
+def _drawn(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    """Values from the row's domain that keep away from its kinks."""
+    domain = row.domain[i] if isinstance(row.domain[0], tuple) else row.domain
+    values = np.random.default_rng([seed, i]).uniform(*domain, shape)
+    for kink in row.kinks:
+        values = np.where(np.abs(values - kink) < 0.05, kink + 0.1, values)
+    return _rounded(values, dtype)
+
+
+def _folds(row: Reduction, dtype: str, sizes: Sequence[int]) -> Iterator[Case]:
+    for k, n in enumerate(sizes):
+        if n or row.empty:
+            yield Case(f"({n},)", (_uniform(row, (n,), dtype, k),), {"axis": None, "keepdims": False, **row.params})
+    for axes in _AXES[1:]:
+        for keep in (False, True):
+            keywords = {"axis": axes if len(axes) > 1 else axes[0], "keepdims": keep, **row.params}
+            yield Case(f"(5, 7, 9) {keywords}", (_uniform(row, (5, 7, 9), dtype, 7),), keywords)
+
+
+def _uniform(row: Reduction, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    return _rounded(np.random.default_rng(seed).uniform(*row.domain, shape), dtype)
+
+
+def _rounded(values: Any, dtype: str) -> Any:
+    """Values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
+    if isinstance(values, list):
+        return [_rounded(part, dtype) for part in values]
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        return values
+    row = dtypes.DTYPES[dtype]
+    return dtypes.decode(dtypes.encode(values, row), row)
+
+
+# ---- running
+
+
+def _sent(value: Any, handle: DeviceHandle, dtype: str, requires_grad: bool = False) -> Any:
+    if isinstance(value, list):
+        return [_sent(part, handle, dtype, requires_grad) for part in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind != "f":
+        return Tensor.from_host(handle.queue, value)
+    return Tensor.from_host(handle.queue, value, dtype, requires_grad=requires_grad)
+
+
+def call(row: Row, namespace: Any, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a row through ``netcl.ops`` or ``netcl.autograd``; the parts of a choice are called as rows of their own."""
+    return getattr(namespace, row.name)(*inputs, **kwargs)
+
+
+def reference(row: Row, case: Case) -> Any:
+    """What the row's reference says, in float64."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about the mean of nothing, which has a value here
+        return row.ref(*(_wide(x) for x in case.inputs), **case.kwargs)  # type: ignore[misc, union-attr]
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_wide(part) for part in value]
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+# ---- checks: each raises Mismatch
+
+
+def check_forward(row: Row, case: Case, handle: DeviceHandle, dtype: str = "float32") -> None:
+    """The values of one call against the reference; results carry no history."""
+    got = _tuple(call(row, ops, [_sent(x, handle, dtype) for x in case.inputs], case.kwargs))
+    want = _tuple(reference(row, case))
+    if len(got) < len(want):
+        raise Mismatch(f"[{row.name}] {len(got)} results, the reference has {len(want)}; case={case.label}")
+    for k, (result, expected) in enumerate(zip(got, want, strict=False)):
+        if result.grad_fn is not None:
+            raise Mismatch(f"[{row.name}] a forward-only op left a history")
+        _compare(row, case, dtype, result.to_host(), np.asarray(expected), k)
+
+
+def _compare(row: Row, case: Case, dtype: str, got: np.ndarray, want: np.ndarray, k: int) -> None:
+    relative, absolute = TOLERANCE[dtype]
+    factor = getattr(row, "tol", 1.0)
+    if got.shape != want.shape:
+        raise Mismatch(f"[{row.name}] result {k} has shape {got.shape}, the reference {want.shape}; case={case.label}, dtype={dtype}")
+    scale = max(1.0, float(np.max(np.abs(want[np.isfinite(want)]), initial=0.0))) if want.dtype.kind == "f" else 1.0
+    with np.errstate(all="ignore"):
+        close = np.isclose(got.astype(np.float64), want.astype(np.float64), relative * factor, absolute * factor * scale, equal_nan=True)
+    if not close.all():
+        at = tuple(int(i) for i in np.argwhere(~close)[0])
+        values = f"got {got[at]!r}, the reference says {want[at]!r}"
+        raise Mismatch(f"[{row.name}] {values}; index={at}, wrong={int((~close).sum())} of {close.size}, case={case.label}, dtype={dtype}")
+
+
+def check_special(row: Pointwise, handle: DeviceHandle) -> None:
+    """NaN, infinities, signed zeros and denormals as NumPy has them (denormals may be flushed)."""
+    values = np.array(SPECIAL, np.float32)
+    grids = np.meshgrid(*[values] * row.arity) if row.arity < 3 else [values] * row.arity
+    case = Case("special values", tuple(g.ravel() for g in grids), dict(row.params))
+    (got,) = (call(row, ops, [_sent(x, handle, "float32") for x in case.inputs], case.kwargs).to_host(),)
+    with np.errstate(all="ignore"):
+        want = np.asarray(row.ref(*case.inputs, **case.kwargs))
+    for kind in (np.isnan, np.isposinf, np.isneginf):
+        if want.dtype.kind == "f" and not np.array_equal(kind(got), kind(want)):
+            at = int(np.argwhere(kind(got) != kind(want))[0][0])
+            given = [float(x[at]) for x in case.inputs]
+            raise Mismatch(f"[{row.name}] special values: got {got[at]}, the reference says {want[at]}; inputs={given}")
+    if want.dtype.kind == "b" and not np.array_equal(got, want):
+        raise Mismatch(f"[{row.name}] special values: truth differs from the reference")
+
+
+def check_gradient(row: Row, case: Case, handle: DeviceHandle, dtype: str = "float32") -> None:
+    """The tape's gradient on the device against differences of the reference, along random directions."""
+    sent = [_sent(x, handle, dtype, requires_grad=True) for x in case.inputs]
+    leaves = [t for t in _leaves(sent) if isinstance(t, Tensor) and t.requires_grad]
+    out = _tuple(call(row, ag, sent, case.kwargs))[0]
+    if not leaves or not out.requires_grad or not out.size:
+        return
+    rng = np.random.default_rng(11)
+    w = rng.uniform(-1, 1, out.shape)
+    grads = ag.grad(out, leaves, Tensor.from_host(handle.queue, w, dtype), allow_unused=True)
+    for i, grad in enumerate(grads):
+        if not leaves[i].size:
+            continue
+        v = rng.uniform(-1, 1, leaves[i].shape)
+        plus, minus = (np.asarray(_tuple(reference(row, _moved(case, i, sign * 1e-6 * v)))[0], np.float64) for sign in (1, -1))
+        want = float((w * (plus - minus)).sum() / 2e-6)
+        got = 0.0 if grad is None else float((grad.to_host().astype(np.float64) * v).sum())
+        size = 0.0 if grad is None else float(np.abs(grad.to_host() * v).sum())
+        # The differences cancel 6 digits of float64; what the device loses follows its dtype and the number of terms.
+        allowed = {"float64": 2e-6, "float32": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}[dtype] * getattr(row, "tol", 1.0)
+        if not abs(got - want) <= allowed * max(size, abs(want), 0.1):
+            raise Mismatch(f"[{row.name}] the gradient of input {i}: got {got:.6g}, differences say {want:.6g}; case={case.label}, dtype={dtype}")
+
+
+def _leaves(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _moved(case: Case, index: int, step: np.ndarray) -> Case:
+    """The case with the ``index``-th float array moved by ``step``."""
+    count = iter(range(1_000))
+
+    def move(value: Any) -> Any:
+        if isinstance(value, list):
+            return [move(part) for part in value]
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            return value
+        return value.astype(np.float64) + step if next(count) == index else value
+
+    return Case(case.label, tuple(move(x) for x in case.inputs), case.kwargs)
+
+
+def check_errors(row: Row, handle: DeviceHandle) -> None:
+    """Every declared misuse raises the declared text."""
+    for sample, pattern in getattr(row, "errors", ()):
+        inputs = [_sent(x, handle, "float32") for x in sample.arrays()]
+        try:
+            call(row, ops, inputs, dict(sample.kwargs))
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            if not re.search(pattern, str(error)):
+                raise Mismatch(f"[{row.name}] the error says {str(error)!r}, not {pattern!r}") from None
+        else:
+            raise Mismatch(f"[{row.name}] no error for {sample.shapes} {dict(sample.kwargs)}; expected {pattern!r}")
+
+
+# ---- the table
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one check of one op on a device."""
+
+    op: str
+    check: str
+    state: str  # "ok", "refused" (a dtype the device or the op does not take) or "FAILED"
+    detail: str
+    seconds: float
+
+
+def supports(handle: DeviceHandle, dtype: str) -> bool:
+    """Whether a device has a dtype at all."""
+    return dtype != "float64" or handle.backend == "cpu" or handle.profile.has_fp64
+
+
+def results(handle: DeviceHandle, names: Sequence[str] = ()) -> Iterator[Result]:
+    """Run every row's checks on a device. A failure is reported and the next row is tried; nothing is skipped silently."""
+    for name in sorted(names or REGISTRY):
+        row = REGISTRY[name]
+        for dtype in FLOATS:
+            if supports(handle, dtype):
+                yield _timed(name, dtype, lambda r=row, d=dtype: _each(check_forward, r, handle, d))
+        if isinstance(row, Pointwise):
+            yield _timed(name, "special", lambda r=row: check_special(r, handle))
+        if row.differentiable and getattr(row, "ref", True) is not None:
+            yield _timed(name, "gradient", lambda r=row: _each(check_gradient, r, handle, "float32"))
+        yield _timed(name, "errors", lambda r=row: check_errors(r, handle))
+
+
+def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str) -> None:
+    sizes = SIZES if dtype == "float32" else (257,)
+    for part in row.rows if isinstance(row, Choice) else (row,):
+        if part.ref is None:
+            continue
+        for case in cases(part, dtype, sizes):
+            check(part, case, handle, dtype)
+
+
+def _timed(op: str, check: str, run: Callable[[], None]) -> Result:
+    start = time.perf_counter()
+    state, detail = "ok", ""
+    try:
+        run()
+    except DtypeError as error:
+        state, detail = "refused", str(error)
+    except (ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        state, detail = "FAILED", f"{type(error).__name__}: {error}"
+    return Result(op, check, state, detail, time.perf_counter() - start)
