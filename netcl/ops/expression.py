@@ -225,7 +225,9 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
 
     ``env`` binds ``g``, ``out``, ``v0``.. to tensors and parameters to numbers; ``let`` are a row's shared expressions.
     """
-    return fold(parse(text), Compose(env, F, let))
+    value = fold(parse(text), Compose(env, F, let))
+    g = env["g"]
+    return type(g).full(g.shape, value, g.dtype, queue=g.queue) if _plain(value) else value
 
 
 class _Record(Compose):

@@ -151,10 +151,11 @@ unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(
 _GELU = unary("gelu_erf", "0.5 * v0 * (1 + ERF(v0 * 0.7071067811865476))",
               "g * (0.5 * (1 + ERF(v0 * 0.7071067811865476)) + v0 * 0.3989422804014327 * EXP(-0.5 * v0 * v0))",
               lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))), tol=2, doc="GELU by the error function.")  # fmt: skip
-_GELU_TANH = unary("gelu_tanh", "0.5 * v0 * (1 + t)",
-                   "0.5 * g * (1 + t + v0 * (1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * v0 * v0))",
+# By the sigmoid, 0.5 * (1 + tanh(u)) = sigmoid(2 u): drivers' tanh may stop one ulp short of 1, and infinities would show it.
+_GELU_TANH = unary("gelu_tanh", "v0 * s", "g * (s + v0 * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * v0 * v0))",
                    lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-                   let={"t": "TANH(0.7978845608028654 * (v0 + 0.044715 * v0 * v0 * v0))"}, tol=2, doc="GELU, tanh form.")  # fmt: skip
+                   let={"u": "1.5957691216057308 * (v0 + 0.044715 * v0 * v0 * v0)", "e": "EXP(-ABS(u))",
+                        "s": "WHERE(u >= 0, 1, e) / (1 + e)"}, tol=2, doc="GELU, tanh form.")  # fmt: skip
 unary("hard_sigmoid", "MIN(MAX(v0 / 6 + 0.5, 0), 1)", "WHERE(AND(v0 > -3, v0 < 3), g / 6, 0)", lambda x: np.clip(x / 6 + 0.5, 0, 1),
       kinks=(-3.0, 3.0), domain=(-5.0, 5.0), doc="A sigmoid of three straight pieces.")  # fmt: skip
 unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, WHERE(v0 >= 3, 1, (2 * v0 + 3) / 6))",

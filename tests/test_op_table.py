@@ -1,0 +1,110 @@
+"""Every test here runs over the whole op table. Adding a row adds all of them.
+
+The checks themselves are those of ``netcl selftest``: what a user can run on his own driver is what is tested.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import ops, selftest
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.codegen import Node, chain_body, forward_body, numpy_function, vjp_body
+from netcl.ops.registry import REGISTRY, Choice, Op, Pointwise, Reduction
+
+ROWS = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
+POINTWISE = [name for name in ROWS if isinstance(REGISTRY[name], Pointwise)]
+DIFFERENTIABLE = [name for name in ROWS if REGISTRY[name].differentiable]
+FLAT = {name for name in POINTWISE if not set(REGISTRY[name].vjp) - {None, "0"}}
+TWICE = [name for name in DIFFERENTIABLE if isinstance(REGISTRY[name], Pointwise | Reduction) and name not in FLAT]
+
+
+def each(name: str, dtype: str, sizes=selftest.SIZES):
+    return selftest.cases(REGISTRY[name], dtype, sizes)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("dtype", selftest.FLOATS)
+def test_forward_matches_the_reference(name, dtype, device):
+    if not selftest.supports(device, dtype):
+        pytest.skip("the device has no float64")
+    for case in each(name, dtype):
+        selftest.check_forward(REGISTRY[name], case, device, dtype)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradient_matches_differences(name, device):
+    """``<w, J v> == <J' w, v>``: in float64 where the device has it, and in float32 everywhere."""
+    for dtype in ("float64", "float32"):
+        if selftest.supports(device, dtype):
+            for case in each(name, dtype, (3, 257, 1029) if dtype == "float32" else (33,)):
+                selftest.check_gradient(REGISTRY[name], case, device, dtype)
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_special_values_are_numpys(name, device):
+    selftest.check_special(REGISTRY[name], device)
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_errors_are_worded_as_declared(name, device):
+    selftest.check_errors(REGISTRY[name], device)
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivatives(name):
+    """On NumPy in float64: gradients of gradients are compositions of rows, which the tests above hold on every device."""
+    from netcl.core.device import manager
+
+    row, queue = REGISTRY[name], manager.default("cpu").queue
+    for case in each(name, "float64", (9,)):
+        if not all(x.size for x in case.inputs) or (isinstance(row, Reduction) and case.kwargs.get("keepdims")):
+            continue
+        vjps = row.vjp if isinstance(row, Pointwise) else (row.vjp,)
+        inputs = [Tensor.from_host(queue, x, "float64", requires_grad=vjp is not None) for x, vjp in zip(case.inputs, vjps, strict=True)]
+        # Squared, so that the gradient of a linear op depends on something as well.
+        assert ag.gradgradcheck(lambda *xs, kwargs=case.kwargs: ag.square(getattr(ag, name)(*xs, **kwargs)), inputs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in POINTWISE if REGISTRY[n].differentiable])
+def test_a_chain_equals_its_parts(name, rng):
+    """``tanh(op(x)) * op(x)`` as one body, forward and backward, against op by op."""
+    row, tanh, mul = REGISTRY[name], REGISTRY["tanh"], REGISTRY["mul"]
+    n, slots = row.arity, tuple(range(row.arity))
+    chain = (Node(row, slots), Node(tanh, (n,)), Node(mul, (n + 1, n)))
+    xs = next(case for case in each(name, "float64", (33,))).inputs
+    params = [np.float64(value) for value in row.params.values()]
+    (y,) = numpy_function(forward_body(row), "double")(*xs, *params)
+    (fused,) = numpy_function(chain_body(chain, n), "double")(*xs, *params)
+    np.testing.assert_allclose(fused, np.tanh(y) * y, rtol=1e-12, atol=1e-12)
+    g = rng.normal(size=33)
+    wanted = tuple(i for i in slots if row.vjp[i])
+    back = numpy_function(chain_body(chain, n, wanted=wanted), "double")(*xs, g, *params)
+    body = vjp_body(row, tuple(text is not None for text in row.vjp))
+    gy = g * (np.tanh(y) + y * (1 - np.tanh(y) ** 2))
+    bound = {"g": gy, "out": y, **{f"v{i}": x for i, x in enumerate(xs)}, **dict(zip(row.params, params, strict=True))}
+    parts = numpy_function(body, "double")(*(bound[k] for k in (*body.inputs, *body.scalars)))
+    for a, b in zip(back, parts, strict=True):
+        np.testing.assert_allclose(np.broadcast_to(a, 33), np.broadcast_to(b, 33), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in POINTWISE if REGISTRY[n].params])
+def test_a_new_parameter_does_not_recompile(name, cl_device):
+    row = REGISTRY[name]
+    xs = [Tensor.from_host(cl_device.queue, np.ones(16, np.float32)) for _ in range(row.arity)]
+    first = next(iter(row.params))
+    kind = type(row.params[first])
+    getattr(ops, name)(*xs, **{first: kind(1)})
+    before = program.build_count()
+    for value in (2, 3, 5):
+        getattr(ops, name)(*xs, **{first: kind(value)})
+    assert program.build_count() == before
+
+
+def test_every_op_has_samples():
+    for name, row in REGISTRY.items():
+        if isinstance(row, Op) and row.ref is not None:
+            assert row.samples, name
