@@ -1,0 +1,392 @@
+"""Two-dimensional convolutions, their gradients (ops themselves, so that gradients have gradients), and what is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv import arrays, plans
+from netcl.ops.conv.geometry import Geometry, Pair, Padding, frozen, geometry, pair, transposed_size
+from netcl.ops.registry import S, composite, op
+
+
+def _checked(name: str, **tensors: Tensor | None) -> list[Any]:
+    """The tensors of a call on one device, of one floating dtype."""
+    given = launch.as_tensors(name, *tensors.values())
+    (first, x), *others = ((label, t) for label, t in zip(tensors, given, strict=True) if t is not None)
+    launch.check_dtype(name, x, name=first)
+    for label, t in others:
+        if t.dtype != x.dtype:
+            remedy = "cast one to the dtype of the other"
+            raise DtypeError(message(name, f"{first} is {x.dtype} and {label} is {t.dtype}", remedy, **{f"{label}.shape": t.shape}))
+    return given
+
+
+def _check_bias(name: str, bias: Tensor | None, channels: int) -> None:
+    if bias is not None and bias.shape != (channels,):
+        raise ShapeError(message(name, f"bias must have one value for each of {channels} filters", **{"bias.shape": bias.shape}))
+
+
+def _forward(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], relu: bool) -> Tensor:
+    x, w, bias = _checked(name, x=x, w=w, bias=bias)
+    g = geometry(name, x.shape, w.shape, *options)
+    _check_bias(name, bias, g.f)
+    if x.backend == "cpu":
+        return launch.run_cpu(arrays.forward, x, w, bias, g=g, relu=relu)
+    y = Tensor.empty(g.y_shape, x.dtype, queue=x.queue)
+    if y.size:
+        plans.run(plans.Job(plans.FORWARD, g, x.dtype, bias is not None, relu), x.queue, x, w, w if bias is None else bias, y)
+    return y
+
+
+def _backward(name: str, dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
+    if dy.backend == "cpu":
+        return launch.run_cpu(arrays.input_grad, dy, w, bias, g=g)
+    dx = Tensor.empty(g.x_shape, dy.dtype, queue=dy.queue)
+    if dx.size:
+        plans.run(plans.Job(plans.INPUT_GRAD, g, dy.dtype, bias is not None), dy.queue, dy, w, w if bias is None else bias, dx)
+    return dx
+
+
+def _options(stride: Any, padding: Any, dilation: Any, groups: Any, pad: Any = None) -> tuple[Any, ...]:
+    return frozen(stride), frozen(padding if pad is None else pad), frozen(dilation), frozen(groups)
+
+
+# ---- the convolution
+
+
+def _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad):
+    options = {"stride": stride, "padding": padding if pad is None else pad, "dilation": dilation, "groups": groups}
+    dx = F.conv2d_input_grad(g, w, size=x.shape[2:], **options) if needs[0] else None
+    dw = F.conv2d_weight_grad(g, x, kernel=w.shape[2:], **options) if needs[1] else None
+    return dx, dw, F.sum(g, axis=(0, 2, 3)) if bias_shape is not None and needs[2] else None
+
+
+_SAMPLES = [
+    S((1, 1, 1, 1), (1, 1, 1, 1)),
+    S((2, 3, 7, 6), (4, 3, 3, 3), (4,), padding=1),
+    S((1, 4, 9, 17), (5, 4, 3, 2), stride=2, padding=(1, 0)),
+    S((2, 6, 8, 11), (8, 3, 3, 3), (8,), groups=2, padding=(2, 1), dilation=2),
+    S((2, 5, 7, 9), (10, 1, 3, 3), groups=5, stride=(2, 1), padding=1),
+    S((1, 6, 10, 33), (6, 1, 5, 4), (6,), groups=6, padding="same"),
+    S((3, 17, 5, 5), (19, 17, 1, 1), (19,)),
+    S((1, 3, 16, 21), (7, 3, 7, 7), stride=(3, 2), padding=((3, 2), (1, 4))),
+    S((2, 65, 4, 4), (13, 65, 3, 3), padding=1),
+    S((1, 2, 1, 41), (3, 2, 1, 5), padding="valid", dilation=(1, 3)),
+]
+_ERRORS = [
+    (S((8, 4, 32, 32), (16, 3, 3, 3)), r"\[conv2d\] weight expects 3 input channels, x has 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
+    (S((1, 3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight have four axes; x.shape=\(1, 3, 8\), w.shape=\(4, 3, 3, 3\); x is \(batch"),
+    (S((1, 4, 8, 8), (6, 1, 3, 3), groups=4), r"\[conv2d\] 6 filters do not divide into 4 groups; .*groups=4"),
+    (S((1, 1, 2, 5), (1, 1, 3, 3)), r"\[conv2d\] the kernel spans 3 x 3 pixels, the padded input has 2 x 5; "),
+    (S((1, 1, 5, 5), (1, 1, 3, 3), stride=0), r"\[conv2d\] stride must be at least 1; stride=0"),
+    (S((1, 1, 5, 5), (1, 1, 3, 3), padding="full"), r"\[conv2d\] padding is a number, a pair, 'same' or 'valid'; padding='full'"),
+    (S((1, 1, 5, 5), (1, 1, 3, 3), padding="same", stride=2), r"\[conv2d\] padding='same' is defined for stride 1 only; stride=\(2, 2\)"),
+    (S((1, 1, 5, 5), (2, 1, 3, 3), (3,)), r"\[conv2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
+    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes=("float32", "float16")), r"\[conv2d\] x is float32 and w is float16; .*cast one"),
+    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes="int32", low=0, high=9), r"\[conv2d\] x has a dtype this op does not take; dtype=int32"),
+]
+
+
+@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", variants=plans.VARIANTS, samples=_SAMPLES, errors=_ERRORS)
+def conv2d(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
+    pad: Padding | None = None,
+) -> Tensor:  # fmt: skip
+    """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
+
+    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``, where ``c`` runs
+    over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``, ``"same"`` or
+    ``"valid"``; ``pad`` is another name for it.
+
+    >>> import netcl.ops as F
+    >>> from netcl.core.tensor import Tensor
+    >>> F.conv2d(Tensor.ones((1, 3, 8, 8)), Tensor.ones((4, 3, 3, 3)), padding=1).shape
+    (1, 4, 8, 8)
+    """
+    return _forward("conv2d", x, w, bias, _options(stride, padding, dilation, groups, pad), relu=False)
+
+
+def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilation, groups, pad):
+    return _conv2d_vjp(F, F.where(F.gt(out, 0), g, 0.0), x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
+
+
+@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", variants=plans.VARIANTS, samples=_SAMPLES[1:5])
+def conv2d_relu(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
+    pad: Padding | None = None,
+) -> Tensor:  # fmt: skip
+    """``relu(conv2d(x, w, bias, ...))`` in one kernel."""
+    return _forward("conv2d_relu", x, w, bias, _options(stride, padding, dilation, groups, pad), relu=True)
+
+
+# ---- its gradients
+
+
+def _input_grad_vjp(F, g, dy, w, needs, stride, padding, dilation, groups):
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    back = F.conv2d(g, w, **options) if needs[0] else None
+    return back, F.conv2d_weight_grad(dy, g, kernel=w.shape[2:], **options) if needs[1] else None
+
+
+@op(vjp=_input_grad_vjp, ref=arrays.ref_input_grad, cpu=arrays.input_grad, amp="half", variants=plans.VARIANTS,
+    samples=[
+        S((1, 1, 1, 1), (1, 1, 1, 1), size=(1, 1)),
+        S((2, 4, 7, 6), (4, 3, 3, 3), size=(7, 6), padding=1),
+        S((1, 5, 5, 8), (5, 4, 3, 2), size=(9, 17), stride=2, padding=(1, 0)),
+        S((1, 5, 5, 9), (5, 7, 3, 2), size=(10, 18), stride=2, padding=(1, 0)),
+        S((2, 8, 8, 9), (8, 3, 3, 3), size=(8, 11), groups=2, padding=(2, 1), dilation=2),
+        S((2, 10, 4, 9), (10, 1, 3, 3), size=(7, 9), groups=5, stride=(2, 1), padding=1),
+        S((1, 9, 4, 5), (9, 4, 2, 3), size=(12, 17), stride=3, dilation=(1, 2)),
+        S((1, 70, 3, 3), (70, 8, 1, 1), size=(5, 6), stride=2),
+        S((2, 65, 4, 4), (65, 13, 3, 3), size=(4, 4), padding=1),
+    ],
+    errors=[
+        (S((1, 4, 5, 5), (4, 3, 3, 3), size=(8, 8)),
+         r"\[conv2d_input_grad\] dy must be the gradient of an output of shape \(1, 4, 6, 6\); dy.shape=\(1, 4, 5, 5\), w.shape=\(4, 3, 3, 3\)"),
+    ])  # fmt: skip
+def conv2d_input_grad(
+    dy: Tensor, w: Tensor, *, size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1
+) -> Tensor:
+    """The gradient of :func:`conv2d` with respect to an input of height and width ``size``, given that of its output."""
+    name = "conv2d_input_grad"
+    dy, w = _checked(name, dy=dy, w=w)
+    return _backward(name, dy, w, None, _geometry_of_input(name, dy, w, frozen(size), _options(stride, padding, dilation, groups)))
+
+
+def _geometry_of_input(name: str, dy: Tensor, w: Tensor, size: Any, options: tuple[Any, ...]) -> Geometry:
+    if dy.ndim != 4 or w.ndim != 4:
+        raise ShapeError(message(name, "dy and the weight have four axes", **{"dy.shape": dy.shape, "w.shape": w.shape}))
+    g = geometry(name, (dy.shape[0], w.shape[1] * options[3], *pair(name, "size", size, 0)), w.shape, *options)
+    if g.y_shape != dy.shape:
+        what = f"dy must be the gradient of an output of shape {g.y_shape}"
+        raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "w.shape": w.shape, "size": size}))
+    return g
+
+
+def _weight_grad_vjp(F, g, dy, x, needs, stride, padding, dilation, groups):
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    back = F.conv2d(x, g, **options) if needs[0] else None
+    return back, F.conv2d_input_grad(dy, g, size=x.shape[2:], **options) if needs[1] else None
+
+
+@op(vjp=_weight_grad_vjp, ref=arrays.ref_weight_grad, cpu=arrays.weight_grad, amp="half", variants=plans.VARIANTS, tol=4.0,
+    samples=[
+        S((1, 1, 1, 1), (1, 1, 1, 1), kernel=(1, 1)),
+        S((2, 4, 7, 6), (2, 3, 7, 6), kernel=(3, 3), padding=1),
+        S((1, 5, 5, 8), (1, 4, 9, 17), kernel=(3, 2), stride=2, padding=(1, 0)),
+        S((2, 8, 8, 9), (2, 6, 8, 11), kernel=(3, 3), groups=2, padding=(2, 1), dilation=2),
+        S((2, 10, 4, 9), (2, 5, 7, 9), kernel=(3, 3), groups=5, stride=(2, 1), padding=1),
+        S((1, 7, 6, 7), (1, 3, 16, 21), kernel=(7, 7), stride=3, padding=(3, 2)),
+        S((3, 7, 20, 20), (3, 2, 20, 20), kernel=(3, 3), padding=1),
+        S((2, 13, 4, 4), (2, 65, 4, 4), kernel=(3, 3), padding=1),
+    ],
+    errors=[
+        (S((1, 4, 5, 5), (1, 3, 8, 8), kernel=(3, 3)),
+         r"\[conv2d_weight_grad\] dy must be the gradient of an output of shape \(1, 4, 6, 6\); dy.shape=\(1, 4, 5, 5\), x.shape=\(1, 3, 8, 8\)"),
+    ])  # fmt: skip
+def conv2d_weight_grad(
+    dy: Tensor, x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1
+) -> Tensor:
+    """The gradient of :func:`conv2d` with respect to weights of height and width ``kernel``, given that of its output.
+
+    Sums run in an order that depends only on the sizes and the device: two runs agree bit for bit.
+    """
+    name = "conv2d_weight_grad"
+    dy, x = _checked(name, dy=dy, x=x)
+    options = _options(stride, padding, dilation, groups)
+    if dy.ndim != 4 or x.ndim != 4 or options[3] < 1 or x.shape[1] % options[3]:
+        what = "dy and x have four axes, and groups divide the channels"
+        raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "x.shape": x.shape, "groups": groups}))
+    g = geometry(name, x.shape, (dy.shape[1], x.shape[1] // options[3], *pair(name, "kernel", frozen(kernel), 1)), *options)
+    if g.y_shape != dy.shape:
+        what = f"dy must be the gradient of an output of shape {g.y_shape}"
+        raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "x.shape": x.shape, "kernel": kernel}))
+    if x.backend == "cpu":
+        return launch.run_cpu(arrays.weight_grad, dy, x, g=g)
+    dw = Tensor.empty(g.w_shape, x.dtype, queue=x.queue)
+    if not dy.size:
+        return dw.fill_(0)
+    plans.run(plans.Job(plans.WEIGHT_GRAD, g, x.dtype), x.queue, x, dy, dw)
+    return dw
+
+
+# ---- transposed
+
+
+def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilation):
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    dx = F.conv2d(g, w, **options) if needs[0] else None
+    dw = F.conv2d_weight_grad(x, g, kernel=w.shape[2:], **options) if needs[1] else None
+    return dx, dw, F.sum(g, axis=(0, 2, 3)) if bias_shape is not None and needs[2] else None
+
+
+@op(vjp=_transpose_vjp, ref=arrays.ref_transpose, cpu=arrays.input_grad, amp="half",
+    samples=[
+        S((1, 1, 1, 1), (1, 1, 1, 1)),
+        S((2, 4, 5, 6), (4, 3, 3, 3), (3,), stride=2, padding=1, output_padding=1),
+        S((1, 6, 4, 7), (6, 2, 2, 3), (6,), stride=(3, 1), groups=3, padding=(0, 2), output_padding=(2, 0)),
+        S((2, 5, 6, 5), (5, 7, 4, 4), stride=2, padding=1),
+        S((1, 8, 5, 9), (8, 8, 3, 3), (8,), dilation=2, padding=2),
+    ],
+    errors=[
+        (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] weight expects 3 input channels, x has 4; x.shape=\(1, 4, 5, 5\), w.shape=\(3, 4, 3, 3\)"),
+        (S((1, 4, 5, 5), (4, 4, 3, 3), output_padding=1), r"\[conv_transpose2d\] output_padding must be smaller than the stride; output_padding=1, stride=1"),
+        (S((1, 4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x and the weight have four axes; "),
+        (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result would have -1 x -1 pixels; "),
+        (S((1, 4, 5, 5), (4, 2, 3, 3), (3,)), r"\[conv_transpose2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
+    ])  # fmt: skip
+def conv_transpose2d(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, output_padding: Pair = 0, groups: int = 1,
+    dilation: Pair = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of a convolution: it turns what :func:`conv2d` gives back into the shape of what it takes.
+
+    ``x`` is ``(batch, channels, height, width)``, ``w`` is ``(channels, filters / groups, height, width)``. The result's height is
+    ``(height - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
+
+    >>> import netcl.ops as F
+    >>> from netcl.core.tensor import Tensor
+    >>> F.conv_transpose2d(Tensor.ones((1, 4, 8, 8)), Tensor.ones((4, 3, 2, 2)), stride=2).shape
+    (1, 3, 16, 16)
+    """
+    name = "conv_transpose2d"
+    x, w, bias = _checked(name, x=x, w=w, bias=bias)
+    options = _options(stride, padding, dilation, groups)
+    size = transposed_size(name, x.shape, w.shape, options[0], options[1], frozen(output_padding), options[2])
+    if w.shape[0] != x.shape[1]:
+        what = f"weight expects {w.shape[0]} input channels, x has {x.shape[1]}"
+        raise ShapeError(message(name, what, **{"x.shape": x.shape, "w.shape": w.shape}))
+    g = _geometry_of_input(name, x, w, size, options)
+    _check_bias(name, bias, g.c)
+    return _backward(name, x, w, bias, g)
+
+
+# ---- one dimension
+
+
+def _line(value: Any, zero: int) -> Any:
+    """The two-dimensional form of a one-dimensional option."""
+    value = frozen(value)
+    if isinstance(value, tuple) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, str) else (zero, value)
+
+
+def _ref_conv1d(x, w, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
+    options = {"stride": (1, stride), "padding": padding if isinstance(padding, str) else (0, padding), "dilation": (1, dilation)}
+    return arrays.ref_conv2d(x[:, :, None], w[:, :, None], bias, groups=groups, **options)[:, :, 0]
+
+
+def _check_1d(name: str, x: Any, w: Any) -> None:
+    if len(x.shape) != 3 or len(w.shape) != 3:
+        remedy = "x is (batch, channels, length), w is (filters, channels / groups, length)"
+        raise ShapeError(message(name, "x and the weight have three axes", remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
+
+
+@composite(ref=_ref_conv1d, amp="half",
+    samples=[
+        S((2, 3, 11), (4, 3, 3), (4,), padding=1, stride=2),
+        S((1, 4, 257), (6, 2, 5), groups=2, dilation=3),
+        S((2, 4, 9), (4, 1, 4), groups=4, padding="same"),
+    ],
+    errors=[(S((2, 3, 4, 5), (4, 3, 3)), r"\[conv1d\] x and the weight have three axes; x.shape=\(2, 3, 4, 5\), w.shape=\(4, 3, 3\); x is")])  # fmt: skip
+def conv1d(
+    F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1
+) -> Tensor:
+    """Convolution of signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, length)``."""
+    _check_1d("conv1d", x, w)
+    images, weights = F.reshape(x, (*x.shape[:2], 1, x.shape[2])), F.reshape(w, (*w.shape[:2], 1, w.shape[2]))
+    options = {"stride": _line(stride, 1), "padding": _line(padding, 0), "dilation": _line(dilation, 1), "groups": groups}
+    y = F.conv2d(images, weights, bias, **options)
+    return F.reshape(y, (*y.shape[:2], y.shape[3]))
+
+
+def _ref_transpose1d(x, w, bias=None, *, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    options = {"stride": (1, stride), "padding": (0, padding), "output_padding": (0, output_padding), "dilation": (1, dilation)}
+    return arrays.ref_transpose(x[:, :, None], w[:, :, None], bias, groups=groups, **options)[:, :, 0]
+
+
+@composite(ref=_ref_transpose1d, amp="half",
+    samples=[S((2, 4, 7), (4, 3, 3), (3,), stride=2, padding=1, output_padding=1), S((1, 4, 9), (4, 2, 4), groups=2, dilation=2)],
+    errors=[(S((2, 3), (4, 3, 3)), r"\[conv_transpose1d\] x and the weight have three axes; ")])  # fmt: skip
+def conv_transpose1d(
+    F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1,
+    dilation: int = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, length)``."""
+    _check_1d("conv_transpose1d", x, w)
+    images, weights = F.reshape(x, (*x.shape[:2], 1, x.shape[2])), F.reshape(w, (*w.shape[:2], 1, w.shape[2]))
+    options = {"stride": _line(stride, 1), "padding": _line(padding, 0), "output_padding": _line(output_padding, 0), "dilation": _line(dilation, 1)}
+    y = F.conv_transpose2d(images, weights, bias, groups=groups, **options)
+    return F.reshape(y, (*y.shape[:2], y.shape[3]))
+
+
+# ---- columns
+
+
+def _im2col_vjp(F, g, x_shape, kernel, stride, padding, dilation):
+    return F.col2im(g, size=x_shape[2:], kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+
+
+def _cpu_im2col(x, *, g):
+    return arrays.columns(x, g).reshape(g.n, g.c * g.taps, g.oh * g.ow)
+
+
+@op(vjp=_im2col_vjp, ref=arrays.ref_im2col, cpu=_cpu_im2col,
+    samples=[
+        S((2, 3, 7, 6), kernel=(3, 2), padding=1),
+        S((1, 2, 9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
+        S((2, 2, 5, 5), kernel=(3, 3), padding="same", dtypes="int32", low=-9, high=9),
+    ],
+    errors=[(S((3, 7, 6), kernel=(3, 3)), r"\[im2col\] x has four axes; x.shape=\(3, 7, 6\)")])  # fmt: skip
+def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1) -> Tensor:
+    """The windows of images as columns: ``(batch, channels * kernel height * kernel width, windows)``; of any dtype."""
+    (x,) = launch.as_tensors("im2col", x)
+    if x.ndim != 4:
+        raise ShapeError(message("im2col", "x has four axes", **{"x.shape": x.shape}))
+    window = pair("im2col", "kernel", frozen(kernel), 1)
+    g = geometry("im2col", x.shape, (1, x.shape[1], *window), *_options(stride, padding, dilation, 1))
+    if x.backend == "cpu":
+        return launch.run_cpu(_cpu_im2col, x, g=g)
+    cols = Tensor.empty((g.n, g.c * g.taps, g.oh * g.ow), x.dtype, queue=x.queue)
+    if cols.size:
+        plans.folding(x.queue, "im2col", x, cols, g)
+    return cols
+
+
+def _col2im_vjp(F, g, kernel, stride, padding, dilation):
+    return F.im2col(g, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+
+
+@op(vjp=_col2im_vjp, ref=arrays.ref_col2im, cpu=arrays.fold,
+    samples=[
+        S((2, 18, 56), size=(7, 6), kernel=(3, 2), padding=1),
+        S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
+    ],
+    errors=[
+        (S((1, 10, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] 10 rows are no whole number of 3 x 3 windows; cols.shape=\(1, 10, 6\)"),
+        (S((1, 9, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] an image of \(4, 4\) has 4 windows, cols has 6; cols.shape=\(1, 9, 6\)"),
+    ])  # fmt: skip
+def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1) -> Tensor:
+    """Columns back into images of height and width ``size``; where windows overlap, they add up."""
+    (cols,) = launch.as_tensors("col2im", cols)
+    launch.check_dtype("col2im", cols, (*launch.FLOATS, "int32", "int64"), "cols")
+    window, size = pair("col2im", "kernel", frozen(kernel), 1), pair("col2im", "size", frozen(size), 1)
+    if cols.ndim != 3 or cols.shape[1] % (window[0] * window[1]):
+        rows = cols.shape[1] if cols.ndim == 3 else "the"
+        what = f"{rows} rows are no whole number of {window[0]} x {window[1]} windows"
+        raise ShapeError(message("col2im", what, "cols is (batch, channels * window, windows)", **{"cols.shape": cols.shape}))
+    channels = cols.shape[1] // (window[0] * window[1])
+    g = geometry("col2im", (cols.shape[0], channels, *size), (1, channels, *window), *_options(stride, padding, dilation, 1))
+    if g.oh * g.ow != cols.shape[2]:
+        what = f"an image of {size} has {g.oh * g.ow} windows, cols has {cols.shape[2]}"
+        raise ShapeError(message("col2im", what, **{"cols.shape": cols.shape}))
+    if cols.backend == "cpu":
+        return launch.run_cpu(arrays.fold, cols, g=g)
+    x = Tensor.empty(g.x_shape, cols.dtype, queue=cols.queue)
+    if x.size:
+        plans.folding(cols.queue, "col2im", cols, x, g)
+    return x

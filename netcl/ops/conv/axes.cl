@@ -1,0 +1,55 @@
+// What forward and input gradient have in common: an output pixel is a sum over taps of one input, along each axis
+//   out[out_first + i * out_step] += weight[w_first + t * w_step] * in[i * in_step + first + t * step]   for t < taps, 0 <= index < size.
+// Forward has one such class of pixels. The input gradient has one per remainder of the pixel modulo the stride: within
+// a class the same taps reach every pixel, so nothing is multiplied by inserted zeros.
+
+#ifndef INPUT_GRAD
+#define INPUT_GRAD 0  // 1: the input is a gradient of the output, the output the gradient of the input
+#endif
+
+typedef struct {
+  int in_step, first, step, taps;
+  int w_first, w_step;
+  int out_first, out_step, outs;
+} Axis;
+
+static inline Axis axis_of(int out_size, int kernel_size, int stride, int pad, int dilation, int remainder) {
+  Axis a;
+#if INPUT_GRAD
+  int tap = 0, period = 1;
+  while (tap < kernel_size && (remainder + pad - tap * dilation) % stride != 0) ++tap;
+  while ((period * dilation) % stride != 0) ++period;
+  a.in_step = 1;
+  a.taps = tap < kernel_size ? (kernel_size - tap + period - 1) / period : 0;
+  a.first = (remainder + pad - tap * dilation) / stride;
+  a.step = -(period * dilation / stride);
+  a.w_first = tap;
+  a.w_step = period;
+  a.out_first = remainder;
+  a.out_step = stride;
+  a.outs = (out_size - remainder + stride - 1) / stride;
+#else
+  a.in_step = stride;
+  a.taps = kernel_size;
+  a.first = -pad;
+  a.step = dilation;
+  a.w_first = 0;
+  a.w_step = 1;
+  a.out_first = 0;
+  a.out_step = 1;
+  a.outs = out_size;
+#endif
+  return a;
+}
+
+// Of n outputs whose inputs lie at from, from + in_step, .., the first and the number of those inside [0, size).
+static inline int first_inside(int from, int in_step, int n) {
+  const int lo = from >= 0 ? 0 : (in_step == 1 ? -from : (in_step - 1 - from) / in_step);
+  return min(lo, n);
+}
+
+static inline int end_inside(int from, int in_step, int size, int n) {
+  const int left = size - from;
+  const int hi = left <= 0 ? 0 : (in_step == 1 ? left : (left + in_step - 1) / in_step);
+  return min(hi, n);
+}

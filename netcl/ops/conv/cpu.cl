@@ -1,0 +1,456 @@
+// Convolution on CPU devices: a work-group is one work-item, vectors are explicit.
+//
+// panel    a strip of STRIP output pixels; the patches under them are unfolded, a block of KC rows at a time, into a
+//          panel in local memory, and multiplied by MR rows of weights at a time, read in place by scalar broadcast.
+// direct   one output row of one channel at a time: for groups with few filters, where a panel would serve too few rows.
+// Weight gradients have the same two forms, with pixels as the summed dimension.
+#pragma OPENCL FP_CONTRACT ON
+
+#ifndef PART
+#define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
+#endif
+#ifndef REAL
+#define REAL float  // what sums are kept in
+#endif
+#ifndef X_T  // the gathered input (forward: x; input gradient: dy)
+#define X_T float
+#define X_LOAD(p, i) ((p)[i])
+#endif
+#ifndef W_T  // weights; for weight gradients dy
+#define W_T float
+#define W_LOAD(p, i) ((p)[i])
+#endif
+#ifndef B_T  // bias
+#define B_T float
+#define B_LOAD(p, i) ((p)[i])
+#endif
+#ifndef Y_T  // the result
+#define Y_T float
+#define Y_STORE(p, i, x) ((p)[i] = (x))
+#endif
+#ifndef VW
+#define VW 4  // lanes of a vector
+#endif
+#ifndef NV
+#define NV 4  // vectors of a micro tile
+#endif
+#ifndef MR
+#define MR 6  // rows of a micro tile; MR * NV sums, NV columns and one weight fit the registers
+#endif
+#ifndef NT
+#define NT 4  // micro tiles side by side: a row of weights fetched once serves all of them
+#endif
+#ifndef KC
+#define KC 512  // rows of a panel
+#endif
+#ifndef ROWS
+#define ROWS 96  // most rows a work-group makes: their sums wait in local memory between panels; a multiple of MR
+#endif
+#ifndef BIAS
+#define BIAS 0  // 1: add bias[channel]
+#endif
+#ifndef RELU_OUT
+#define RELU_OUT 0  // 1: negative results become zero
+#endif
+#ifndef X_VLOAD
+#define X_VLOAD(p) VLOAD(p)  // VW elements as REAL
+#endif
+#ifndef W_VLOAD
+#define W_VLOAD(p) VLOAD(p)
+#endif
+#ifndef Y_VSTORE
+#define Y_VSTORE(v, p) VSTORE(v, p)
+#endif
+#ifndef Y_VECTORS
+#define Y_VECTORS 1  // 0: the result's dtype has no vector store
+#endif
+
+#define PASTE(a, b) a##b
+#define EXPAND(a, b) PASTE(a, b)
+#define VLOAD(p) EXPAND(vload, VW)(0, p)
+#define VSTORE(v, p) EXPAND(vstore, VW)(v, 0, p)
+#define NR (VW * NV)     // columns of a micro tile
+#define STRIP (NT * NR)  // columns of a work-group
+#define TILE (KC * NR)   // elements of a panel's tile
+#define CHANNELS 8       // planes walked together while packing: enough to hide the cost of a run, few enough for the TLB
+
+typedef EXPAND(REAL, VW) V;
+#define ZERO ((V)((REAL)0))
+
+// ---- packing
+
+// Pixels of a strip that are neighbours in one row of one image and in one micro tile.
+typedef struct {
+  int count;
+  int at[STRIP], size[STRIP];  // column of the strip, number of pixels
+  int y[STRIP], x[STRIP];      // input coordinates, before the tap's offset
+  int image[STRIP];
+} Runs;
+
+static inline void find_runs(Runs* runs, int first, int pixels, int width, Axis h, Axis w) {
+  const int plane = h.outs * w.outs;
+  runs->count = 0;
+  for (int i = 0; i < pixels;) {
+    const int p = first + i, image = p / plane, rest = p - image * plane, row = rest / w.outs, column = rest - row * w.outs;
+    const int n = min(min(w.outs - column, pixels - i), width - i % width);
+    const int k = runs->count++;
+    runs->at[k] = i;
+    runs->size[k] = n;
+    runs->y[k] = row * h.in_step + h.first;
+    runs->x[k] = column * w.in_step + w.first;
+    runs->image[k] = image;
+    i += n;
+  }
+}
+
+static inline void clear(__local REAL* to, int to_step, int rows, int n) {
+  if (n <= 0) return;
+  for (int c = 0; c < rows; ++c, to += to_step)
+    for (int i = 0; i < n; ++i) to[i] = 0;
+}
+
+// Copies n elements of each of several planes; nothing beyond them is touched, the last vector overlaps the one before.
+static inline void copy(__local REAL* to, int to_step, __global const X_T* from, int plane, int in_step, int rows, int n) {
+  for (int c = 0; c < rows; ++c, to += to_step, from += plane) {
+    int i = 0;
+    if (in_step == 1 && n >= VW) {
+      for (; i + VW <= n; i += VW) VSTORE(X_VLOAD(from + i), to + i);
+      if (i < n) VSTORE(X_VLOAD(from + n - VW), to + n - VW);
+      continue;
+    }
+    if (in_step == 2)
+      for (; i + VW < n; i += VW) {
+        const V even = (V)(X_VLOAD(from + 2 * i).even, X_VLOAD(from + 2 * i + VW).even);
+        VSTORE(even, to + i);
+      }
+    for (; i < n; ++i) to[i] = X_LOAD(from, i * in_step);
+  }
+}
+
+// The row of one tap for one run, for several channels: zero where the tap falls outside the image.
+static inline void gather(__local REAL* to, int to_step, __global const X_T* planes, int H, int W, int y, int x, int in_step, int rows, int n) {
+  int lo = n, hi = n;
+  if (y >= 0 && y < H) {
+    lo = first_inside(x, in_step, n);
+    hi = max(lo, end_inside(x, in_step, W, n));
+  }
+  clear(to, to_step, rows, lo);
+  copy(to + lo, to_step, planes + y * W + x + lo * in_step, H * W, in_step, rows, hi - lo);
+  clear(to + hi, to_step, rows, n - hi);
+}
+
+// ---- forward and input gradient
+
+#if PART != 2
+
+static inline V finished(V v, REAL bias) {
+#if BIAS
+  v += bias;
+#endif
+#if RELU_OUT
+  v = v < ZERO ? ZERO : v;
+#endif
+  return v;
+}
+
+// C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
+// Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int rows) {
+  __local REAL panel[NT * TILE] __attribute__((aligned(64)));
+  __local REAL sums[ROWS * STRIP] __attribute__((aligned(64)));
+#if INPUT_GRAD
+  __local int weight_at[KC];
+  const int classes = stride_h * stride_w;
+#else
+  const int classes = 1;
+#endif
+  const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
+  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  const int taps = h.taps * v.taps, all_taps = KH * KW, first = get_group_id(0) * STRIP;
+  const int pixels = min(STRIP, N * h.outs * v.outs - first);
+  if (pixels <= 0) return;
+  const int row_first = get_group_id(1) * rows, row_end = min(M, row_first + rows);
+
+  Runs runs;
+  find_runs(&runs, first, pixels, NR, h, v);
+  size_t place[STRIP];  // of each pixel in y, for filter 0 of the group
+  for (int k = 0; k < runs.count; ++k) {
+    const int row = ((first + runs.at[k]) / v.outs) % h.outs, column = (first + runs.at[k]) % v.outs;
+    size_t to = ((size_t)runs.image[k] * groups + group) * M * OH * OW + (size_t)(h.out_first + row * h.out_step) * OW;
+    to += v.out_first + column * v.out_step;
+    for (int i = 0; i < runs.size[k]; ++i) place[runs.at[k] + i] = to + i * v.out_step;
+  }
+
+  const int block = taps > 0 ? KC / taps : C;
+  for (int c0 = 0; c0 < C; c0 += block) {
+    const int channels = min(block, C - c0), depth = channels * taps;
+    const int is_first = c0 == 0, is_last = c0 + block >= C;
+    for (int c = 0; c < channels; c += CHANNELS)
+      for (int k = 0; k < runs.count; ++k) {
+        __global const X_T* planes = x + (((size_t)runs.image[k] * groups + group) * C + c0 + c) * H * W;
+        __local REAL* to = panel + runs.at[k] / NR * TILE + runs.at[k] % NR + c * taps * NR;
+        for (int r = 0; r < h.taps; ++r)
+          for (int s = 0; s < v.taps; ++s)
+            gather(to + (r * v.taps + s) * NR, taps * NR, planes, H, W, runs.y[k] + r * h.step, runs.x[k] + s * v.step, v.in_step,
+                   min(CHANNELS, channels - c), runs.size[k]);
+      }
+    for (int j = pixels; j < (pixels + NR - 1) / NR * NR; ++j)  // the rest of the last tile, so that nothing unset is read
+      clear(panel + j / NR * TILE + j % NR, NR, depth, 1);
+#if INPUT_GRAD
+    for (int c = 0; c < channels; ++c)
+      for (int t = 0; t < taps; ++t) {
+        const int r = h.w_first + t / v.taps * h.w_step, s = v.w_first + t % v.taps * v.w_step;
+        weight_at[c * taps + t] = c * M * all_taps + r * KW + s;
+      }
+    __global const W_T* weights = w + ((size_t)group * C + c0) * M * all_taps;
+    const size_t weight_row = all_taps;
+#define WEIGHT_AT(k) weight_at[k]
+#else
+    __global const W_T* weights = w + ((size_t)group * M * C + c0) * taps;
+    const size_t weight_row = (size_t)C * taps;
+#define WEIGHT_AT(k) (k)
+#endif
+
+    for (int m = row_first; m < row_end; m += MR)
+      for (int tile = 0; tile * NR < pixels; ++tile) {
+        __global const W_T* a[MR];
+        V acc[MR][NV];
+        __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
+#pragma unroll
+        for (int i = 0; i < MR; ++i) {
+          a[i] = weights + min(m + i, M - 1) * weight_row;
+#pragma unroll
+          for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
+        }
+        if (!is_first)
+#pragma unroll
+          for (int i = 0; i < MR; ++i)
+#pragma unroll
+            for (int j = 0; j < NV; ++j) acc[i][j] = VLOAD(kept + i * STRIP + j * VW);
+
+        __local const REAL* columns = panel + tile * TILE;
+        for (int k = 0; k < depth; ++k, columns += NR) {
+          V b[NV];
+#pragma unroll
+          for (int j = 0; j < NV; ++j) b[j] = VLOAD(columns + j * VW);
+#pragma unroll
+          for (int i = 0; i < MR; ++i) {
+            const V weight = (V)(W_LOAD(a[i], WEIGHT_AT(k)));
+#pragma unroll
+            for (int j = 0; j < NV; ++j) acc[i][j] += weight * b[j];
+          }
+        }
+
+        if (!is_last) {
+#pragma unroll
+          for (int i = 0; i < MR; ++i)
+#pragma unroll
+            for (int j = 0; j < NV; ++j) VSTORE(acc[i][j], kept + i * STRIP + j * VW);
+          continue;
+        }
+        const int at = tile * NR, n = min(NR, pixels - at);
+        const int whole = Y_VECTORS && n == NR && place[at + n - 1] - place[at] == NR - 1;
+#pragma unroll
+        for (int i = 0; i < MR; ++i) {
+          if (m + i >= row_end) break;
+          const size_t plane = (size_t)(m + i) * OH * OW;
+          REAL add = 0;
+#if BIAS
+          add = B_LOAD(bias, group * M + m + i);
+#endif
+#if Y_VECTORS
+          if (whole) {
+#pragma unroll
+            for (int j = 0; j < NV; ++j) Y_VSTORE(finished(acc[i][j], add), y + place[at] + plane + j * VW);
+            continue;
+          }
+#endif
+          REAL lanes[NR];
+#pragma unroll
+          for (int j = 0; j < NV; ++j) VSTORE(finished(acc[i][j], add), lanes + j * VW);
+          for (int j = 0; j < n; ++j) Y_STORE(y, place[at + j] + plane, lanes[j]);
+        }
+      }
+  }
+}
+
+// One output row of one filter after another, STRIP pixels at a time; work-groups: blocks of rows, 1, classes of pixels.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int rows) {
+  const int class = get_group_id(2);
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
+  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  const int first = get_group_id(0) * rows, end = min(N * groups * M * h.outs, first + rows);
+  for (int line = first; line < end; ++line) {
+    const int row = line % h.outs, filter = line / h.outs % (groups * M), image = line / h.outs / (groups * M);
+    const int group = filter / M, m = filter - group * M;
+    __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
+    const size_t to = ((size_t)image * groups * M + filter) * OH * OW + (size_t)(h.out_first + row * h.out_step) * OW + v.out_first;
+    for (int column = 0; column < v.outs; column += STRIP) {
+      const int n = min(STRIP, v.outs - column);
+      REAL acc[STRIP];
+      REAL start = 0;
+#if BIAS
+      start = B_LOAD(bias, filter);
+#endif
+      for (int i = 0; i < n; ++i) acc[i] = start;
+      for (int c = 0; c < C; ++c)
+        for (int r = 0; r < h.taps; ++r) {
+          const int py = row * h.in_step + h.first + r * h.step;
+          if (py < 0 || py >= H) continue;
+          for (int s = 0; s < v.taps; ++s) {
+            const int px = column * v.in_step + v.first + s * v.step;
+            const int tap = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;
+            const REAL weight = W_LOAD(w, (INPUT_GRAD ? ((size_t)group * C + c) * M + m : (size_t)filter * C + c) * KH * KW + tap);
+            __global const X_T* from = planes + ((size_t)c * H + py) * W + px;
+            int i = first_inside(px, v.in_step, n);
+            const int stop = end_inside(px, v.in_step, W, n);
+            if (v.in_step == 1)
+              for (; i + VW <= stop; i += VW) VSTORE(VLOAD(acc + i) + weight * X_VLOAD(from + i), acc + i);
+            for (; i < stop; ++i) acc[i] += weight * X_LOAD(from, i * v.in_step);
+          }
+        }
+      for (int i = 0; i < n; ++i) {
+#if RELU_OUT
+        acc[i] = acc[i] < 0 ? 0 : acc[i];
+#endif
+        Y_STORE(y, to + (size_t)(column + i) * v.out_step, acc[i]);
+      }
+    }
+  }
+}
+#endif
+
+// ---- weight gradient
+
+#if PART != 1
+typedef EXPAND(REAL, 4) Q;
+
+// Pixels become rows: panel[tile][pixel][column] from unfolded[column][pixel], in blocks of 4 x 4.
+static inline void turn(__local REAL* panel, __local const REAL* unfolded, int pixels) {
+  for (int j = 0; j < STRIP; j += 4)
+    for (int p = 0; p < pixels; p += 4) {
+      __local const REAL* from = unfolded + j * STRIP + p;
+      const Q a = vload4(0, from), b = vload4(0, from + STRIP), c = vload4(0, from + 2 * STRIP), d = vload4(0, from + 3 * STRIP);
+      __local REAL* to = panel + j / NR * TILE + p * NR + j % NR;
+      vstore4((Q)(a.x, b.x, c.x, d.x), 0, to);
+      vstore4((Q)(a.y, b.y, c.y, d.y), 0, to + NR);
+      vstore4((Q)(a.z, b.z, c.z, d.z), 0, to + 2 * NR);
+      vstore4((Q)(a.w, b.w, c.w, d.w), 0, to + 3 * NR);
+    }
+}
+
+// A panel holds KC pixels (rows) of STRIP columns; columns run over channels first, then taps. dy is read in place.
+// Work-groups: strips of columns, blocks of filters, groups times splits; each split sums its own range of pixels into
+// its own copy of the result.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int rows, int splits) {
+  __local REAL panel[NT * TILE] __attribute__((aligned(64)));
+  __local REAL unfolded[STRIP * STRIP] __attribute__((aligned(64)));
+  __local REAL sums[ROWS * STRIP] __attribute__((aligned(64)));
+  const int group = get_group_id(2) / splits, split = get_group_id(2) - group * splits;
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, 0), v = axis_of(OW, KW, stride_w, pad_w, dilation_w, 0);
+  const int taps = KH * KW, plane = OH * OW, all = N * plane;
+  const int first = get_group_id(0) * STRIP, columns = min(STRIP, C * taps - first);
+  const int row_first = get_group_id(1) * rows, row_end = min(M, row_first + rows);
+  const int share = (all + splits - 1) / splits, begin = min(all, split * share), end = min(all, begin + share);
+  Runs runs;
+  for (int i = 0; i < STRIP * STRIP; ++i) unfolded[i] = 0;
+  for (int i = 0; i < (row_end - row_first + MR - 1) / MR * MR * STRIP; ++i) sums[i] = 0;
+
+  for (int p0 = begin; p0 < end; p0 += KC) {
+    const int depth = min(KC, end - p0);
+    for (int p = 0; p < depth; p += STRIP) {
+      const int pixels = min(STRIP, depth - p);
+      find_runs(&runs, p0 + p, pixels, STRIP, h, v);
+      for (int column = 0; column < columns;) {
+        const int tap = (first + column) / C, c = first + column - tap * C, r = tap / KW, s = tap - r * KW;
+        const int channels = min(min(CHANNELS, C - c), columns - column);
+        for (int k = 0; k < runs.count; ++k)
+          gather(unfolded + column * STRIP + runs.at[k], STRIP, x + (((size_t)runs.image[k] * groups + group) * C + c) * H * W, H, W,
+                 runs.y[k] + r * h.step, runs.x[k] + s * v.step, v.in_step, channels, runs.size[k]);
+        column += channels;
+      }
+      turn(panel + p * NR, unfolded, pixels);
+    }
+
+    for (int m = row_first; m < row_end; m += MR)
+      for (int tile = 0; tile * NR < columns; ++tile) {
+        V acc[MR][NV];
+        __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
+#pragma unroll
+        for (int i = 0; i < MR; ++i)
+#pragma unroll
+          for (int j = 0; j < NV; ++j) acc[i][j] = VLOAD(kept + i * STRIP + j * VW);
+        __local const REAL* b_row = panel + tile * TILE;
+        for (int p = p0; p < p0 + depth;) {
+          const int image = p / plane, pixel = p - image * plane, n = min(plane - pixel, p0 + depth - p);
+          __global const W_T* a[MR];
+#pragma unroll
+          for (int i = 0; i < MR; ++i) a[i] = dy + (((size_t)image * groups + group) * M + min(m + i, M - 1)) * plane + pixel;
+          for (int k = 0; k < n; ++k, b_row += NR) {
+            V b[NV];
+#pragma unroll
+            for (int j = 0; j < NV; ++j) b[j] = VLOAD(b_row + j * VW);
+#pragma unroll
+            for (int i = 0; i < MR; ++i) {
+              const V value = (V)(W_LOAD(a[i], k));
+#pragma unroll
+              for (int j = 0; j < NV; ++j) acc[i][j] += value * b[j];
+            }
+          }
+          p += n;
+        }
+#pragma unroll
+        for (int i = 0; i < MR; ++i)
+#pragma unroll
+          for (int j = 0; j < NV; ++j) VSTORE(acc[i][j], kept + i * STRIP + j * VW);
+      }
+  }
+
+  __global Y_T* result = dw + (size_t)split * groups * M * C * taps;
+  for (int m = row_first; m < row_end; ++m)
+    for (int j = 0; j < columns; ++j) {
+      const int tap = (first + j) / C, c = first + j - tap * C;
+      Y_STORE(result, (((size_t)group * M + m) * C + c) * taps + tap, sums[(m - row_first) * STRIP + j]);
+    }
+}
+
+// One weight after another: the pixels it met, row by row. Work-groups: blocks of weights.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct_weights(
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int rows, int splits) {
+  const int first = get_group_id(0) * rows, end = min(groups * M * C * KH * KW, first + rows);
+  for (int weight = first; weight < end; ++weight) {
+    const int s = weight % KW, r = weight / KW % KH, c = weight / (KW * KH) % C, filter = weight / (KW * KH * C), group = filter / M;
+    const int px = s * dilation_w - pad_w, py = r * dilation_h - pad_h;
+    const int lo = first_inside(px, stride_w, OW), hi = end_inside(px, stride_w, W, OW);
+    V wide = ZERO;
+    REAL sum = 0;
+    for (int image = 0; image < N; ++image)
+      for (int row = 0; row < OH; ++row) {
+        const int line = row * stride_h + py;
+        if (line < 0 || line >= H) continue;
+        __global const X_T* from = x + ((((size_t)image * groups + group) * C + c) * H + line) * W + px;
+        __global const W_T* by = dy + (((size_t)image * groups * M + filter) * OH + row) * OW;
+        int i = lo;
+        if (stride_w == 1)
+          for (; i + VW <= hi; i += VW) wide += X_VLOAD(from + i) * W_VLOAD(by + i);
+        for (; i < hi; ++i) sum += X_LOAD(from, i * stride_w) * W_LOAD(by, i);
+      }
+    REAL lanes[VW];
+    VSTORE(wide, lanes);
+    for (int i = 0; i < VW; ++i) sum += lanes[i];
+    Y_STORE(dw, weight, sum);
+  }
+}
+#endif

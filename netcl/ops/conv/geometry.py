@@ -1,0 +1,131 @@
+"""Sizes of a two-dimensional convolution: read from the arguments of a call, checked once, kept as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+
+Pair = int | Sequence[int]
+Padding = int | str | Sequence[Any]
+
+
+class Geometry(NamedTuple):
+    """A convolution of ``(n, c, h, w)`` with ``(f, c / groups, kh, kw)`` into ``(n, f, oh, ow)``; padding of the top and the left."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    f: int
+    kh: int
+    kw: int
+    oh: int
+    ow: int
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @property
+    def x_shape(self) -> tuple[int, int, int, int]:
+        return self.n, self.c, self.h, self.w
+
+    @property
+    def w_shape(self) -> tuple[int, int, int, int]:
+        return self.f, self.c // self.groups, self.kh, self.kw
+
+    @property
+    def y_shape(self) -> tuple[int, int, int, int]:
+        return self.n, self.f, self.oh, self.ow
+
+    @property
+    def taps(self) -> int:
+        return self.kh * self.kw
+
+
+def frozen(value: Any) -> Any:
+    """Lists as tuples, NumPy integers as Python's, so that a call's arguments can be a key."""
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(part) for part in value)
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
+    """One number for both axes, or one per axis (height, width)."""
+    both = value if isinstance(value, tuple) else (value, value)
+    if len(both) != 2 or any(not isinstance(n, int) or isinstance(n, bool) for n in both):
+        raise ShapeError(message(op, f"{name} is one integer or two (height, width)", **{name: repr(value)}))
+    if min(both) < least:
+        raise ShapeError(message(op, f"{name} must be at least {least}", **{name: repr(value)}))
+    return both
+
+
+def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> Any:
+    """``((top, bottom), (left, right))`` of ``padding``: an integer, a pair, a pair of pairs, ``"valid"`` or ``"same"``."""
+    if padding == "valid":
+        return (0, 0), (0, 0)
+    if padding == "same":
+        if stride != (1, 1):
+            raise ShapeError(message(op, "padding='same' is defined for stride 1 only", "pass the padding as numbers", stride=stride))
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    if isinstance(padding, str):
+        raise ShapeError(message(op, "padding is a number, a pair, 'same' or 'valid'", padding=repr(padding)))
+    if isinstance(padding, tuple) and len(padding) == 2 and all(isinstance(side, tuple) for side in padding):
+        return pair(op, "padding", padding[0], 0), pair(op, "padding", padding[1], 0)
+    top, left = pair(op, "padding", padding, 0)
+    return (top, top), (left, left)
+
+
+@lru_cache(maxsize=4096)
+def geometry(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
+    """The sizes of a convolution, or the ``ShapeError`` that says what does not fit. Arguments are :func:`frozen`."""
+    if len(x) != 4 or len(w) != 4:
+        remedy = "x is (batch, channels, height, width), w is (filters, channels / groups, height, width)"
+        raise ShapeError(message(op, "x and the weight have four axes", remedy, **{"x.shape": x, "w.shape": w}))
+    _check_channels(op, x, w, groups)
+    strides, dilations = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1)
+    kernel = (w[2], w[3])
+    edges = paddings(op, padding, kernel, strides, dilations)
+    spans = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
+    sizes = tuple(n + sum(edge) for n, edge in zip(x[2:], edges, strict=True))
+    if any(size < span for size, span in zip(sizes, spans, strict=True)):
+        what = f"the kernel spans {spans[0]} x {spans[1]} pixels, the padded input has {sizes[0]} x {sizes[1]}"
+        raise ShapeError(message(op, what, **{"x.shape": x, "w.shape": w, "padding": padding, "dilation": dilation}))
+    oh, ow = ((size - span) // step + 1 for size, span, step in zip(sizes, spans, strides, strict=True))
+    return Geometry(*x, w[0], *kernel, oh, ow, strides, (edges[0][0], edges[1][0]), dilations, groups)
+
+
+def _check_channels(op: str, x: tuple[int, ...], w: tuple[int, ...], groups: int) -> None:
+    shapes: dict[str, object] = {"x.shape": x, "w.shape": w}
+    if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
+        raise ShapeError(message(op, "groups must be an integer of at least 1", groups=repr(groups)))
+    if groups > 1:
+        shapes["groups"] = groups
+    if min(w) < 1 or x[1] < 1:
+        raise ShapeError(message(op, "channels, filters and kernel must not be empty", **shapes))
+    if w[1] * groups != x[1]:
+        raise ShapeError(message(op, f"weight expects {w[1] * groups} input channels, x has {x[1]}", **shapes))
+    if w[0] % groups:
+        raise ShapeError(message(op, f"{w[0]} filters do not divide into {groups} groups", **shapes))
+
+
+def transposed_size(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, output_padding: Any, dilation: Any) -> tuple[int, int]:
+    """Height and width of a transposed convolution's result."""
+    if len(x) != 4 or len(w) != 4:
+        remedy = "x is (batch, channels, height, width), w is (channels, filters / groups, height, width)"
+        raise ShapeError(message(op, "x and the weight have four axes", remedy, **{"x.shape": x, "w.shape": w}))
+    strides, dilations, extra = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1), pair(op, "output_padding", output_padding, 0)
+    if any(more >= step for more, step in zip(extra, strides, strict=True)):
+        raise ShapeError(message(op, "output_padding must be smaller than the stride", output_padding=output_padding, stride=stride))
+    edges = paddings(op, padding, (w[2], w[3]), strides, dilations)
+    rows = zip(x[2:], w[2:], strides, edges, dilations, extra, strict=True)
+    height, width = ((n - 1) * step - sum(edge) + d * (k - 1) + more + 1 for n, k, step, edge, d, more in rows)
+    if min(height, width) < 1:
+        raise ShapeError(message(op, f"the result would have {height} x {width} pixels", **{"x.shape": x, "w.shape": w, "padding": padding}))
+    return height, width

@@ -1,0 +1,331 @@
+"""From a convolution's sizes to launches: which kernel, with which tiles, over how many work-groups.
+
+A plan is made once per (sizes, dtype, configuration) and kept with the context. What the selector's variants mean:
+
+===============  ==========================================  ==================================================
+variant          CPU devices (``cpu.cl``)                    others (``simt.cl``)
+===============  ==========================================  ==================================================
+NAIVE            one output row at a time                    one work-item per result
+IM2COL           unfolded a panel at a time in local memory  unfolded in global memory, then a 1x1 convolution
+IMPLICIT_GEMM    the same                                    gathered into local memory tile by tile
+TILED_LOCAL      as others                                   image patches with their rim in local memory
+WINOGRAD         as IMPLICIT_GEMM                            as IMPLICIT_GEMM
+===============  ==========================================  ==================================================
+
+Groups of one or two filters (depthwise) take the NAIVE kernels: a tile would be mostly empty. ``KernelConfig.extra`` may hold
+``tier`` ("cpu" or "simt") and macros of the kernel file.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from netcl.core import dtype as dtypes
+from netcl.core.device import handle_of
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv.geometry import Geometry
+
+log = logging.getLogger("netcl")
+
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
+V = KernelVariant
+VARIANTS = (V.CONV2D_NAIVE, V.CONV2D_IM2COL, V.CONV2D_IMPLICIT_GEMM, V.CONV2D_TILED_LOCAL, V.CONV2D_WINOGRAD)
+THIN = 2  # filters of a group up to which tiles are mostly empty
+GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
+CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
+MACROS = ("VW", "NV", "MR", "NT", "KC", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
+_VECTOR_LOADS = {"float16": "vload_half{0}(0, p)", "bfloat16": "as_float{0}(convert_uint{0}(vload{0}(0, p)) << 16)"}
+_VECTOR_STORES = {"float16": "vstore_half{0}_rte(v, 0, p)"}
+
+Launch = Callable[..., None]
+
+
+class Job(NamedTuple):
+    """One convolution to be planned: which of the three, its sizes, dtype and epilogue."""
+
+    kind: str
+    g: Geometry
+    dtype: str
+    bias: bool = False
+    relu: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The integers every kernel takes: those of a group, seen from the side that is gathered."""
+        g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
+        source, result = (g.h, g.w), (g.oh, g.ow)
+        if self.kind == INPUT_GRAD:
+            c, m, source, result = m, c, result, source
+        return (g.n, c, *source, m, *result, g.kh, g.kw, *g.stride, *g.pad, *g.dilation, g.groups)
+
+    @property
+    def filters(self) -> int:
+        """Rows of a group's result."""
+        return self.sizes[4]
+
+    @property
+    def classes(self) -> int:
+        return math.prod(self.g.stride) if self.kind == INPUT_GRAD else 1
+
+    @property
+    def class_size(self) -> tuple[int, int]:
+        """Height and width of the largest class of pixels."""
+        g = self.g
+        return (-(-g.h // g.stride[0]), -(-g.w // g.stride[1])) if self.kind == INPUT_GRAD else (g.oh, g.ow)
+
+    @property
+    def pixels(self) -> int:
+        return self.g.n * math.prod(self.class_size)
+
+    @property
+    def compute(self) -> str:
+        """The type of sums, in OpenCL C."""
+        return dtypes.DTYPES[self.dtype].c_compute
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype of sums."""
+        return "float64" if self.compute == "double" else "float32"
+
+
+def run(job: Job, queue: Any, *tensors: Tensor) -> None:
+    """Launch what the selector chooses: forward (x, w, bias or w, y), input gradient (dy, w, bias or w, dx), weight gradient (x, dy, dw)."""
+    config = _choice(job, queue)
+    state = program.state(queue)
+    key = ("conv2d", job)
+    known = state.get(key)
+    if known is None or known[0] is not config:
+        known = state[key] = (config, _plan(job, config, queue))
+    known[1](queue, *tensors)
+
+
+def _choice(job: Job, queue: Any) -> KernelConfig:
+    g, selector = job.g, get_kernel_selector()
+    if job.kind != FORWARD:
+        found = selector.select(job.kind, (g.x_shape, g.w_shape), handle_of(queue).profile)
+        if found is not None:
+            return found
+    return selector.select_conv2d_kernel(*g.x_shape, g.f, g.kh, g.kw, g.stride, g.pad, job.dtype, g.dilation, g.groups)
+
+
+def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
+    variant = config.variant
+    if job.filters <= THIN:
+        variant = V.CONV2D_NAIVE
+    elif variant is V.CONV2D_WINOGRAD:
+        _say_once(queue, job, "the Winograd variant runs as implicit GEMM")
+    makers = _CPU if tier == "cpu" else _SIMT
+    return makers.get(variant, makers[V.CONV2D_IMPLICIT_GEMM])(job, config, queue)
+
+
+def _say_once(queue: Any, job: Job, what: str) -> None:
+    told = program.state(queue).setdefault(("conv2d", "told"), set())
+    if (job.kind, what) not in told:
+        told.add((job.kind, what))
+        log.info("[%s] %s; x.shape=%s, w.shape=%s", job.kind, what, job.g.x_shape, job.g.w_shape)
+
+
+def _kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
+    operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": result or job.dtype}
+    part = {"PART": 2} if job.kind == WEIGHT_GRAD else {"PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
+    return launch.kernel(queue, __file__, f"axes.cl {file}", name, operands, {"REAL": job.compute, **part, **defines})
+
+
+def _wanted(queue: Any) -> int:
+    return GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units
+
+
+def _direct(kernel: program.Kernel, size: Any, local: Any, *numbers: int) -> Launch:
+    def go(queue: Any, *tensors: Tensor) -> None:
+        kernel(queue, size, local, *tensors, *numbers)
+
+    return go
+
+
+# ---- CPU devices
+
+
+def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
+    """Macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
+    profile = handle_of(queue).profile
+    size = 8 if job.compute == "double" else 4
+    lanes = min(16, max(4, profile.vector_width)) * 4 // size
+    # Eight lanes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
+    tiles = {"VW": lanes, "NV": 2 if lanes * size == 32 else 4, "MR": 6}
+    tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR") if name in config.extra}
+    width = tiles["VW"] * tiles["NV"]
+    tiles["NT"] = config.extra.get("NT", max(1, 256 // size // width))
+    strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
+    tiles["ROWS"] = config.extra.get("ROWS", max(1, min(96, room // 4 // (strip * size)) // tiles["MR"]) * tiles["MR"])
+    room -= strip * size * (tiles["ROWS"] + (strip if job.kind == WEIGHT_GRAD else 0))
+    tiles["KC"] = config.extra.get("KC", min(512, max(8, room // (strip * size + 4) // 8 * 8)))
+    tiles["X_VLOAD(p)"] = _VECTOR_LOADS.get(job.dtype, "VLOAD(p)").format(tiles["VW"])
+    tiles["W_VLOAD(p)"] = tiles["X_VLOAD(p)"]
+    return tiles
+
+
+def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    tiles = cpu_tiles(job, config, queue)
+    if job.kind == WEIGHT_GRAD:
+        return _cpu_panel_weights(job, tiles, queue)
+    if job.g.taps > tiles["KC"]:
+        _say_once(queue, job, "the kernel has more taps than a panel has rows: one output row at a time instead")
+        return _cpu_rows(job, config, queue)
+    tiles["Y_VECTORS"] = job.dtype != "bfloat16"
+    tiles["Y_VSTORE(v, p)"] = _VECTOR_STORES.get(job.dtype, "VSTORE(v, p)").format(tiles["VW"])
+    strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
+    # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
+    bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
+    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_wanted(queue) // max(1, strips * third))))
+    rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
+    kernel = _kernel(queue, job, "cpu.cl", "conv_panel", tiles)
+    return _direct(kernel, (strips, -(-job.filters // rows), third), None, *job.sizes, rows)
+
+
+def _cpu_panel_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
+    g, strip = job.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
+    blocks = -(-job.filters // tiles["ROWS"])
+    rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
+    size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
+    splits = max(1, min(-(-_wanted(queue) // math.prod(size)), job.pixels // 256))
+    return _split(job, queue, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
+
+
+def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    tiles, g = cpu_tiles(job, config, queue), job.g
+    if job.kind == WEIGHT_GRAD:
+        lines, name, third, more = math.prod(g.w_shape), "conv_direct_weights", 1, (1,)
+    else:
+        lines, name, third, more = g.n * g.groups * job.filters * job.class_size[0], "conv_direct", job.classes, ()
+    rows = max(1, lines // (4 * _wanted(queue)))
+    return _direct(_kernel(queue, job, "cpu.cl", name, tiles), (-(-lines // rows), 1, third), None, *job.sizes, rows, *more)
+
+
+# ---- other devices
+
+
+def simt_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, int]:
+    """Macros of ``simt.cl`` from a configuration, made to fit each other, the problem and the device."""
+    per_item = config.work_per_thread
+    tiles = {"BM": config.tile_m, "BN": config.tile_n, "BK": config.tile_k, "TM": per_item, "TN": per_item}
+    tiles |= {name: config.extra[name] for name in MACROS if name in config.extra}
+    while tiles["BM"] >= 2 * job.filters and tiles["BM"] > 16:
+        tiles["BM"] //= 2
+    while tiles["BM"] % (tiles["TM"] * tiles["TN"]):
+        tiles["TM" if tiles["TM"] >= tiles["TN"] else "TN"] //= 2
+    limit = handle_of(queue).profile.max_work_group_size
+    while _items(tiles) > limit and tiles["BM"] > tiles["TM"] * tiles["TN"]:
+        tiles["BM"] //= 2
+    while _items(tiles) % tiles["BK"]:
+        tiles["BK"] //= 2
+    return tiles
+
+
+def _items(tiles: dict[str, int]) -> int:
+    return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
+
+
+def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> Launch:
+    tiles, g = simt_tiles(job, config, queue), job.g
+    items, rows = _items(tiles), -(-job.filters // tiles["BM"])
+    if job.kind == WEIGHT_GRAD:
+        columns = -(-g.c // g.groups * g.taps // tiles["BN"])
+        splits = max(1, min(-(-_wanted(queue) // (columns * rows * g.groups)), job.pixels // (16 * tiles["BK"]), 256))
+        return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
+    kernel = _kernel(queue, job, "simt.cl", "conv_gemm", tiles, result)
+    size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
+    return _direct(kernel, size, (items, 1, 1), *job.sizes)
+
+
+def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    if job.kind == WEIGHT_GRAD:
+        lanes = min(64, handle_of(queue).profile.max_work_group_size)
+        kernel = _kernel(queue, job, "simt.cl", "conv_naive_weights", {"LANES": lanes})
+        return _direct(kernel, (math.prod(job.g.w_shape) * lanes,), (lanes,), *job.sizes, 1)
+    results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
+    return _direct(_kernel(queue, job, "simt.cl", "conv_naive", {}), (math.prod(results),), (launch.LOCAL_1D,), *job.sizes)
+
+
+def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    if job.kind == WEIGHT_GRAD:
+        return _simt_gemm(job, config, queue)
+    g, (wide, high) = job.g, config.local_size_2d
+    tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": 2048}
+    steps = g.stride if job.kind == FORWARD else (1, 1)
+    rim = math.prod((n - 1) * step + (k - 1) * d + 1 for n, step, k, d in zip((high, wide), steps, (g.kh, g.kw), g.dilation, strict=True))
+    if rim > tiles["RIM_MAX"] or wide * high > handle_of(queue).profile.max_work_group_size:
+        _say_once(queue, job, "a tile with its rim does not fit: implicit GEMM instead")
+        return _simt_gemm(job, config, queue)
+    down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
+    size = (down * across * wide, -(-job.filters // tiles["FILTERS"]) * high, g.n * g.groups * job.classes)
+    return _direct(_kernel(queue, job, "simt.cl", "conv_tiled", tiles), size, (wide, high, 1), *job.sizes, across)
+
+
+def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    """Unfolded, a convolution is one with a 1x1 kernel over as many channels as a window has elements."""
+    g, back = job.g, job.kind == INPUT_GRAD
+    if back and job.bias:
+        return _simt_gemm(job, config, queue)
+    flat = Geometry(g.n, g.c * g.taps, 1, g.oh * g.ow, g.f, 1, 1, 1, g.oh * g.ow, (1, 1), (0, 0), (1, 1), g.groups)
+    shape, dtype = (g.n, g.c * g.taps, g.oh * g.ow), job.accumulator if back else job.dtype
+    inner = _simt_gemm(job._replace(g=flat), config, queue, dtype if back else "")
+
+    def go(queue: Any, first: Tensor, second: Tensor, *rest: Tensor) -> None:
+        cols = Tensor.empty(shape, dtype, queue=queue)
+        if back:
+            inner(queue, first, second, second, cols)
+            folding(queue, "col2im", cols, rest[-1], g)
+        else:
+            folding(queue, "im2col", first, cols, g)
+            inner(queue, cols, second, *rest)
+
+    return go
+
+
+# ---- shared
+
+
+def _split(
+    job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
+) -> Launch:
+    """A weight gradient summed in several parts, so that few weights still keep the device busy; then the parts' sum."""
+    kernel = _kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
+    if splits == 1:
+        return _direct(kernel, size, local, *job.sizes, *numbers, 1)
+    n = math.prod(job.g.w_shape)
+    add = launch.kernel(queue, __file__, "columns.cl", "sum_splits", {"X": job.accumulator, "Y": job.dtype}, {"REAL": job.compute})
+
+    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
+        parts = Tensor.empty((splits, n), job.accumulator, queue=queue)
+        kernel(queue, size, local, x, dy, parts, *job.sizes, *numbers, splits)
+        add(queue, (n,), (launch.LOCAL_1D,), parts, dw, n, splits)
+
+    return go
+
+
+def folding(queue: Any, name: str, source: Tensor, result: Tensor, g: Geometry) -> None:
+    """Launch ``im2col`` or ``col2im``."""
+    real = dtypes.DTYPES[source.dtype].c_compute
+    kernel = launch.kernel(queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, {"REAL": real})
+    sizes = (g.n, g.c, g.h, g.w, g.oh, g.ow, g.kh, g.kw, *g.stride, *g.pad, *g.dilation)
+    kernel(queue, (result.size,), (launch.LOCAL_1D,), source, result, *sizes)
+
+
+def _ceil_to(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+_CPU = {V.CONV2D_NAIVE: _cpu_rows, V.CONV2D_IMPLICIT_GEMM: _cpu_panel, V.CONV2D_TILED_LOCAL: _simt_tiled}
+_SIMT = {
+    V.CONV2D_NAIVE: _simt_naive,
+    V.CONV2D_IMPLICIT_GEMM: _simt_gemm,
+    V.CONV2D_IM2COL: _simt_im2col,
+    V.CONV2D_TILED_LOCAL: _simt_tiled,
+}

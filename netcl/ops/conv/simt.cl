@@ -1,0 +1,367 @@
+// Convolution on GPUs.
+//
+// gemm     implicit GEMM: a work-group makes BM filters x BN pixels, BK rows of the unfolded input at a time. The input is
+//          gathered straight into local memory; no unfolded matrix exists.
+// tiled    a work-group makes a TILE_H x TILE_W patch of one image for FILTERS filters; the input patch with its rim is
+//          fetched once per channel into local memory.
+// naive    one work-item per result.
+#pragma OPENCL FP_CONTRACT ON
+
+#ifndef PART
+#define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
+#endif
+#ifndef REAL
+#define REAL float  // what sums are kept in
+#endif
+#ifndef X_T  // the gathered input (forward: x; input gradient: dy)
+#define X_T float
+#define X_LOAD(p, i) ((p)[i])
+#endif
+#ifndef W_T  // weights; for weight gradients dy
+#define W_T float
+#define W_LOAD(p, i) ((p)[i])
+#endif
+#ifndef B_T  // bias
+#define B_T float
+#define B_LOAD(p, i) ((p)[i])
+#endif
+#ifndef Y_T  // the result
+#define Y_T float
+#define Y_STORE(p, i, x) ((p)[i] = (x))
+#endif
+#ifndef BM
+#define BM 32  // filters of a work-group
+#endif
+#ifndef BN
+#define BN 32  // pixels of a work-group (weight gradient: columns)
+#endif
+#ifndef BK
+#define BK 16  // rows of the unfolded input per step (weight gradient: pixels)
+#endif
+#ifndef TM
+#define TM 4  // filters of a work-item
+#endif
+#ifndef TN
+#define TN 4  // pixels of a work-item
+#endif
+#ifndef TILE_W
+#define TILE_W 16  // pixels across of a tiled work-group
+#endif
+#ifndef TILE_H
+#define TILE_H 16
+#endif
+#ifndef FILTERS
+#define FILTERS 4  // filters of a tiled work-item
+#endif
+#ifndef RIM_MAX
+#define RIM_MAX 2048  // most input elements a tiled work-group needs at once
+#endif
+#ifndef LANES
+#define LANES 64  // work-items that share one weight of the naive weight gradient; a power of two
+#endif
+#ifndef BIAS
+#define BIAS 0  // 1: add bias[channel]
+#endif
+#ifndef RELU_OUT
+#define RELU_OUT 0  // 1: negative results become zero
+#endif
+
+#define TX (BN / TN)
+#define ITEMS (TX * (BM / TM))  // of a work-group; a multiple of BN and of BK
+#define A_PITCH (BM + 1)        // one more than a row: neighbours of a column fall into different banks
+#define B_PITCH (BN + 1)
+#define B_SLOTS (BK * BN / ITEMS)
+
+// x / d by multiplication, exact for 0 <= x < 2^31: integer division costs tens of instructions on a GPU.
+typedef struct {
+  uint factor;
+  int shift;
+} Divisor;
+
+static inline Divisor divisor(int d) {
+  Divisor by;
+  by.shift = 31;
+  while ((1L << (by.shift - 31)) < d) ++by.shift;
+  by.factor = (uint)((1UL << by.shift) / (uint)d + 1);
+  return by;
+}
+
+static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.factor) >> by.shift); }
+
+static inline REAL finished(REAL sum, REAL bias) {
+#if BIAS
+  sum += bias;
+#endif
+#if RELU_OUT
+  sum = sum < 0 ? 0 : sum;
+#endif
+  return sum;
+}
+
+#if BIAS
+#define BIAS_OF(filter) B_LOAD(bias, filter)
+#else
+#define BIAS_OF(filter) ((REAL)0)
+#endif
+
+// ---- forward and input gradient
+
+#if PART != 2
+// C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
+// Work-groups: tiles of pixels, tiles of filters, groups times classes of pixels.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups) {
+  __local REAL a_tile[BK * A_PITCH], b_tile[BK * B_PITCH];
+#if INPUT_GRAD
+  const int classes = stride_h * stride_w;
+#else
+  const int classes = 1;
+#endif
+  const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
+  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  const int plane = h.outs * v.outs, pixels = N * plane, n0 = get_group_id(0) * BN, m0 = get_group_id(1) * BM;
+  if (n0 >= pixels) return;
+  const int taps = h.taps * v.taps, depth = C * taps, t = get_local_id(0), tx = t % TX, ty = t / TX;
+  const Divisor by_taps = divisor(max(taps, 1)), by_width = divisor(max(v.taps, 1));
+
+  const int column = t % BN, pixel = min(n0 + column, pixels - 1);
+  const int image = pixel / plane, row = (pixel - image * plane) / v.outs;
+  const int y0 = row * h.in_step + h.first, x0 = (pixel - image * plane - row * v.outs) * v.in_step + v.first;
+  __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
+
+  REAL acc[TM][TN];
+#pragma unroll
+  for (int i = 0; i < TM; ++i)
+#pragma unroll
+    for (int j = 0; j < TN; ++j) acc[i][j] = 0;
+
+  for (int k0 = 0; k0 < depth; k0 += BK) {
+    for (int e = t; e < BK * BM; e += ITEMS) {
+      const int k = k0 + e % BK, m = m0 + e / BK;
+      REAL value = 0;
+      if (k < depth && m < M) {
+#if INPUT_GRAD
+        const int c = over(k, by_taps), tap = k - c * taps, r = over(tap, by_width), s = tap - r * v.taps;
+        const int at = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;
+        value = W_LOAD(w, (((size_t)group * C + c) * M + m) * KH * KW + at);
+#else
+        value = W_LOAD(w, ((size_t)group * M + m) * depth + k);
+#endif
+      }
+      a_tile[e % BK * A_PITCH + e / BK] = value;
+    }
+#pragma unroll
+    for (int i = 0; i < B_SLOTS; ++i) {
+      const int slot = t / BN + i * (ITEMS / BN), k = k0 + slot;
+      const int c = over(k, by_taps), tap = k - c * taps, r = over(tap, by_width), s = tap - r * v.taps;
+      const int py = y0 + r * h.step, px = x0 + s * v.step;
+      REAL value = 0;
+      if (k < depth && py >= 0 && py < H && px >= 0 && px < W) value = X_LOAD(planes, (c * H + py) * W + px);
+      b_tile[slot * B_PITCH + column] = value;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+    for (int k = 0; k < BK; ++k) {
+      REAL a[TM], b[TN];
+#pragma unroll
+      for (int i = 0; i < TM; ++i) a[i] = a_tile[k * A_PITCH + ty * TM + i];
+#pragma unroll
+      for (int j = 0; j < TN; ++j) b[j] = b_tile[k * B_PITCH + tx + j * TX];
+#pragma unroll
+      for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) acc[i][j] += a[i] * b[j];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+
+#pragma unroll
+  for (int j = 0; j < TN; ++j) {
+    const int p = n0 + tx + j * TX;
+    if (p >= pixels) continue;
+    const int n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
+    const size_t to = ((size_t)n * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
+#pragma unroll
+    for (int i = 0; i < TM; ++i) {
+      const int m = m0 + ty * TM + i;
+      if (m < M) Y_STORE(y, to + (size_t)m * OH * OW, finished(acc[i][j], BIAS_OF(group * M + m)));
+    }
+  }
+}
+
+// Work-groups: tiles of one image's plane, blocks of filters, images times groups times classes of pixels.
+__kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tiled(
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int tiles_w) {
+  __local REAL rim[RIM_MAX];
+#if INPUT_GRAD
+  const int classes = stride_h * stride_w;
+#else
+  const int classes = 1;
+#endif
+  const int class = get_group_id(2) % classes, which = get_group_id(2) / classes, image = which / groups, group = which - image * groups;
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
+  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  const int lx = get_local_id(0), ly = get_local_id(1);
+  const int tile_y = get_group_id(0) / tiles_w * TILE_H, tile_x = get_group_id(0) % tiles_w * TILE_W, m0 = get_group_id(1) * FILTERS;
+  if (tile_y >= h.outs || tile_x >= v.outs) return;
+  const int low_y = min(0, (h.taps - 1) * h.step), low_x = min(0, (v.taps - 1) * v.step);
+  const int high = (TILE_H - 1) * h.in_step + abs((h.taps - 1) * h.step) + 1, wide = (TILE_W - 1) * v.in_step + abs((v.taps - 1) * v.step) + 1;
+  const int from_y = tile_y * h.in_step + h.first + low_y, from_x = tile_x * v.in_step + v.first + low_x;
+  const int busy = h.taps > 0 && v.taps > 0;
+
+  REAL acc[FILTERS];
+#pragma unroll
+  for (int f = 0; f < FILTERS; ++f) acc[f] = 0;
+  for (int c = 0; busy && c < C; ++c) {
+    __global const X_T* channel = x + (((size_t)image * groups + group) * C + c) * H * W;
+    for (int e = ly * TILE_W + lx; e < high * wide; e += TILE_W * TILE_H) {
+      const int py = from_y + e / wide, px = from_x + e % wide;
+      rim[e] = py >= 0 && py < H && px >= 0 && px < W ? X_LOAD(channel, py * W + px) : (REAL)0;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int r = 0; r < h.taps; ++r)
+      for (int s = 0; s < v.taps; ++s) {
+        const REAL value = rim[(ly * h.in_step + r * h.step - low_y) * wide + lx * v.in_step + s * v.step - low_x];
+        const int at = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;
+#pragma unroll
+        for (int f = 0; f < FILTERS; ++f) {
+          const int m = min(m0 + f, M - 1);
+          const size_t of = INPUT_GRAD ? ((size_t)group * C + c) * M + m : ((size_t)group * M + m) * C + c;
+          acc[f] += value * W_LOAD(w, of * KH * KW + at);
+        }
+      }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  const int line = tile_y + ly, place = tile_x + lx;
+  if (line >= h.outs || place >= v.outs) return;
+  const size_t to = ((size_t)image * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
+#pragma unroll
+  for (int f = 0; f < FILTERS; ++f)
+    if (m0 + f < M) Y_STORE(y, to + (size_t)(m0 + f) * OH * OW, finished(acc[f], BIAS_OF(group * M + m0 + f)));
+}
+
+__kernel void conv_naive(
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups) {
+  const int i = get_global_id(0);
+  if (i >= N * groups * M * OH * OW) return;
+  const int px = i % OW, py = i / OW % OH, filter = i / OW / OH % (groups * M), image = i / OW / OH / (groups * M), group = filter / M;
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, py % stride_h), v = axis_of(OW, KW, stride_w, pad_w, dilation_w, px % stride_w);
+  const int y0 = (py - h.out_first) / h.out_step * h.in_step + h.first, x0 = (px - v.out_first) / v.out_step * v.in_step + v.first;
+  __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
+  REAL sum = 0;
+  for (int c = 0; c < C; ++c) {
+    const size_t of = (INPUT_GRAD ? ((size_t)group * C + c) * M + filter - group * M : (size_t)filter * C + c) * KH * KW;
+    for (int r = 0; r < h.taps; ++r)
+      for (int s = 0; s < v.taps; ++s) {
+        const int line = y0 + r * h.step, place = x0 + s * v.step;
+        if (line >= 0 && line < H && place >= 0 && place < W)
+          sum += W_LOAD(w, of + (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step) * X_LOAD(planes, (c * H + line) * W + place);
+      }
+  }
+  Y_STORE(y, i, finished(sum, BIAS_OF(filter)));
+}
+#endif
+
+// ---- weight gradient
+
+#if PART != 1
+// Columns are the weights of a filter. Work-groups: tiles of columns, tiles of filters, groups times splits; each split sums
+// its own range of pixels into its own copy of the result.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weights(
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int splits) {
+  __local REAL a_tile[BK * A_PITCH], b_tile[BK * B_PITCH];
+  const int group = get_group_id(2) / splits, split = get_group_id(2) - group * splits;
+  const int taps = KH * KW, columns = C * taps, plane = OH * OW, all = N * plane, n0 = get_group_id(0) * BN, m0 = get_group_id(1) * BM;
+  const int share = ((all + splits - 1) / splits + BK - 1) / BK * BK, begin = min(all, split * share), end = min(all, begin + share);
+  const int t = get_local_id(0), tx = t % TX, ty = t / TX, lane = t % BK;
+  const Divisor by_plane = divisor(max(plane, 1)), by_width = divisor(max(OW, 1));
+
+  int at_y[B_SLOTS], at_x[B_SLOTS], at[B_SLOTS];
+#pragma unroll
+  for (int i = 0; i < B_SLOTS; ++i) {
+    const int k = min(n0 + t / BK + i * (ITEMS / BK), columns - 1), c = k / taps, tap = k - c * taps;
+    at_y[i] = tap / KW * dilation_h - pad_h;
+    at_x[i] = tap % KW * dilation_w - pad_w;
+    at[i] = (c * H + at_y[i]) * W + at_x[i];
+  }
+  REAL acc[TM][TN];
+#pragma unroll
+  for (int i = 0; i < TM; ++i)
+#pragma unroll
+    for (int j = 0; j < TN; ++j) acc[i][j] = 0;
+
+  for (int p0 = begin; p0 < end; p0 += BK) {
+    const int p = min(p0 + lane, all - 1), ok = p0 + lane < end;
+    const int image = over(p, by_plane), pixel = p - image * plane, row = over(pixel, by_width), place = pixel - row * OW;
+    __global const W_T* dy_image = dy + ((size_t)image * groups + group) * M * plane;
+    __global const X_T* x_image = x + ((size_t)image * groups + group) * C * H * W;
+    for (int i = t / BK; i < BM; i += ITEMS / BK)
+      a_tile[lane * A_PITCH + i] = ok && m0 + i < M ? W_LOAD(dy_image, (m0 + i) * plane + pixel) : (REAL)0;
+#pragma unroll
+    for (int i = 0; i < B_SLOTS; ++i) {
+      const int py = row * stride_h + at_y[i], px = place * stride_w + at_x[i];
+      REAL value = 0;
+      if (ok && py >= 0 && py < H && px >= 0 && px < W) value = X_LOAD(x_image, at[i] + row * stride_h * W + place * stride_w);
+      b_tile[lane * B_PITCH + t / BK + i * (ITEMS / BK)] = value;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+    for (int k = 0; k < BK; ++k) {
+      REAL a[TM], b[TN];
+#pragma unroll
+      for (int i = 0; i < TM; ++i) a[i] = a_tile[k * A_PITCH + ty * TM + i];
+#pragma unroll
+      for (int j = 0; j < TN; ++j) b[j] = b_tile[k * B_PITCH + tx + j * TX];
+#pragma unroll
+      for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) acc[i][j] += a[i] * b[j];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  __global Y_T* result = dw + (size_t)split * groups * M * columns;
+#pragma unroll
+  for (int i = 0; i < TM; ++i) {
+    const int m = m0 + ty * TM + i;
+#pragma unroll
+    for (int j = 0; j < TN; ++j) {
+      const int k = n0 + tx + j * TX;
+      if (m < M && k < columns) Y_STORE(result, ((size_t)group * M + m) * columns + k, acc[i][j]);
+    }
+  }
+}
+
+// Work-group = one weight: its work-items share the pixels, then fold their sums pairwise.
+__kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void conv_naive_weights(
+    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int splits) {
+  __local REAL sums[LANES];
+  const int weight = get_group_id(0), lane = get_local_id(0), plane = OH * OW;
+  const int s = weight % KW, r = weight / KW % KH, c = weight / (KW * KH) % C, filter = weight / (KW * KH * C), group = filter / M;
+  REAL sum = 0;
+  for (int p = lane; p < N * plane; p += LANES) {
+    const int image = p / plane, pixel = p - image * plane;
+    const int py = pixel / OW * stride_h + r * dilation_h - pad_h, px = pixel % OW * stride_w + s * dilation_w - pad_w;
+    if (py >= 0 && py < H && px >= 0 && px < W)
+      sum += W_LOAD(dy, ((size_t)image * groups * M + filter) * plane + pixel) *
+             X_LOAD(x, ((((size_t)image * groups + group) * C + c) * H + py) * W + px);
+  }
+  sums[lane] = sum;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int half_of = LANES / 2; half_of > 0; half_of /= 2) {
+    if (lane < half_of) sums[lane] += sums[lane + half_of];
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+  if (lane == 0) Y_STORE(dw, weight, sums[0]);
+}
+#endif
