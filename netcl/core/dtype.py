@@ -75,7 +75,7 @@ def lookup(dtype: str | DTypeLike | DType, op: str = "dtype") -> DType:
 
 def of_array(array: np.ndarray, op: str = "from_host") -> DType:
     """The dtype an array gets when none is asked for: float64 becomes float32, other known dtypes stay."""
-    row = _BY_NUMPY.get(array.dtype)
+    row = _BY_NUMPY.get(array.dtype) or _BY_NUMPY.get(array.dtype.newbyteorder("="))
     if row is not None:
         return DTYPES["float32"] if row.name == "float64" else row
     name = array.dtype.name

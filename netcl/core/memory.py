@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import env, platforms
-from netcl.core.errors import OutOfMemoryError, ShapeError, message
+from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 
 SMALLEST_BUCKET = 1 << 10
@@ -91,13 +91,16 @@ class BufferPool:
     bucket_of: Callable[[int], int] = staticmethod(power_of_two)
 
     def __init__(self, context: Any):
+        cl = platforms.opencl()
+        if not isinstance(context, cl.Context):
+            raise DeviceError(message("BufferPool", "a pool needs an OpenCL context", "pass handle.context of an OpenCL device", context=context))
         self.context = context
         self.stats = PoolStats()
         self._free: dict[int, list[Any]] = {}
         self._lock = threading.RLock()
         self._limit = int(context.devices[0].max_mem_alloc_size)
-        self._create = platforms.opencl().Buffer
-        self._flags = platforms.opencl().mem_flags.READ_WRITE
+        self._create = cl.Buffer
+        self._flags = cl.mem_flags.READ_WRITE
         _pools.add(self)
 
     def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
@@ -354,6 +357,8 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
     """A buffer over the memory of ``array`` (USE_HOST_PTR): the caller keeps it alive and unchanged while it is in use."""
     cl = platforms.opencl()
     platforms.check_process()
+    if not array.flags.writeable:
+        raise ShapeError(message("create_zero_copy_buffer", "the array is read-only", "pass a copy", shape=array.shape))
     if not array.flags.c_contiguous:
         raise ShapeError(message("create_zero_copy_buffer", "the array is not contiguous", "pass numpy.ascontiguousarray(array)",
                                  shape=array.shape, strides=array.strides))  # fmt: skip

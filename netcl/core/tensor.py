@@ -18,7 +18,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, get_active_device, handle_of, manager
-from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.memory import BufferHandle
 
 Shape = int | Sequence[int]
@@ -52,6 +52,9 @@ def _queue(queue: Any, context: Any = None, device: Any = None) -> Any:
     if queue is None:
         queue = get_active_device()
     queue = queue.queue if isinstance(queue, DeviceHandle) else queue
+    if not hasattr(queue, "finish"):
+        what = "this is neither a queue nor a device handle"
+        raise DeviceError(message("tensor", what, "pass handle.queue, or device= with a selector", queue=repr(queue)))
     if context is not None and queue.context is not None and queue.context != context:
         raise DeviceError(message("tensor", "the queue belongs to another context", "pass the queue's own context or none"))
     return queue
@@ -62,6 +65,14 @@ def _handle(selector: Any) -> DeviceHandle:
     if handle is None:
         raise DeviceError(message("device", "no such device", "`netcl devices` lists what there is", selector=repr(selector)))
     return handle
+
+
+def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
+    try:
+        return np.empty(shape, row.storage)
+    except (MemoryError, ValueError):
+        nbytes = math.prod(shape) * row.itemsize
+        raise OutOfMemoryError(message("allocate", "the host has no room left", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
 
 
 class _OnClassOrInstance:
@@ -196,7 +207,7 @@ class Tensor:
             queue = _queue(queue, context, device)
         row = dtypes.DTYPES.get(dtype) or dtypes.lookup(dtype, "empty")
         if isinstance(queue, CPUQueue):
-            result = cls._of_array(np.empty(sizes, row.storage), row.name, queue)
+            result = cls._of_array(_host_memory(sizes, row), row.name, queue)
         else:
             backend = backend_of(queue)
             handle = backend.empty(sizes, row)
@@ -353,10 +364,13 @@ class Tensor:
     def fill_(self, value: float) -> Tensor:
         """Overwrite every element with ``value``, in place."""
         row = dtypes.DTYPES[self.dtype]
-        if self.array is not None:
-            self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
-        else:
-            backend_of(self.queue).fill(self.buffer, self.nbytes, row, value)
+        try:
+            if self.array is not None:
+                self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
+            else:
+                backend_of(self.queue).fill(self.buffer, self.nbytes, row, value)
+        except OverflowError:
+            raise DtypeError(message("fill", f"{value} does not fit into {self.dtype}", shape=self.shape)) from None
         return self
 
     def item(self) -> float | int | bool:
@@ -398,8 +412,18 @@ class Tensor:
         return moved
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError(message("array", "the values of a tensor cannot be had without a copy", "drop copy=False"))
         values = self.to_host()
-        return values if dtype is None else values.astype(dtype)
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copy = self._copy()
+        copy._mark(self.requires_grad and self.grad_fn is None, self.persistent)
+        return copy
+
+    def __reduce__(self) -> Any:
+        raise TypeError(message("pickle", "tensors are never pickled", "save them with netcl.io, or send to_host()", shape=self.shape))
 
     def __dlpack__(self, **options: Any) -> Any:
         self._check_dlpack()

@@ -1,5 +1,6 @@
 """Tensor: factories, dtypes, transfers, errors; on every device and on NumPy."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from netcl.core.device import device as use
 from netcl.core.dtype import DTYPES, decode, encode
-from netcl.core.errors import DeviceError, DtypeError, ShapeError
+from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError
 from netcl.core.tensor import Tensor
 
 SHAPES = [(), (0,), (1,), (3,), (255,), (257,), (2, 3), (4, 0, 2), (2, 3, 5)]
@@ -29,9 +30,9 @@ def test_round_trip(device, dtype, shape):
     assert t.backend == device.backend
     np.testing.assert_array_equal(t.to_host(), values)
     assert t.to_host().dtype == DTYPES[dtype].host
-    array, _event = copy = t.to_host_async()
-    np.testing.assert_array_equal(copy.wait(), values)
-    assert copy.array is array
+    array, _event = pending = t.to_host_async()
+    np.testing.assert_array_equal(pending.wait(), values)
+    assert pending.array is array
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -206,8 +207,8 @@ def test_detach_shares_and_forgets(device):
     assert not t.detach().requires_grad
     t.detach().fill_(3)
     assert t.tolist() == [3, 3]
-    copy = t._copy()
-    copy.fill_(4)
+    other = t._copy()
+    other.fill_(4)
     assert t.tolist() == [3, 3]
 
 
@@ -229,3 +230,44 @@ def test_hooks_can_be_removed(device):
 def test_tensors_are_hashable_by_identity(device):
     a, b = (Tensor.zeros((1,), queue=device.queue) for _ in range(2))
     assert len({a, b, a}) == 2
+
+
+def test_a_dropped_tensor_outlives_the_kernel_that_reads_it(cl_device):
+    from netcl.core.kernels import program
+
+    q, n = cl_device.queue, 1000
+    source = "__kernel void copy(__global const float* x, __global float* y, int n) { int i = get_global_id(0); if (i < n) y[i] = x[i]; }"
+    copy = program.get(q, source, "copy")
+    for k in range(300):
+        y = Tensor.empty((n,), queue=q)
+        copy(q, n, 100, Tensor.from_host(q, np.full(n, k, np.float32)), y, n)
+        for _ in range(3):
+            np.zeros(n, np.float32)
+        np.testing.assert_array_equal(y.to_host(), k)
+
+
+def test_byte_order_is_converted(device):
+    t = Tensor.from_host(device.queue, np.arange(3, dtype=">f4"))
+    assert (t.dtype, t.tolist()) == ("float32", [0.0, 1.0, 2.0])
+
+
+def test_bad_values_are_told_in_the_house_form(device):
+    for bad, error, text in (
+        (lambda: Tensor.from_host(device.queue, [[1.0], [1.0, 2.0]]), ShapeError, r"\[from_host\] the values do not form an array"),
+        (lambda: Tensor.full((3,), 300, "uint8", queue=device.queue), DtypeError, r"\[fill\] 300 does not fit into uint8; shape=\(3,\)"),
+        (lambda: Tensor.zeros((2,), queue="gpu"), DeviceError, r"\[OpenCLBackend\] a command queue of an OpenCL device is needed; queue=gpu"),
+        (lambda: Tensor.empty((1 << 50,), queue=device.queue), OutOfMemoryError, r"\[allocate\] .*bytes=4503599627370496"),
+        (lambda: np.array(Tensor.ones((2,), queue=device.queue), copy=False), ValueError, r"\[array\] the values .* without a copy"),
+    ):
+        with pytest.raises(error, match=text):
+            bad()
+
+
+def test_copies_but_no_pickles(device):
+    t = Tensor.ones((2,), queue=device.queue, requires_grad=True)
+    twin = copy.deepcopy(t)
+    twin.fill_(5)
+    assert t.tolist() == [1, 1]
+    assert twin.requires_grad
+    with pytest.raises(TypeError, match=r"\[pickle\] tensors are never pickled"):
+        copy.copy(t)

@@ -74,6 +74,7 @@ def test_a_second_ctrl_c_leaves_at_once(cl_device):
 def test_a_program_that_handles_ctrl_c_goes_on(cl_device):
     script = textwrap.dedent(START.replace("100_000_000_000", "10")) + textwrap.dedent("""
         try:
+            print("ready", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             time.sleep(4)  # longer than the grace time: only a stuck driver ends a process
@@ -82,7 +83,7 @@ def test_a_program_that_handles_ctrl_c_goes_on(cl_device):
     """)
     with subprocess.Popen([sys.executable, "-c", script, cl_device.platform_name], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
+        assert [process.stdout.readline() for _ in range(2)] == ["running\n", "ready\n"]
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "(1,)\n"
         assert process.wait(timeout=20) == 7

@@ -31,7 +31,10 @@ class HostCopy:
 def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np.ndarray, dtypes.DType]:
     """Any array-like as contiguous stored bytes and their dtype; may still be the caller's memory."""
     if not isinstance(array, np.ndarray):
-        array = np.asarray(array)
+        try:
+            array = np.asarray(array)
+        except ValueError as error:
+            raise ShapeError(message(op, f"the values do not form an array: {error}")) from None
     wanted = dtypes.lookup(dtype, op) if dtype is not None else dtypes.of_array(array, op)
     if array.dtype.kind not in "biuf":
         dtypes.of_array(array, op)  # refuses it, unless it is an ml_dtypes bfloat16

@@ -18,7 +18,7 @@ from netcl.core import dtype as dtypes
 from netcl.core import env, memory, platforms
 from netcl.core.backend.cpu import HostCopy, storage_of
 from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish, register
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import DeviceError, ShapeError, message
 
 __all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
 
@@ -54,12 +54,15 @@ class OpenCLBackend:
     name = "cl"
 
     def __init__(self, queue: Any):
+        cl = platforms.opencl()
+        if not isinstance(queue, cl.CommandQueue):
+            raise DeviceError(message("OpenCLBackend", "a command queue of an OpenCL device is needed", queue=queue))
         self.queue = queue
         self.context = queue.context
         self.pool = memory.get_persistent_pool(queue)
         self.integrated = memory.is_integrated_gpu(queue)
-        self._copy = platforms.opencl().enqueue_copy
-        self._fill = platforms.opencl().enqueue_fill_buffer
+        self._copy = cl.enqueue_copy
+        self._fill = cl.enqueue_fill_buffer
         register(queue)
 
     def from_host(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from netcl.core import dtype as dtypes
+from netcl.core import platforms
 from netcl.core.errors import DeviceError, KernelBuildError, ShapeError, message
 from netcl.core.kernels import program
 
@@ -71,6 +72,7 @@ class KernelSpec:
         """Compile for a context, a queue or a device handle; the driver's answer is cached in memory and on disk."""
         context = getattr(where, "context", where)
         if context is None:
+            platforms.opencl()  # without pyopencl that is what is missing, not a device
             what = "a kernel needs an OpenCL device, this one is the NumPy backend"
             raise DeviceError(message(self.name, what, "pick one with netcl.device('cl')"))
         built = program.build(context, self.to_source(), tuple(self.options))
