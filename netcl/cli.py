@@ -1,4 +1,4 @@
-"""The ``netcl`` command: ``doctor | devices | env | cache | selftest``.
+"""The ``netcl`` command: ``doctor | devices | env | cache | selftest | ops``.
 
 ``doctor`` works in three steps that tests take one by one: :func:`collect` reads the machine into :class:`Facts`,
 :func:`diagnose` turns facts into findings, and the rest prints.
@@ -11,8 +11,10 @@ import os
 import platform as machine
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from netcl import __version__
@@ -335,7 +337,33 @@ def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests
 
-    return int(tests.run(args.device or env.value("NETCL_DEVICE")))
+    handle = manager.default(args.device or env.value("NETCL_DEVICE"))
+    if handle is None:
+        raise DeviceError(f"[selftest] no such device; device={args.device}; there are: {manager.describe()}")
+    print(f"{handle.platform_name} / {handle.device_name}")
+    counts, failed = Counter(), []
+    for op, results in groupby(tests.results(handle, args.ops), key=lambda result: result.op):
+        states = list(results)
+        counts.update(result.state for result in states)
+        failed += [result for result in states if result.state == "FAILED"]
+        cells = "  ".join(f"{result.check} {result.state}" for result in states)
+        print(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
+    for result in failed:
+        print(f"\n{result.op}, {result.check}: {result.detail}")
+    print(f"\n{counts['ok']} passed, {counts['FAILED']} failed, {counts['refused']} skipped")
+    return 1 if failed else 0
+
+
+def ops(args: argparse.Namespace) -> int:
+    """The op table: name, kind, gradient, autocast policy, one line of documentation."""
+    from netcl.ops.registry import ALIASES, REGISTRY
+
+    for name in sorted([*REGISTRY, *ALIASES]):
+        row = REGISTRY[ALIASES.get(name, name)]
+        gradient = "gradient" if row.differentiable else "-"
+        doc = f"same as {ALIASES[name]}" if name in ALIASES else (row.doc.splitlines() or [""])[0]
+        print(f"{name:28s} {type(row).__name__.lower():10s} {gradient:9s} {row.amp:6s} {doc}")
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -343,7 +371,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="netcl", description="Deep learning on any OpenCL device.")
     top.add_argument("--version", action="version", version=f"netcl {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    rows = (("doctor", doctor), ("devices", devices), ("env", environment), ("cache", cache), ("selftest", selftest))
+    rows = (("doctor", doctor), ("devices", devices), ("env", environment), ("cache", cache), ("selftest", selftest), ("ops", ops))
     for name, function in rows:
         text = function.__doc__ or ""
         command = commands.add_parser(name, help=text, description=text)
@@ -351,6 +379,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "cache":
             command.add_argument("action", choices=("info", "clear"), help="show what is kept, or remove it")
         if name == "selftest":
+            command.add_argument("ops", nargs="*", help="names of ops; all of them if none is given")
             command.add_argument("--device", default=None, help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
     return top
 
@@ -360,6 +389,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         return args.function(args)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (DeviceError, EnvironmentVariableError) as error:
         print(error, file=sys.stderr)
         return 1

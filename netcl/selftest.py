@@ -201,12 +201,13 @@ def check_gradient(row: Row, case: Case, handle: DeviceHandle, dtype: str = "flo
             continue
         v = rng.uniform(-1, 1, leaves[i].shape)
         plus, minus = (np.asarray(_tuple(reference(row, _moved(case, i, sign * 1e-6 * v)))[0], np.float64) for sign in (1, -1))
-        want = float((w * (plus - minus)).sum() / 2e-6)
+        with np.errstate(all="ignore"):
+            want = float((w * (plus - minus)).sum() / 2e-6)
         got = 0.0 if grad is None else float((grad.to_host().astype(np.float64) * v).sum())
         size = 0.0 if grad is None else float(np.abs(grad.to_host() * v).sum())
         # The differences cancel 6 digits of float64; what the device loses follows its dtype and the number of terms.
         allowed = {"float64": 2e-6, "float32": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}[dtype] * getattr(row, "tol", 1.0)
-        if not abs(got - want) <= allowed * max(size, abs(want), 0.1):
+        if not (abs(got - want) <= allowed * max(size, abs(want), 0.1) or (np.isnan(got) and np.isnan(want))):
             raise Mismatch(f"[{row.name}] the gradient of input {i}: got {got:.6g}, differences say {want:.6g}; case={case.label}, dtype={dtype}")
 
 
@@ -235,7 +236,7 @@ def _moved(case: Case, index: int, step: np.ndarray) -> Case:
 def check_errors(row: Row, handle: DeviceHandle) -> None:
     """Every declared misuse raises the declared text."""
     for sample, pattern in getattr(row, "errors", ()):
-        inputs = [_sent(x, handle, "float32") for x in sample.arrays()]
+        inputs = [_as_given(x, handle) for x in sample.arrays()]
         try:
             call(row, ops, inputs, dict(sample.kwargs))
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -243,6 +244,12 @@ def check_errors(row: Row, handle: DeviceHandle) -> None:
                 raise Mismatch(f"[{row.name}] the error says {str(error)!r}, not {pattern!r}") from None
         else:
             raise Mismatch(f"[{row.name}] no error for {sample.shapes} {dict(sample.kwargs)}; expected {pattern!r}")
+
+
+def _as_given(value: Any, handle: DeviceHandle) -> Any:
+    if isinstance(value, list):
+        return [_as_given(part, handle) for part in value]
+    return Tensor.from_host(handle.queue, value) if isinstance(value, np.ndarray) else value
 
 
 # ---- the table
