@@ -25,7 +25,8 @@ __all__ = [
     "Body", "Layout", "Node", "Port", "chain_body", "compose", "forward_body", "kernel_source", "numpy_function", "source", "vjp_body",
 ]  # fmt: skip
 
-COMPUTE = {"float": np.dtype("float32"), "double": np.dtype("float64"), "int": np.dtype("int32"), "long": np.dtype("int64")}
+_NUMPY = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
 
 
 # ---- bodies
@@ -163,7 +164,7 @@ class Layout(NamedTuple):
     rank: int = 0
     width: int = 1
     aligned: bool = True
-    index: str = "int"
+    integer: str = "int"
 
 
 def _vector(kind: str, width: int) -> str:
@@ -218,7 +219,7 @@ def _bfloat16(width: int) -> str:
 
 
 def _load_function(dtype: DType, compute: str, layout: Layout) -> str:
-    head = f"real load_{dtype.name}(__global const {dtype.c_storage}* p, {layout.index} i, {layout.index} left) {{"
+    head = f"real load_{dtype.name}(__global const {dtype.c_storage}* p, {layout.integer} i, {layout.integer} left) {{"
     whole = _load(dtype, compute, layout.width, layout.aligned)
     if layout.width == 1:
         return f"{head} return {whole}; }}"
@@ -230,10 +231,10 @@ def _load_function(dtype: DType, compute: str, layout: Layout) -> str:
 
 def _tail_function(dtype: DType, compute: str, layout: Layout) -> str:
     lane = dtype.load.replace("(i,", "(i + k,").replace("p[i]", "p[i + k]")
-    return f"""real load_{dtype.name}_tail(__global const {dtype.c_storage}* p, {layout.index} i, {layout.index} left) {{
+    return f"""real load_{dtype.name}_tail(__global const {dtype.c_storage}* p, {layout.integer} i, {layout.integer} left) {{
   {compute} lanes[{layout.width}];
   for (int l = 0; l < {layout.width}; ++l) {{
-    const {layout.index} k = l < left ? l : 0;
+    const {layout.integer} k = l < left ? l : 0;
     lanes[l] = ({compute})({lane});
   }}
   return vload{layout.width}(0, lanes);
@@ -241,10 +242,10 @@ def _tail_function(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
-    head = f"void store_{dtype.name}(__global {dtype.c_storage}* p, {layout.index} i, {layout.index} left, real x)"
+    head = f"void store_{dtype.name}(__global {dtype.c_storage}* p, {layout.integer} i, {layout.integer} left, real x)"
     if layout.width == 1:
         return f"{head} {{ {_store(dtype, compute, 1, True)}; }}"
-    lane = f"void store_{dtype.name}_lane(__global {dtype.c_storage}* p, {layout.index} i, {compute} x)"
+    lane = f"void store_{dtype.name}_lane(__global {dtype.c_storage}* p, {layout.integer} i, {compute} x)"
     return f"""{lane} {{ {_store(dtype, compute, 1, True)}; }}
 {head} {{
   if (left >= {layout.width}) {{
@@ -293,7 +294,7 @@ def statements(body: Body, compute: str) -> list[str]:
 
 
 def _parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> list[str]:
-    index = layout.index
+    index = layout.integer
     text = [f"__global const {port.dtype.c_storage}* p_{port.name}" for port in inputs]
     text += [f"__global {port.dtype.c_storage}* q_{port.name}" for port in outputs]
     constants = [name for name in body.inputs if name not in {port.name for port in inputs}]
@@ -307,7 +308,7 @@ def _parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Port], com
 
 def _row_offsets(inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> list[str]:
     """Lines that find a work-item's row and move every pointer to it."""
-    index = layout.index
+    index = layout.integer
     text = [f"const {index} per_row = (inner + chunk - 1) / chunk;", f"const {index} row = item / per_row;", "if (row >= rows) return;"]
     text += [f"p_{port.name} += row / {_sizes(layout, 0)} * step_{port.name}_0;" for port in inputs]
     for d in range(1, layout.rank):
@@ -329,7 +330,7 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     a work-item) and, with outer axes, ``rows``, the sizes of all but the first of them, and each input's steps.
     """
     lines = statements(body, compute)
-    index = layout.index
+    index = layout.integer
     constants = [n for n in body.inputs if n not in {port.name for port in inputs}]
     start = [f"const {index} item = get_global_id(0);"]
     start += _row_offsets(inputs, outputs, layout) if layout.rank else [f"const {index} begin = item * chunk;"]
@@ -381,4 +382,3 @@ def source(
     ports = [Port(n, dtype) for n, dtype in zip(body.inputs, inputs, strict=True)]
     out = [Port(n, dtype) for n, dtype in zip(body.outputs, outputs, strict=True)]
     return kernel_source(name, body, ports, out, compute, layout or Layout()), body.scalars
-

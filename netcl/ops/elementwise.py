@@ -61,6 +61,22 @@ def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple
     return tuple(made)
 
 
+def tensor(op: str, x: Any) -> Tensor:
+    """One input as a tensor; a number or an array goes to the active device."""
+    if isinstance(x, Tensor):
+        return x
+    (made,) = operands(op, (x,))
+    assert isinstance(made, Tensor)
+    return made
+
+
+def tensors(op: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Several inputs as tensors on one device, numbers too."""
+    made = operands(op, values)
+    queue = next(x.queue for x in made if isinstance(x, Tensor))
+    return tuple(x if isinstance(x, Tensor) else Tensor.from_host(queue, x) for x in made)
+
+
 def _operand(x: Any, queue: Any) -> Operand:
     if isinstance(x, Tensor) or type(x) in _SCALARS:
         return x
@@ -85,7 +101,7 @@ def broadcast(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) 
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
-        values = {f"{name}.shape": shape for name, shape in zip(names, shapes, strict=True)}
+        values: dict[str, Any] = {f"{name}.shape": shape for name, shape in zip(names, shapes, strict=True)}
         raise ShapeError(message(op, "shapes do not broadcast", **values)) from None
 
 
@@ -207,21 +223,22 @@ def prepare(
     op: str, queue: Any, body: Body, values: Sequence[Operand], outputs: Sequence[DType], compute: str, scalars: int, shape: tuple[int, ...]
 ) -> Plan:
     """Decide everything about a body over operands of certain dtypes and shapes; builds the kernel if it is new."""
-    tensors = tuple(i for i, x in enumerate(values) if isinstance(x, Tensor))
-    numbers = (*(i for i, x in enumerate(values) if not isinstance(x, Tensor)), *range(len(values), len(values) + scalars))
+    given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
+    tensors = tuple(given)
+    numbers = (*(i for i in range(len(values)) if i not in given), *range(len(values), len(values) + scalars))
     n = math.prod(shape)
     cast = int if compute in ("int", "long") else float
     names = tuple(dtype.name for dtype in outputs)
     if n == 0:
         return Plan(shape, names, None, 0, 0, tensors, numbers, cast, ())
-    require_double(op, queue, *names, *(values[i].dtype for i in tensors), "float64" if compute == "double" else "")
+    require_double(op, queue, *names, *(x.dtype for x in given.values()), "float64" if compute == "double" else "")
     profile = profile_of(queue)
-    walk = collapse(shape, [values[i].shape for i in tensors])
+    walk = collapse(shape, [x.shape for x in given.values()])
     layout = _layout(walk, n, names[0], profile)
-    inputs = [Port(body.inputs[i], DTYPES[values[i].dtype], moves) for i, moves in zip(tensors, walk.moves, strict=True)]
+    inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
     kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout)
     chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile)
-    sizes = (walk.inner, chunk)
+    sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
         sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
     return Plan(shape, names, kernel, items, local, tensors, numbers, cast, sizes)
@@ -332,6 +349,7 @@ def as_compute(x: Operand, compute: str) -> np.ndarray:
     """An operand on the NumPy backend as an array of the compute type."""
     if not isinstance(x, Tensor):
         return COMPUTE[compute].type(x)
+    assert x.array is not None
     return dtypes.decode(x.array, DTYPES[x.dtype]).astype(COMPUTE[compute], copy=False)
 
 
@@ -361,7 +379,9 @@ def _run_numpy(
     made = from_compute(value, shape, result, queue, values)
     if out is None:
         return made
-    np.copyto(check_out(row.name, out, shape, result.name).array, made.array)
+    target = check_out(row.name, out, shape, result.name)
+    assert target.array is not None and made.array is not None
+    np.copyto(target.array, made.array)
     return out
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from netcl.ops.functions import FUNCTIONS, Function
-from netcl.ops.registry import REGISTRY, is_truth, parse
+from netcl.ops.registry import REGISTRY, Pointwise, called, is_truth, parse
 
 _SYMBOLS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
@@ -52,6 +52,7 @@ def fold(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
 
 def _value(node: ast.expr, algebra: Algebra) -> Any:
     if isinstance(node, ast.Constant):
+        assert isinstance(node.value, int | float)
         return algebra.literal(node.value)
     if isinstance(node, ast.Name):
         return algebra.name(node.id)
@@ -61,8 +62,8 @@ def _value(node: ast.expr, algebra: Algebra) -> Any:
         return algebra.arithmetic(_SYMBOLS[type(node.op)], fold(node.left, algebra), fold(node.right, algebra))
     if isinstance(node, ast.Compare):
         return algebra.compare(_SYMBOLS[type(node.ops[0])], fold(node.left, algebra), fold(node.comparators[0], algebra))
-    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    function = FUNCTIONS[node.func.id]
+    assert isinstance(node, ast.Call)
+    function = called(node)
     return algebra.call(function, [fold(arg, algebra, sort) for arg, sort in zip(node.args, function.takes, strict=True)])
 
 
@@ -256,6 +257,7 @@ def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str
         if id(made) not in grads:
             continue
         row = REGISTRY[op]
+        assert isinstance(row, Pointwise)
         bound = {"g": grads[id(made)], "out": made, **{f"v{i}": x for i, x in enumerate(args)}}
         for x, vjp in zip(args, row.vjp, strict=True):
             if vjp and not _plain(x):

@@ -19,7 +19,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops.elementwise import operands, run
+from netcl.ops.elementwise import run, tensor, tensors
 from netcl.ops.expression import differentiate
 from netcl.ops.functions import erf
 from netcl.ops.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
@@ -44,7 +44,7 @@ def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callabl
 
 
 # ---- arithmetic
-binary("add", "v0 + v1", "g", "g", np.add, doc="Sum of two tensors.")
+_ADD = binary("add", "v0 + v1", "g", "g", np.add, doc="Sum of two tensors.")
 binary("sub", "v0 - v1", "g", "-g", np.subtract, accepts="number", doc="Difference of two tensors.")
 binary("mul", "v0 * v1", "g * v1", "g * v0", np.multiply, doc="Product of two tensors.")
 binary("div", "v0 / v1", "g / v1", "-g * out / v1", np.divide, domain=(0.5, 3.0), doc="True quotient; integers give float32.")
@@ -95,7 +95,7 @@ unary("trunc", "TRUNC(v0)", "0", np.trunc, doc="x without its fraction.")
 
 # ---- comparisons and logic: bool results, no gradient
 binary("eq", "v0 == v1", None, None, np.equal, doc="a == b.")
-binary("ne", "v0 != v1", None, None, np.not_equal, doc="a != b.")
+NE = binary("ne", "v0 != v1", None, None, np.not_equal, doc="a != b.")
 binary("lt", "v0 < v1", None, None, np.less, doc="a < b.")
 binary("le", "v0 <= v1", None, None, np.less_equal, doc="a <= b.")
 binary("gt", "v0 > v1", None, None, np.greater, doc="a > b.")
@@ -262,8 +262,8 @@ def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
     name = dtypes.lookup(dtype, "cast").name
-    (x,) = operands("cast", (x,))
-    if out is None and isinstance(x, Tensor) and x.dtype == name:
+    x = tensor("cast", x)
+    if out is None and x.dtype == name:
         return x
     return run(_CAST, (x,), (), out, name)
 
@@ -274,7 +274,7 @@ def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
         return weight
     if not -x.ndim <= axis < x.ndim or weight.shape != (x.shape[axis],):
         what = f"one value per element of axis {axis} is expected"
-        raise ShapeError(message(name, what, **{"x.shape": x.shape, "weight.shape" if name == "prelu" else "bias.shape": weight.shape}))
+        raise ShapeError(message(name, what, "", **{"x.shape": x.shape, "weight.shape" if name == "prelu" else "bias.shape": weight.shape}))
     after = x.ndim - 1 - axis % x.ndim
     return weight._view((*weight.shape, *(1,) * after))
 
@@ -299,8 +299,8 @@ def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
 )  # fmt: skip
 def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
-    x, bias = operands("bias_add", (x, bias))
-    return run(REGISTRY["add"], (x, _channel_view("bias_add", x, bias, axis)), (), out)
+    x, bias = tensors("bias_add", (x, bias))
+    return run(_ADD, (x, _channel_view("bias_add", x, bias, axis)), (), out)
 
 
 def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
@@ -317,7 +317,7 @@ def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
 )  # fmt: skip
 def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""
-    x, weight = operands("prelu", (x, weight))
+    x, weight = tensors("prelu", (x, weight))
     return run(_PRELU, (x, _channel_view("prelu", x, weight, 1)), (), out)
 
 

@@ -4,7 +4,7 @@
 //   LOAD, LOAD_GIVEN, STORE   (p, i, left[, x]): elements i.. of p as a real, at most `left` of them exist
 //   NEUTRAL                   what combining with changes nothing
 //   fold_map, fold_combine, fold_finish, fold_lanes    the row's formulas; the combination of a vector's lanes
-//   WIDTH, LOCAL              lanes of a real; work-items of a group
+//   WIDTH, LANES, LOCAL       lanes of a real and their numbers as a mask; work-items of a group
 // INDEX_T and PARAM_T are replaced in the text, because the types of kernel arguments are read from it.
 //
 // A row may be cut into `slices` of `slice` elements; then y holds one partial result per slice, and a second launch

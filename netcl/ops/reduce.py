@@ -22,7 +22,8 @@ from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import Body, Layout, forward_body, helper_functions, numpy_function, statements, value_functions
-from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, operands, prepare, profile_of, require_double, run
+from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, prepare, profile_of, require_double, run, tensor
+from netcl.ops.pointwise import NE
 from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, op, parse, register
 
 Axis = int | Sequence[int] | None
@@ -44,10 +45,10 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
     given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
     for a in given:
         if not isinstance(a, int | np.integer) or not -len(shape) <= a < len(shape):
-            raise ShapeError(message(name, f"axis {a} is out of range", **{"x.shape": shape}))
+            raise ShapeError(message(name, f"axis {a} is out of range", "", **{"x.shape": shape}))
     axes = sorted(int(a) % len(shape) for a in given)
     if len(set(axes)) < len(axes):
-        raise ShapeError(message(name, "an axis is named twice", axis=axis, **{"x.shape": shape}))
+        raise ShapeError(message(name, "an axis is named twice", "", axis=axis, **{"x.shape": shape}))
     return tuple(axes)
 
 
@@ -76,10 +77,10 @@ def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
 
 
 class Shape3(NamedTuple):
-    """A tensor seen as (rows, count, inner); ``count`` is folded."""
+    """A tensor seen as (rows, length, inner); the axis of ``length`` is folded."""
 
     rows: int
-    count: int
+    length: int
     inner: int
 
 
@@ -125,7 +126,7 @@ def _source(stage: Stage, source: DType, given: DType, target: DType, layout: La
     defines = {"SRC": source.c_storage, "GIVEN": given.c_storage, "DST": target.c_storage, "LOAD": f"load_{source.name}",
                "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": local}  # fmt: skip
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    body = _SOURCE.replace("INDEX_T", layout.index).replace("PARAM_T", stage.compute)
+    body = _SOURCE.replace("INDEX_T", layout.integer).replace("PARAM_T", stage.compute)
     return f"{values}\n{_fold_functions(stage, layout.width)}{macros}{body}"
 
 
@@ -140,23 +141,23 @@ class Plan(NamedTuple):
 
 def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
     """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage."""
-    variant = get_kernel_selector().select("reduction", ((shape.count,),), profile, dtype).variant
+    variant = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype).variant
     cpu = profile.device_type == "cpu"
     wide = CPU_WIDTH if cpu else 4
     if shape.inner > 1:
         width = wide if shape.inner >= wide else 1
         wanted = 4 * profile.max_compute_units if cpu else 256 * profile.max_compute_units
         outputs = shape.rows * -(-shape.inner // width)
-        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.count, outputs, wanted, 256))
-    width = wide if shape.count >= 4 * wide else 1
+        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.length, outputs, wanted, 256))
+    width = wide if shape.length >= 4 * wide else 1
     if cpu:
-        return Plan("reduce_rows", width, 1, _slices(shape.count, shape.rows, 4 * profile.max_compute_units, 16384))
+        return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, 4 * profile.max_compute_units, 16384))
     if variant is KernelVariant.REDUCTION_SEQUENTIAL:
         return Plan("reduce_rows", width, 64, 1)
     local = min(256, profile.max_work_group_size)
     slices = 1
     if variant is KernelVariant.REDUCTION_WORKGROUP:
-        slices = _slices(shape.count, shape.rows, 8 * profile.max_compute_units, 16384)
+        slices = _slices(shape.length, shape.rows, 8 * profile.max_compute_units, 16384)
     return Plan("reduce_group", width, local, slices)
 
 
@@ -203,16 +204,16 @@ def _launch(
     recipe: Recipe, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
 ) -> None:
     """Record one stage: a partial result per ``length`` elements of every row."""
-    slices = -(-shape.count // length)
+    slices = -(-shape.length // length)
     columns = chosen.kernel == "reduce_columns"
-    aligned = (shape.inner if columns else shape.count) % chosen.width == 0
+    aligned = (shape.inner if columns else shape.length) % chosen.width == 0
     layout = Layout(0, chosen.width, aligned, "int" if math.prod(shape) < _MOST_INT else "long")
     slots = (x, x if given is None else given, target)
-    types = tuple(recipe.tensors[slot].dtype for slot in slots)
+    types = tuple(DTYPES[recipe.tensors[slot].dtype] for slot in slots)
     key = (stage.row.name, "reduce", stage, types, layout, chosen.kernel, chosen.local)
     state = program.state(recipe.queue)
     if key not in state:
-        text = _source(stage, *(DTYPES[name] for name in types), layout, chosen.local)
+        text = _source(stage, types[0], types[1], types[2], layout, chosen.local)
         state[key] = program.get(recipe.queue, text, chosen.kernel)
     items = shape.rows * slices * (-(-shape.inner // chosen.width) if columns else 1)
     if chosen.kernel == "reduce_group":
@@ -225,25 +226,23 @@ def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: in
     profile = profile_of(recipe.queue)
     chosen = plan(shape, stage.row.name, recipe.tensors[x].dtype, profile)
     if chosen.slices == 1:
-        _launch(recipe, stage, x, given, target, shape, chosen, shape.count, args)
+        _launch(recipe, stage, x, given, target, shape, chosen, shape.length, args)
         return
-    length = -(-shape.count // chosen.slices)
+    length = -(-shape.length // chosen.slices)
     length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
-    rest = Shape3(shape.rows, -(-shape.count // length), shape.inner)
+    rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
     partial = recipe.empty(tuple(rest), _STORED[stage.compute])
     _launch(recipe, stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
     second = plan(rest, stage.row.name, _STORED[stage.compute], profile)
-    _launch(recipe, stage._replace(maps=False), partial, given, target, rest, second, rest.count, args)
+    _launch(recipe, stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
-    row = REGISTRY["sum"]
-    assert isinstance(row, Reduction)
-    partial = Tensor.empty((shape.rows, -(-shape.count // length), shape.inner), _STORED[compute], queue=x.queue)
+    partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), _STORED[compute], queue=x.queue)
     recipe = Recipe(x, partial)
     chosen = plan(shape, "sum", x.dtype, profile_of(x.queue))
-    _launch(recipe, Stage(row, compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
+    _launch(recipe, Stage(_SUM, compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
     recipe.finish()
     return partial
 
@@ -281,15 +280,16 @@ def fold(
 def _fold_new(
     row: Reduction, x: Tensor, axis: Axis, keepdims: bool, params: Sequence[float], out: Tensor | None, dtype: str | None
 ) -> Tensor:  # fmt: skip
-    (x,) = operands(row.name, (x,))
+    x = tensor(row.name, x)
     axes = axes_of(row.name, axis, x.shape)
     shape = folded_shape(x.shape, axes, keepdims)
     compute, result = _types(row, x)
     result = DTYPES[dtype] if dtype else result
     count = math.prod(x.shape[a] for a in axes)
-    if count == 0 and not row.empty and math.prod(shape):
-        raise ShapeError(message(row.name, "a fold of no elements has no value", axis=axis, **{"x.shape": x.shape}))
-    if isinstance(x.queue, CPUQueue) or count == 0 or not math.prod(shape):
+    size = math.prod(shape)
+    if count == 0 and not row.empty and size:
+        raise ShapeError(message(row.name, "a fold of no elements has no value", "", axis=axis, **{"x.shape": x.shape}))
+    if isinstance(x.queue, CPUQueue) or count * size == 0:
         made = _fold_numpy(row, x, axes, shape, compute, result, count, params)
         return made if out is None else check_out(row.name, out, shape, result.name).write(made)
     require_double(row.name, x.queue, x.dtype, result.name)
@@ -341,8 +341,8 @@ def _fold_axes(
         _fold_cl(recipe, Stage(row, compute, not mapped, False), x, None, part, shape, args)
         x, mapped, folded = part, True, folded - 1
         pattern = _without(pattern, at)
-    at = next((i for i, (is_folded, _) in enumerate(pattern) if is_folded), None)
-    shape = _shape3(pattern, at) if at is not None else Shape3(math.prod(size for _, size in pattern), 1, 1)
+    last = [i for i, (is_folded, _) in enumerate(pattern) if is_folded]
+    shape = _shape3(pattern, last[0]) if last else Shape3(math.prod(size for _, size in pattern), 1, 1)
     _fold_cl(recipe, Stage(row, compute, not mapped, True), x, given, target, shape, args)
 
 
@@ -522,7 +522,7 @@ def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vj
     return row
 
 
-reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", doc="Sum over axes; integers and bool give int64.")
+_SUM = reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", doc="Sum over axes; integers and bool give int64.")
 reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", result="float", doc="Mean over axes; integers give float32.")
 reduction("prod", "v0 * v1", "1", np.prod, _prod_vjp, result="sum", domain=(0.5, 1.5), tol=4, doc="Product over axes.")
 reduction("max", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
@@ -557,7 +557,7 @@ alias("reduce_max", "max")
 
 # ---- reductions that are not one row
 
-_ABS = {"combine": "v0 + v1", "neutral": "0", "vjp": None, "ref": np.linalg.norm, "result": "float"}
+_ABS: dict[str, Any] = {"combine": "v0 + v1", "neutral": "0", "vjp": None, "ref": np.linalg.norm, "result": "float"}
 _NORMS: dict[float, Reduction] = {
     0.0: Reduction("norm_0", map="v0 != 0", **_ABS),
     1.0: Reduction("norm_1", map="ABS(v0)", **_ABS),
@@ -612,5 +612,5 @@ def _reference_count(x: np.ndarray, axis: Any = None, keepdims: bool = False) ->
     samples=[S((257,)), S((3, 5, 7), axis=1, dtypes="int32", high=2), S((0,)), S((4, 5), axis=(0, 1), dtypes="bool")])  # fmt: skip
 def count_nonzero(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """How many elements are not zero, as int64."""
-    (x,) = operands("count_nonzero", (x,))
-    return fold(REGISTRY["sum"], x if x.dtype == "bool" else run(REGISTRY["ne"], (x, 0)), axis, keepdims)
+    x = tensor("count_nonzero", x)
+    return fold(_SUM, x if x.dtype == "bool" else run(NE, (x, 0)), axis, keepdims)

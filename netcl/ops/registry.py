@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from netcl.core.errors import message
-from netcl.ops.functions import FUNCTIONS
+from netcl.ops.functions import FUNCTIONS, Function
 
 Amp = Literal["half", "float", "keep"]
 Result = Literal["same", "bool", "float", "sum"]
@@ -67,14 +67,21 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
 def names(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
     """Every name an expression reads, through its shared sub-expressions as well."""
     found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FUNCTIONS)
-    for name in found & set(let or ()):
-        found |= names(let[name], let)
+    shared = let or {}
+    for name in found & set(shared):
+        found |= names(shared[name], shared)
     return frozenset(found)
+
+
+def called(node: ast.Call) -> Function:
+    """The function a checked call names."""
+    assert isinstance(node.func, ast.Name)
+    return FUNCTIONS[node.func.id]
 
 
 def is_truth(node: ast.AST) -> bool:
     """Whether an expression is a truth value: a comparison or a function that gives one."""
-    return isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and FUNCTIONS[node.func.id].gives == "t")
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and called(node).gives == "t")
 
 
 def needs_float(text: str) -> bool:
@@ -82,7 +89,7 @@ def needs_float(text: str) -> bool:
     for node in ast.walk(parse(text)):
         if isinstance(node, ast.Div) or (isinstance(node, ast.Constant) and isinstance(node.value, float)):
             return True
-        if isinstance(node, ast.Call) and not FUNCTIONS[node.func.id].integral:
+        if isinstance(node, ast.Call) and not called(node).integral:
             return True
     return False
 
@@ -92,8 +99,8 @@ def _number_names(node: ast.AST, wanted: str = "n") -> set[str]:
     if isinstance(node, ast.Name):
         return {node.id} if wanted == "n" else set()
     if isinstance(node, ast.Call):
-        takes = FUNCTIONS[node.func.id].takes
-        return set().union(*(_number_names(arg, sort) for arg, sort in zip(node.args, takes, strict=True)))
+        pairs = zip(node.args, called(node).takes, strict=True)
+        return set().union(*(_number_names(arg, sort) for arg, sort in pairs))
     return set().union(*(_number_names(child) for child in ast.iter_child_nodes(node)))
 
 
@@ -379,6 +386,7 @@ def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
     given: dict[str, Any] = {"needs": (True,) * len(inputs), **keywords, "g": g, "out": out}
     for name, x in zip(row.inputs, inputs, strict=True):
         given |= {name: x, f"{name}_shape": getattr(x, "shape", None), f"{name}_dtype": getattr(x, "dtype", None)}
+    assert row.vjp is not None
     wanted = list(inspect.signature(row.vjp).parameters)[1:]
     grads = row.vjp(F, **{name: given[name] for name in wanted})
     return grads if isinstance(grads, tuple) else (grads,)

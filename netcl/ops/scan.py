@@ -16,7 +16,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import Layout, value_functions
-from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, operands, profile_of, require_double
+from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, require_double, tensor
 from netcl.ops.reduce import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.ops.registry import S, op
 
@@ -52,10 +52,10 @@ def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:
     profile = profile_of(queue)
     wanted = (4 if profile.device_type == "cpu" else 256) * profile.max_compute_units
     columns = shape.rows * shape.inner
-    slices = max(1, min(-(-wanted // columns), shape.count // _SLICE))
-    length = -(-shape.count // slices)
+    slices = max(1, min(-(-wanted // columns), shape.length // _SLICE))
+    length = -(-shape.length // slices)
     length = -(-length // CPU_WIDTH) * CPU_WIDTH
-    return length, -(-shape.count // length)
+    return length, -(-shape.length // length)
 
 
 def _local(queue: Any) -> int:
@@ -78,7 +78,7 @@ def _reference_cumsum(x: np.ndarray, axis: int | None = None, reverse: bool = Fa
     errors=[(S((2, 3), axis=2), r"\[cumsum\] axis 2 is out of range; x.shape=\(2, 3\)")])  # fmt: skip
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
-    (x,) = operands("cumsum", (x,))
+    x = tensor("cumsum", x)
     shape = _shape3("cumsum", x, axis)
     row = DTYPES[x.dtype]
     result, compute = (row, row.c_compute) if row.is_float else (DTYPES["int64"], "long")
@@ -127,21 +127,23 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
 
 
 def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
-    (x,) = operands(name, (x,))
+    x = tensor(name, x)
     shape = _shape3(name, x, axis)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(name, axis, x.shape)
     result_shape = folded_shape(x.shape, axes, keepdims)
-    if shape.count == 0 and math.prod(result_shape):
+    size = math.prod(result_shape)
+    if shape.length == 0 and size:
         raise ShapeError(message(name, "no elements: there is no position to give", axis=axis, **{"x.shape": x.shape}))
     if isinstance(x.queue, CPUQueue):
         return _arg_numpy(np.argmax if name == "argmax" else np.argmin, x, axis, result_shape)
     target = Tensor.empty(result_shape, "int64", queue=x.queue)
-    if math.prod(result_shape):
+    if size:
         _arg_cl(name, x, target, shape)
     return target
 
 
 def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tuple[int, ...]) -> Tensor:
+    assert x.array is not None
     values = dtypes.decode(x.array, DTYPES[x.dtype])
     if not math.prod(shape):
         return Tensor.empty(shape, "int64", queue=x.queue)
