@@ -15,7 +15,7 @@ from netcl.runtime import cache as _cache  # registers the disk cache with core'
 __version__ = "0.1.0"
 __all__ = ["bias_add", "build_matmul_kernel", "conv2d", "device", "elementwise_binary", "matmul", "reduce_sum", "relu", "softmax"]
 
-_AUTOGRAD = "matmul elementwise_binary relu bias_add reduce_sum softmax conv2d no_grad tensor"
+_AUTOGRAD = "matmul elementwise_binary relu bias_add reduce_sum softmax conv2d no_grad tensor kernel"
 _SHORTCUTS = {
     **dict.fromkeys(_AUTOGRAD.split(), "netcl.autograd"),
     **dict.fromkeys(("build_matmul_kernel", "manual_seed"), "netcl.ops"),

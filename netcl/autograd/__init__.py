@@ -11,6 +11,7 @@ from netcl import ops as _forward
 from netcl.autograd import ops as _twins
 from netcl.autograd.function import Function, checkpoint
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
+from netcl.autograd.kernel import Kernel, kernel
 from netcl.autograd.ops import apply_op
 from netcl.autograd.tape import (
     Node,
@@ -32,8 +33,8 @@ from netcl.core import dispatch
 from netcl.core.tensor import Tensor
 
 __all__ = [
-    "Function", "GradientError", "Node", "Tape", "apply_op", "backward", "checkpoint", "debug_tape", "detect_anomaly", "enable_grad",
-    "get_current_tape", "grad", "gradcheck", "gradgradcheck", "is_grad_enabled", "no_grad", "retain_grad", "set_current_tape",
+    "Function", "GradientError", "Kernel", "Node", "Tape", "apply_op", "backward", "checkpoint", "debug_tape", "detect_anomaly", "enable_grad",
+    "get_current_tape", "grad", "gradcheck", "gradgradcheck", "is_grad_enabled", "kernel", "no_grad", "retain_grad", "set_current_tape",
     "set_detect_anomaly", "set_grad_enabled", "tensor",
 ]  # fmt: skip
 

@@ -133,3 +133,8 @@ def cache_dir() -> Path | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def for_child(**changes: str) -> dict[str, str]:
+    """The environment for a child process: this one with ``changes``."""
+    return {**os.environ, **changes}

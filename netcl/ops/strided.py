@@ -161,10 +161,20 @@ def _transposition(queue: Any, copy: Copy) -> _Plan | None:
     return _Plan(_kernel(queue, "transpose_local", copy), (blocks * _TILE, _ROWS), (_TILE, _ROWS), args)
 
 
-def _alignment(*tensors: Tensor) -> int:
+def alignment(*tensors: Tensor) -> int:
     """Bytes that both memories are aligned to: pools give 16 and more, a caller's own array (``share=True``) may not."""
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]
     return math.gcd(16, *addresses)
+
+
+def remember(state: Any, op: str, key: Any, plan: Any) -> Any:
+    """Keep a plan in the state of a context; the oldest of an op goes when there are too many."""
+    kept = state.setdefault((op, "kept"), [])
+    if len(kept) >= _MOST_PLANS:
+        state.pop(kept.pop(0), None)
+    kept.append(key)
+    state[key] = plan
+    return plan
 
 
 # ---- doing it
@@ -180,17 +190,13 @@ def copy_block(
         _block(dst, sizes, d_start, d_strides)[...] = _block(src, sizes, s_start, s_strides)
         return
     queue = dst.queue
-    key = ("strided", src.dtype, tuple(sizes), s_start, tuple(s_strides), d_start, tuple(d_strides), _alignment(src, dst))
+    key = ("strided", src.dtype, tuple(sizes), s_start, tuple(s_strides), d_start, tuple(d_strides), alignment(src, dst))
     state = program.state(queue)
     plans = state.get(key)
     if plans is None:
         axes = merge([Axis(*axis) for axis in zip(sizes, s_strides, d_strides, strict=True)])
         plans = _plans(queue, widen(Copy(dtypes.DTYPES[src.dtype].itemsize, s_start, d_start, axes), key[-1]))
-        kept = state.setdefault(("strided", "kept"), [])
-        if len(kept) >= _MOST_PLANS:
-            state.pop(kept.pop(0), None)
-        kept.append(key)
-        state[key] = plans
+        remember(state, "strided", key, plans)
     for plan in plans:
         plan.kernel(queue, plan.global_size, plan.local_size, src, dst, *plan.args)
 

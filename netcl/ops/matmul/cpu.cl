@@ -1,0 +1,275 @@
+// Matrix products on CPUs. A work-group is one work-item and does a block of rows times a panel of columns; it packs the panel of
+// B into local memory (the second cache) and sweeps it with tiles of MR rows that live in registers, reading A where it lies.
+#ifndef MR  // rows of a register tile: 1, 2, 4, 6, 8 or 12
+#define MR 6
+#endif
+#ifndef NV  // vectors of a register tile: 1 to 4
+#define NV 4
+#endif
+#ifndef VW  // lanes of a vector
+#define VW 4
+#endif
+#ifndef STRIPS  // register tiles side by side in a panel: narrow tiles share what they read of A while it is in the first cache
+#define STRIPS 4
+#endif
+#ifndef KC  // rows of a panel; KC * NR * STRIPS values must fit local memory
+#define KC 256
+#endif
+#ifndef PACKED_A  // 1: A was packed into panels of MR rows by pack_a
+#define PACKED_A 0
+#endif
+#ifndef PACKED_B  // 0: B is read where it lies; for few rows, and N at least NR
+#define PACKED_B 1
+#endif
+#ifndef B_PLAIN  // 1: B is stored in REAL, so vectors can be copied
+#define B_PLAIN 1
+#endif
+#ifndef C_PLAIN  // 1: C is stored in REAL
+#define C_PLAIN 1
+#endif
+
+#ifndef BIAS_PLAIN  // 1: so is the bias, if there is one
+#define BIAS_PLAIN 1
+#endif
+#ifndef V_ACTIVATION  // ACTIVATION of a vector
+#define V_ACTIVATION(x) (x)
+#endif
+
+#define NR (NV * VW)
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define V JOIN(REAL, VW)
+#define V_LOAD(p) JOIN(vload, VW)(0, p)
+#define V_STORE(x, p) JOIN(vstore, VW)(x, 0, p)
+#define V_RELU_OF(x) select(x, (V)(0), (x) < (V)(0))
+
+#if NV == 1
+#define COLUMNS(F, i) F(i, 0)
+#elif NV == 2
+#define COLUMNS(F, i) F(i, 0) F(i, 1)
+#elif NV == 3
+#define COLUMNS(F, i) F(i, 0) F(i, 1) F(i, 2)
+#else
+#define COLUMNS(F, i) F(i, 0) F(i, 1) F(i, 2) F(i, 3)
+#endif
+#if MR == 1
+#define ROWS(F) F(0)
+#elif MR == 2
+#define ROWS(F) F(0) F(1)
+#elif MR == 4
+#define ROWS(F) F(0) F(1) F(2) F(3)
+#elif MR == 6
+#define ROWS(F) F(0) F(1) F(2) F(3) F(4) F(5)
+#elif MR == 8
+#define ROWS(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
+#else
+#define ROWS(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11)
+#endif
+
+#if PACKED_A
+#define A_POINTER(i)
+#define A_VALUE(i) a_panel[(INDEX)kk * MR + i]
+#elif TRANS_A
+#define A_POINTER(i) __global const A_T* a##i = a + (INDEX)k0 * lda + min(m0 + i, m - 1);
+#define A_VALUE(i) A_LOAD(a##i, (INDEX)kk * lda)
+#else
+#define A_POINTER(i) __global const A_T* a##i = a + (INDEX)min(m0 + i, m - 1) * lda + k0;
+#define A_VALUE(i) A_LOAD(a##i, kk)
+#endif
+#define ZERO(i, j) V c##i##_##j = (V)(0);
+#define ZERO_ROW(i) COLUMNS(ZERO, i)
+#define B_VECTOR(i, j) const V b##j = V_LOAD(row + j * VW);
+#define MULTIPLY_ADD(i, j) c##i##_##j += x##i * b##j;
+#define MULTIPLY_ADD_ROW(i) const V x##i = (V)(A_VALUE(i)); COLUMNS(MULTIPLY_ADD, i)
+#define TO_TILE(i, j) V_STORE(c##i##_##j, tile + i * NR + j * VW);
+#define TO_TILE_ROW(i) COLUMNS(TO_TILE, i)
+#define TO_C(i, j)                                                                  \
+  {                                                                                 \
+    __global REAL* at = (__global REAL*)c + (INDEX)(m0 + i) * n + n1 + j * VW;      \
+    V r = k0 ? V_LOAD(at) + c##i##_##j : c##i##_##j;                                \
+    if (last) r = V_ACTIVATION(r + bias##j);                                        \
+    V_STORE(r, at);                                                                 \
+  }
+#define TO_C_ROW(i) COLUMNS(TO_C, i)
+#if HAS_BIAS
+#define BIAS_VECTOR(i, j) const V bias##j = V_LOAD((__global const REAL*)bias + n1 + j * VW);
+#else
+#define BIAS_VECTOR(i, j) const V bias##j = (V)(0);
+#endif
+
+// Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge.
+static inline void pack_strip(__global const B_T* restrict b, __local REAL* restrict strip, const int n, const int ldb, const int n1,
+                              const int k0, const int kc) {
+  const int width = min(NR, n - n1);
+#if TRANS_B
+  int j = 0;
+#if B_PLAIN
+  for (; j + 4 <= width; j += 4) {
+    __global const REAL* s = (__global const REAL*)b + (INDEX)(n1 + j) * ldb + k0;
+    int kk = 0;
+    for (; kk + 4 <= kc; kk += 4) {
+      const JOIN(REAL, 4) r0 = vload4(0, s + kk), r1 = vload4(0, s + (INDEX)ldb + kk), r2 = vload4(0, s + 2 * (INDEX)ldb + kk),
+                          r3 = vload4(0, s + 3 * (INDEX)ldb + kk);
+      __local REAL* d = strip + kk * NR + j;
+      vstore4((JOIN(REAL, 4))(r0.x, r1.x, r2.x, r3.x), 0, d);
+      vstore4((JOIN(REAL, 4))(r0.y, r1.y, r2.y, r3.y), 0, d + NR);
+      vstore4((JOIN(REAL, 4))(r0.z, r1.z, r2.z, r3.z), 0, d + 2 * NR);
+      vstore4((JOIN(REAL, 4))(r0.w, r1.w, r2.w, r3.w), 0, d + 3 * NR);
+    }
+    for (; kk < kc; ++kk)
+      for (int e = 0; e < 4; ++e) strip[kk * NR + j + e] = s[(INDEX)e * ldb + kk];
+  }
+#endif
+  for (; j < width; ++j)
+    for (int kk = 0; kk < kc; ++kk) strip[kk * NR + j] = (REAL)B_LOAD(b, (INDEX)(n1 + j) * ldb + k0 + kk);
+  for (j = width; j < NR; ++j)
+    for (int kk = 0; kk < kc; ++kk) strip[kk * NR + j] = 0;
+#else
+  for (int kk = 0; kk < kc; ++kk) {
+    __local REAL* d = strip + kk * NR;
+    __global const B_T* s = b + (INDEX)(k0 + kk) * ldb + n1;
+#if B_PLAIN
+    if (width == NR) {
+      for (int j = 0; j < NR; j += VW) V_STORE(V_LOAD((__global const REAL*)s + j), d + j);
+      continue;
+    }
+#endif
+    for (int j = 0; j < NR; ++j) d[j] = j < width ? (REAL)B_LOAD(s, j) : (REAL)0;
+  }
+#endif
+}
+
+// c[batch] = op(a) op(b), m x n; `partial` holds sums between blocks of k where c itself cannot (c is stored in fewer bits).
+// Batches are numbered i0 * batch1 + i1; each operand has a stride for i0 and for i1. A group does `block` rows, a multiple of MR.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
+                __global REAL* partial, const int m, const int n, const int k, const int lda, const int ldb, const int block,
+                const int batch1, const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride) {
+#if PACKED_B
+  __local REAL panel[KC * NR * STRIPS] __attribute__((aligned(64)));
+  const int columns = NR * STRIPS;
+#else
+  const int columns = NR;
+#endif
+  const int panels = (n + columns - 1) / columns, blocks = (m + block - 1) / block;
+  INDEX group = get_group_id(0);
+  const int n0 = (int)(group % panels) * columns;
+  group /= panels;
+  const int m_begin = (int)(group % blocks) * block, m_end = min(m, m_begin + block);
+  group /= blocks;
+  a += group / batch1 * a0_stride + group % batch1 * a1_stride;
+  b += group / batch1 * b0_stride + group % batch1 * b1_stride;
+  c += group * m * n;
+  partial += group * m * n;
+  const int n_end = min(n, n0 + columns);
+
+  for (int k0 = 0; k0 < k; k0 += KC) {
+    const int kc = min(KC, k - k0), last = k0 + KC >= k;
+#if PACKED_B
+    for (int n1 = n0, s = 0; n1 < n_end; n1 += NR, ++s) pack_strip(b, panel + s * (KC * NR), n, ldb, n1, k0, kc);
+#endif
+    for (int m0 = m_begin; m0 < m_end; m0 += MR) {
+      ROWS(A_POINTER)
+#if PACKED_A
+      __global const A_T* a_panel = a + (INDEX)(m0 / MR) * k * MR + (INDEX)k0 * MR;
+#endif
+      for (int n1 = n0, s = 0; n1 < n_end; n1 += NR, ++s) {
+#if PACKED_B
+        __local const REAL* row = panel + s * (KC * NR);
+        const int step = NR, first = n1;
+#else
+        const int step = ldb, first = min(n1, n - NR);  // a whole tile at the edge, too: the columns before n1 are not stored
+        __global const REAL* row = (__global const REAL*)b + (INDEX)k0 * ldb + first;
+#endif
+        ROWS(ZERO_ROW)
+        for (int kk = 0; kk < kc; ++kk) {
+          COLUMNS(B_VECTOR, 0)
+          ROWS(MULTIPLY_ADD_ROW)
+          row += step;
+        }
+#if C_PLAIN && BIAS_PLAIN
+        if (first == n1 && n1 + NR <= n && m0 + MR <= m) {
+          COLUMNS(BIAS_VECTOR, 0)
+          ROWS(TO_C_ROW)
+          continue;
+        }
+#endif
+        REAL tile[MR * NR] __attribute__((aligned(64)));
+        ROWS(TO_TILE_ROW)
+        const int rows = min(MR, m - m0), width = min(n_end, n1 + NR) - n1;
+        for (int i = 0; i < rows; ++i) {
+          const REAL* t = tile + i * NR + (n1 - first);
+          const INDEX at = (INDEX)(m0 + i) * n + n1;
+          if (last) {
+            for (int j = 0; j < width; ++j) {
+              const REAL x = finish(k0 ? partial[at + j] + t[j] : t[j], bias, n1 + j);
+              C_STORE(c, at + j, x);
+            }
+          } else {
+            for (int j = 0; j < width; ++j) partial[at + j] = k0 ? partial[at + j] + t[j] : t[j];
+          }
+        }
+      }
+    }
+  }
+}
+
+// op(a) into panels of MR rows, [m / MR][k][MR] in REAL, zeros beyond the edge. A group does one panel of one batch.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, const int m, const int k, const int lda, const int batch1,
+            const long a0_stride, const long a1_stride) {
+  const int panels = (m + MR - 1) / MR;
+  const INDEX group = get_group_id(0), batch = group / panels;
+  const int m0 = (int)(group % panels) * MR, rows = min(MR, m - m0);
+  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
+  packed += group * k * MR;
+  for (int kk = 0; kk < k; ++kk)
+    for (int i = 0; i < MR; ++i)
+      packed[(INDEX)kk * MR + i] =
+          i < rows ? (REAL)(TRANS_A ? A_LOAD(a, (INDEX)kk * lda + m0 + i) : A_LOAD(a, (INDEX)(m0 + i) * lda + kk)) : (REAL)0;
+}
+
+#define DOT_ZERO(i, j) V d##i##j = (V)(0);
+#define DOT_ADD(i, j) d##i##j += x##i * y##j;
+#define DOT_STORE(i, j)                                                                          \
+  if (m0 + i < m && n0 + j < n_end) {                                                            \
+    REAL lanes[VW], sum = 0;                                                                     \
+    V_STORE(d##i##j, lanes);                                                                     \
+    for (int l = 0; l < VW; ++l) sum += lanes[l];                                                \
+    for (int kk = whole; kk < k; ++kk) sum += p##i[kk] * q##j[kk];                               \
+    sum = finish(sum, bias, n0 + j);                                                             \
+    C_STORE(c, (INDEX)(m0 + i) * n + n0 + j, sum);                                               \
+  }
+#define DOT_TILE(F) F(0, 0) F(0, 1) F(0, 2) F(0, 3) F(1, 0) F(1, 1) F(1, 2) F(1, 3) F(2, 0) F(2, 1) F(2, 2) F(2, 3) F(3, 0) F(3, 1) F(3, 2) F(3, 3)
+
+// The same for a as it is and b transposed: both are walked along k, so nothing is packed. For few rows. A group does `block` columns.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
+              const int m, const int n, const int k, const int block, const int batch1,
+              const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride) {
+  const int blocks = (n + block - 1) / block, whole = k / VW * VW;
+  const INDEX group = get_group_id(0), batch = group / blocks;
+  const int n_begin = (int)(group % blocks) * block, n_end = min(n, n_begin + block);
+  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
+  b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
+  c += batch * m * n;
+  for (int n0 = n_begin; n0 < n_end; n0 += 4) {
+    __global const REAL* q0 = b + (INDEX)n0 * k;
+    __global const REAL* q1 = b + (INDEX)min(n0 + 1, n - 1) * k;
+    __global const REAL* q2 = b + (INDEX)min(n0 + 2, n - 1) * k;
+    __global const REAL* q3 = b + (INDEX)min(n0 + 3, n - 1) * k;
+    for (int m0 = 0; m0 < m; m0 += 4) {
+      __global const REAL* p0 = a + (INDEX)m0 * k;
+      __global const REAL* p1 = a + (INDEX)min(m0 + 1, m - 1) * k;
+      __global const REAL* p2 = a + (INDEX)min(m0 + 2, m - 1) * k;
+      __global const REAL* p3 = a + (INDEX)min(m0 + 3, m - 1) * k;
+      DOT_TILE(DOT_ZERO)
+      for (int kk = 0; kk < whole; kk += VW) {
+        const V x0 = V_LOAD(p0 + kk), x1 = V_LOAD(p1 + kk), x2 = V_LOAD(p2 + kk), x3 = V_LOAD(p3 + kk);
+        const V y0 = V_LOAD(q0 + kk), y1 = V_LOAD(q1 + kk), y2 = V_LOAD(q2 + kk), y3 = V_LOAD(q3 + kk);
+        DOT_TILE(DOT_ADD)
+      }
+      DOT_TILE(DOT_STORE)
+    }
+  }
+}

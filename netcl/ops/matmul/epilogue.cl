@@ -1,0 +1,50 @@
+// What matrix products share: the operands' dtypes and what happens to a finished value.
+#ifndef A_T  // left operand
+#define A_T float
+#define A_LOAD(p, i) ((p)[i])
+#endif
+#ifndef B_T  // right operand
+#define B_T float
+#define B_LOAD(p, i) ((p)[i])
+#endif
+#ifndef C_T  // result
+#define C_T float
+#define C_STORE(p, i, x) (p)[i] = (x)
+#endif
+#ifndef BIAS_T  // one value per column of the result
+#define BIAS_T float
+#define BIAS_LOAD(p, i) ((p)[i])
+#endif
+#ifndef REAL  // the type sums are kept in
+#define REAL float
+#endif
+#ifndef HAS_BIAS
+#define HAS_BIAS 0
+#endif
+#ifndef ACTIVATION  // of a finished value, in x
+#define ACTIVATION(x) (x)
+#endif
+#ifndef TRANS_A  // 1: the left operand is stored transposed, K x M
+#define TRANS_A 0
+#endif
+#ifndef TRANS_B  // 1: the right operand is stored transposed, N x K
+#define TRANS_B 0
+#endif
+#ifndef INDEX  // long where an offset does not fit an int
+#define INDEX int
+#endif
+
+#pragma OPENCL FP_CONTRACT ON  // c += a * b is one instruction; fma() is slower where the hardware lacks it, and on PoCL
+
+#define RELU_OF(x) ((x) < 0 ? (REAL)0 : (x))  // a NaN is not below zero and stays
+#define TANH_OF(x) tanh(x)
+#define SIGMOID_OF(x) (1 / (1 + exp(-(x))))
+#define SILU_OF(x) ((x) / (1 + exp(-(x))))
+#define GELU_OF(x) ((REAL)0.5 * (x) * (1 + erf((x) * (REAL)0.70710678118654752440)))
+
+static inline REAL finish(REAL x, __global const BIAS_T* bias, const int column) {
+#if HAS_BIAS
+  x += (REAL)BIAS_LOAD(bias, column);
+#endif
+  return ACTIVATION(x);
+}

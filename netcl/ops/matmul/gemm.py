@@ -1,0 +1,368 @@
+"""Plans and launches of matrix products: which kernel, with which tiles, over which groups.
+
+The selector names a variant; a *tier* says whose kernels carry it out: ``cpu`` (cpu.cl) on CPUs, ``simt`` (simt.cl) on everything
+else, and either by name in a configuration's ``extra["tier"]``. Further tiers (matrix units of one vendor) are further rows of
+:data:`TIERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.device import handle_of
+from netcl.core.dtype import DTYPES
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
+
+V = KernelVariant
+ACTIVATIONS = {"relu": "RELU_OF", "tanh": "TANH_OF", "sigmoid": "SIGMOID_OF", "silu": "SILU_OF", "gelu": "GELU_OF"}
+#: Every way a product can be computed; each passes the same samples.
+VARIANTS = (
+    KernelConfig(V.MATMUL_NAIVE),
+    KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),
+    KernelConfig(V.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"}),
+    KernelConfig(V.MATMUL_REGISTER_TILED, 64, 64, 16, 4, extra={"tier": "simt"}),
+    KernelConfig(V.MATMUL_REGISTER_TILED, 128, 128, 16, 8, extra={"tier": "simt"}),
+    KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"}),
+    KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "dot"}),
+    KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "unpacked"}),
+)
+_MOST_INT = 2**31 - 2**20
+_CPU_PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
+_CPU_DEPTH = 512
+_PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
+_CPU_COLUMNS = 64  # of a panel
+_DOT_ROWS = 64
+_UNPACKED_ROWS = 24
+_SPLIT_DEPTH = 512  # least depth of a part of a product that is split along k
+
+
+@dataclass(frozen=True)
+class Product:
+    """c[batch] = op(a) op(b), m x n over k; batches are numbered over two axes with a stride each per operand."""
+
+    m: int
+    n: int
+    k: int
+    trans_a: bool
+    trans_b: bool
+    a: str  # dtypes
+    b: str
+    c: str
+    bias: str | None = None
+    activation: str | None = None
+    batch: tuple[int, int] = (1, 1)
+    a_strides: tuple[int, int] = (0, 0)
+    b_strides: tuple[int, int] = (0, 0)
+    aligned: bool = False  # rows of both operands start at multiples of 16 bytes
+
+    @property
+    def batches(self) -> int:
+        return self.batch[0] * self.batch[1]
+
+    @property
+    def real(self) -> str:
+        """The C type sums are kept in."""
+        return DTYPES[self.c].c_compute
+
+    @property
+    def lda(self) -> int:
+        return self.m if self.trans_a else self.k
+
+    @property
+    def ldb(self) -> int:
+        return self.k if self.trans_b else self.n
+
+    @property
+    def index(self) -> str:
+        largest = max(self.m * self.k, self.k * self.n, self.batches * self.m * self.n)
+        return "int" if largest < _MOST_INT else "long"
+
+    def plain(self, dtype: str | None) -> int:
+        """Whether a dtype is stored as the type sums are kept in."""
+        return int(dtype is None or DTYPES[dtype].c_storage == self.real)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the type sums are kept in."""
+        return 8 if self.real in ("double", "long") else 4
+
+    def sizes(self) -> tuple[int, ...]:
+        return (self.m, self.n, self.k)
+
+    def strides(self) -> tuple[int, ...]:
+        """How kernels find a batch: the size of the inner axis, then the operands' strides."""
+        return (self.batch[1], *self.a_strides, *self.b_strides)
+
+
+class Launch(NamedTuple):
+    """One kernel of a plan. ``buffers`` names, in order, what it takes: a, b, bias (d), c, packed (p), sums (s)."""
+
+    kernel: Any
+    global_size: int
+    local_size: int
+    buffers: str
+    args: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """What a product does: its launches, and the memory between them in values of the type sums are kept in."""
+
+    launches: tuple[Launch, ...]
+    packed: int = 0
+    sums: int = 0
+
+
+def sum_dtype(real: str) -> str:
+    """The dtype of a C type that sums are kept in."""
+    return {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}[real]
+
+
+def _kernel(queue: Any, file: str, name: str, p: Product, **defines: Any) -> Any:
+    operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32"}
+    common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
+    common["HAS_BIAS"] = int(p.bias is not None)
+    if p.activation:
+        common["ACTIVATION"] = ACTIVATIONS[p.activation]
+        common["V_ACTIVATION"] = ("V_" if p.activation == "relu" else "") + ACTIVATIONS[p.activation]
+    return launch.kernel(queue, __file__, f"epilogue.cl {file}", name, operands, common | defines)
+
+
+# ---- any device: simt.cl
+
+
+def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    total = p.batches * p.m * p.n
+    args = (*p.sizes(), p.lda, p.ldb, *p.strides(), total)
+    return Plan((Launch(_kernel(queue, "simt.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdc", args),))
+
+
+def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    total = p.batches * -(-p.m // 4) * -(-p.n // 4)
+    args = (*p.sizes(), p.lda, p.ldb, *p.strides(), total)
+    return Plan((Launch(_kernel(queue, "simt.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdc", args),))
+
+
+def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    bm, bn, bk, per_item = _fitted(p, config, profile)
+    items = bm // per_item * (bn // per_item)
+    width = 4 if p.aligned and p.real == "float" and p.plain(p.a) and p.plain(p.b) else 1
+    buffers = 2 if 2 * bk * (bm + bn + 8) * p.itemsize <= profile.local_mem_size else 1
+    macros = {"BM": bm, "BN": bn, "BK": bk, "TM": per_item, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
+    groups = p.batches * -(-p.m // bm) * -(-p.n // bn)
+    splits = _splits(p, groups, profile)
+    depth = -(-p.k // splits // bk) * bk if splits > 1 else p.k
+    splits = -(-p.k // depth)
+    inner = p if splits == 1 else replace(p, c=sum_dtype(p.real), bias=None, activation=None)
+    kernel = _kernel(queue, "simt.cl", "gemm_tiles", inner, **macros)
+    args = (*p.sizes(), p.lda, p.ldb, *p.strides(), splits, depth)
+    first = Launch(kernel, groups * splits * items, items, "abdc" if splits == 1 else "abds", args)
+    if splits == 1:
+        return Plan((first,))
+    return Plan((first, _add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
+
+
+def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
+    total = p.batches * p.m * p.n
+    return Launch(_kernel(queue, "simt.cl", "add_parts", p), total, launch.LOCAL_1D, "sdc", (p.n, p.m * p.n, splits, total))
+
+
+def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[int, int, int, int]:
+    """Block sizes that work: whole tiles, a work-group the device allows, one buffer that fits local memory."""
+    bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
+    if min(bm, bn, bk, per_item) < 1 or bm % per_item or bn % per_item:
+        what = "tile_m and tile_n must be multiples of work_per_thread"
+        raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, work_per_thread=per_item))
+    while bm // per_item * (bn // per_item) > profile.max_work_group_size and bm % (2 * per_item) == bn % (2 * per_item) == 0:
+        per_item *= 2
+    while bk > 4 and bk * (bm + bn + 8) * p.itemsize > profile.local_mem_size:
+        bk //= 2
+    return bm, bn, bk, per_item
+
+
+def _splits(p: Product, groups: int, profile: DeviceProfile) -> int:
+    """Into how many parts along k: as many as occupy the device when the result alone gives too few work-groups."""
+    return max(1, min(p.k // _SPLIT_DEPTH, 2 * profile.max_compute_units // max(1, groups)))
+
+
+# ---- CPUs: cpu.cl
+
+
+class _Tile(NamedTuple):
+    """A register tile, and how many lie side by side in a panel."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    strips: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    def macros(self) -> dict[str, int]:
+        return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
+
+
+def _tile(p: Product, profile: DeviceProfile) -> _Tile:
+    """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2)."""
+    lanes = min(16, max(4, profile.vector_width))
+    few = lanes == 8
+    lanes = lanes // 2 if p.itemsize == 8 else lanes
+    if p.n <= 2 * lanes:
+        return _Tile(6 if few else 12, 1 if p.n <= lanes else 2, lanes, 1)
+    vectors = 2 if few else 4
+    return _Tile(6, vectors, lanes, max(1, min(_CPU_COLUMNS, p.n + lanes) // (vectors * lanes)))
+
+
+def _rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
+    """Rows of a work-group: as many as leave four groups per core, in whole tiles."""
+    wanted = max(1, -(-4 * profile.max_compute_units // (panels * p.batches)))
+    return max(1, -(-p.m // wanted // tile.rows)) * tile.rows
+
+
+def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits."""
+    tile = _tile(p, profile)
+    room = min(_CPU_PANEL, profile.local_mem_size or _CPU_PANEL)
+    depth = min(_CPU_DEPTH, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
+    panels = -(-p.n // (tile.columns * tile.strips))
+    packed = (p.trans_a and p.m * p.k >= _PACK_A_FROM) or (not p.plain(p.a) and panels > 2)
+    inner = replace(p, a=sum_dtype(p.real)) if packed else p
+    macros = tile.macros() | {"KC": depth, "PACKED_A": int(packed), "B_PLAIN": p.plain(p.b), "C_PLAIN": p.plain(p.c)}
+    kernel = _kernel(queue, "cpu.cl", "gemm_panel", inner, **macros, BIAS_PLAIN=p.plain(p.bias))
+    rows = _rows(p, tile, panels, profile)
+    sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
+    size = -(-p.m // tile.rows) * tile.rows * p.k
+    strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
+    main = Launch(kernel, panels * -(-p.m // rows) * p.batches, 1, ("p" if packed else "a") + "bdc" + ("s" if sums else "c"),
+                  (*p.sizes(), p.lda, p.ldb, rows, *strides))  # fmt: skip
+    if not packed:
+        return Plan((main,), sums=sums)
+    pack = _kernel(queue, "cpu.cl", "pack_a", p, **tile.macros())
+    first = Launch(pack, -(-p.m // tile.rows) * p.batches, 1, "ap", (p.m, p.k, p.lda, p.batch[1], *p.a_strides))
+    return Plan((first, main), packed=p.batches * size, sums=sums)
+
+
+def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
+    """Dot products along k; both operands as they lie."""
+    lanes = _tile(p, profile).lanes
+    blocks = max(1, 4 * profile.max_compute_units // p.batches)
+    columns = max(4, -(-p.n // blocks // 4) * 4)
+    kernel = _kernel(queue, "cpu.cl", "gemm_dot", p, VW=lanes)
+    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdc", (*p.sizes(), columns, *p.strides())),))
+
+
+def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
+    """B read where it lies, a tile of all rows at once."""
+    lanes = _tile(p, profile).lanes
+    tile = _Tile(next(r for r in (1, 2, 4, 6, 8, 12) if r >= min(p.m, 12)), 2, lanes, 1)
+    rows = _rows(p, tile, -(-p.n // tile.columns), profile)
+    macros = tile.macros() | {"KC": 1 << 30, "PACKED_B": 0, "C_PLAIN": p.plain(p.c), "BIAS_PLAIN": p.plain(p.bias)}
+    kernel = _kernel(queue, "cpu.cl", "gemm_panel", p, **macros)
+    groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
+    return Plan((Launch(kernel, groups, 1, "abdcc", (*p.sizes(), p.lda, p.ldb, rows, *p.strides())),))
+
+
+def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    """The form that suits the shape, or the one the configuration names: ``extra["form"]``."""
+    form = config.extra.get("form", "")
+    plain = p.plain(p.a) and p.plain(p.b)
+    lanes = _tile(p, profile).lanes
+    can_dot = plain and p.trans_b and not p.trans_a
+    can_unpack = p.plain(p.b) and not p.trans_b and p.n >= 2 * lanes
+    if can_dot and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= 2 * lanes)):
+        return _dot(queue, p, profile)
+    if can_unpack and (form == "unpacked" or (not form and p.m <= _UNPACKED_ROWS)):
+        return _unpacked(queue, p, profile)
+    return _panels(queue, p, config, profile)
+
+
+Planner = Callable[[Any, Product, KernelConfig, DeviceProfile], Plan]
+TIERS: dict[str, dict[KernelVariant, Planner]] = {
+    "simt": {V.MATMUL_NAIVE: _naive, V.MATMUL_TILED: _tiles, V.MATMUL_REGISTER_TILED: _tiles, V.MATMUL_VECTORIZED: _vectorized},
+    "cpu": dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED), _for_shape) | {V.MATMUL_NAIVE: _naive},
+}
+
+
+# ---- doing it
+
+
+def plan_for(queue: Any, p: Product) -> Plan:
+    """The selector's choice for a product, as launches."""
+    profile = handle_of(queue).profile
+    config = get_kernel_selector().select("matmul", ((p.m, p.k), (p.k, p.n)), profile, p.c)
+    tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
+    planner = TIERS[tier].get(config.variant)
+    if planner is None:
+        known = ", ".join(variant.name for variant in TIERS[tier])
+        raise ShapeError(
+            message("matmul", "the selected variant is not one of products", f"known are {known}", variant=config.variant.name)
+        )
+    return (planner if p.k else _naive)(queue, p, config, profile)
+
+
+def _revision() -> tuple[Any, ...]:
+    """Changes when a program registers a kernel or brings measurements: plans made before do not count any more."""
+    selector = get_kernel_selector()
+    return selector.measured, len(selector._registered.get("matmul", ()))
+
+
+def _describe(
+    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, activation: str | None, dtype: str
+) -> Product | None:
+    """The product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
+    (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    axes = merge(
+        [Axis(*axis) for axis in zip(batch, broadcast_strides(a.shape[:-2], batch), broadcast_strides(b.shape[:-2], batch), strict=True)]
+    )
+    if len(axes) > 2:
+        return None
+    outer, inner = (Axis(1, 0, 0),) * (2 - len(axes)) + axes
+    steps = [(outer[side] * size, inner[side] * size) for side, size in ((1, m * k), (2, k * n))]
+    rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
+    aligned = alignment(a, b) == 16 and not any(value % 4 for value in rows)
+    return Product(m, n, k, trans_a, trans_b, a.dtype, b.dtype, dtype, bias.dtype if bias is not None else None, activation,
+                   (outer.size, inner.size), steps[0], steps[1], aligned)  # fmt: skip
+
+
+def product(
+    a: Tensor, b: Tensor, out_shape: tuple[int, ...], dtype: str, trans_a: bool = False, trans_b: bool = False, bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:  # fmt: skip
+    """op(a) op(b) + bias, activated, for stacks of matrices whose batch axes broadcast; OpenCL devices."""
+    queue = a.queue
+    state = program.state(queue)
+    key = ("matmul", a.shape, b.shape, a.dtype, b.dtype, dtype, trans_a, trans_b, bias.dtype if bias is not None else None, activation,
+           alignment(a, b), *_revision())  # fmt: skip
+    plan = state.get(key)
+    if plan is None:
+        described = _describe(a, b, trans_a, trans_b, bias, activation, dtype)
+        if described is None:
+            batch = out_shape[:-2]
+            a, b = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+            return product(a, b, out_shape, dtype, trans_a, trans_b, bias, activation)
+        plan = remember(state, "matmul", key, plan_for(queue, described))
+    return _run(plan, queue, a, b, bias, Tensor.empty(out_shape, dtype, queue=queue))
+
+
+def _run(plan: Plan, queue: Any, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    wide = sum_dtype(DTYPES[out.dtype].c_compute)
+    buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias}
+    if plan.packed:
+        buffers["p"] = Tensor.empty((plan.packed,), wide, queue=queue)
+    if plan.sums:
+        buffers["s"] = Tensor.empty((plan.sums,), wide, queue=queue)
+    for step in plan.launches:
+        step.kernel(queue, step.global_size, step.local_size, *(buffers[letter] for letter in step.buffers), *step.args)
+    return out
