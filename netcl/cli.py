@@ -133,10 +133,7 @@ def _about_settings(facts: Facts) -> Iterator[Finding]:
     if not facts.setting:
         return
     name, text = facts.setting
-    if name == "OCL_ICD_FILENAMES" and facts.bundled_loader:
-        mend = f"export OCL_ICD_VENDORS={text} instead, or unset {name}"
-        yield Finding("setting-not-read", f"{name} is set, but pyopencl's own loader does not read it", mend)
-    elif facts.pyopencl and not facts.platform_names:
+    if facts.pyopencl and not facts.platform_names:
         yield Finding("setting-finds-nothing", f"{name}={text} is set by you and leads to no OpenCL runtime", f"unset {name}")
     else:
         yield Finding("setting", f"{name}={text} is set by you: only what it names is used, netcl added nothing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +13,7 @@ import netcl
 from netcl import cli
 from netcl.core import env
 from netcl.core.device import manager, score
+from netcl.ops.registry import REGISTRY
 
 
 def run(capsys, *arguments):
@@ -75,14 +76,23 @@ def test_cache_info_is_wired(capsys, monkeypatch, tmp_path):
     assert status == 0 and str(tmp_path) in text
 
 
-@pytest.mark.parametrize("arguments, selector", [(["--device", "pocl"], "pocl"), ([], "gpu")])
-def test_selftest_passes_the_device_on(monkeypatch, arguments, selector):
-    seen = []
-    stand_in = SimpleNamespace(run=lambda device: seen.append(device) or 7)
-    monkeypatch.setitem(sys.modules, "netcl.selftest", stand_in)
-    monkeypatch.setattr(netcl, "selftest", stand_in, raising=False)
-    monkeypatch.setenv("NETCL_DEVICE", "gpu")
-    assert cli.main(["selftest", *arguments]) == 7 and seen == [selector]
+def test_selftest_tells_what_every_op_did(capsys):
+    status, text, _ = run(capsys, "selftest", "--device", "cpu", "relu", "sum")
+    assert status == 0
+    relu, total = (next(line for line in text.splitlines() if line.startswith(f"{op} ")) for op in ("relu", "sum"))
+    assert "float32 ok" in relu and "special ok" in relu and "gradient ok" in total
+    assert text.splitlines()[-1].endswith(" passed, 0 failed, 0 skipped")
+
+
+def test_selftest_fails_with_what_is_wrong(capsys, monkeypatch):
+    monkeypatch.setitem(REGISTRY, "relu", replace(REGISTRY["relu"], ref=lambda x: x))
+    status, text, _ = run(capsys, "selftest", "--device", "cpu", "relu")
+    assert status == 1 and "float32 FAILED" in text and "relu, float32: Mismatch: [relu] got" in text
+
+
+def test_ops_lists_the_table(capsys):
+    status, text, _ = run(capsys, "ops")
+    assert status == 0 and any(line.split()[:4] == ["relu", "pointwise", "gradient", "keep"] for line in text.splitlines())
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["cache"], ["cache", "burn"]])

@@ -84,7 +84,7 @@ class Runtime:
     name: str
     library: str  # what an .icd file says: a path, or a name for the dynamic linker
     path: str | None  # where that is, None if it was not found
-    origin: str  # "system", "wheel" or "driver library"
+    origin: str  # "system", "wheel", "OCL_ICD_FILENAMES" or "driver library"
     source: str  # the .icd file or library it was found by
     known: bool  # the loader finds it by itself
     error: str = ""  # why it does not load
@@ -105,21 +105,23 @@ class Places:
     bundled_loader: bool = False  # pyopencl's own loader reads wheel_folder
     prefixes: tuple[Path, ...] = ()
     library_folders: tuple[Path, ...] = ()
+    named: tuple[str, ...] = ()  # libraries the user names where the loader does not look: OCL_ICD_FILENAMES
     drivers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @classmethod
     def here(cls) -> Places:
         """The places of this machine, this Python environment and what the user set."""
         wheel_folder = _wheel_folder()
-        bundled = wheel_folder is not None and any(wheel_folder.glob("libOpenCL*"))
+        bundled = _bundled_loader()
         name, text = user_setting() or ("", "")
+        named = tuple(part for part in (env.raw("OCL_ICD_FILENAMES") or "").split(os.pathsep) if part)
         read: tuple[Path, ...] = (LOADER_FOLDER,)
-        if name == "OCL_ICD_FILENAMES":  # these come in addition, and only Khronos' loader reads them
-            read += () if bundled else tuple(Path(part) for part in text.split(os.pathsep) if part)
+        if name == "OCL_ICD_FILENAMES":  # these come in addition
+            read, named = read + tuple(Path(part) for part in named), ()
         elif name:
             read = (Path(text),)
         others = tuple(folder for folder in (LOADER_FOLDER, *OTHER_FOLDERS) if folder not in read)
-        return cls(read, others, wheel_folder, bundled, _prefixes(), tuple(_library_folders()), DRIVERS)
+        return cls(read, others, wheel_folder, bundled, _prefixes(), tuple(_library_folders()), named, DRIVERS)
 
 
 @dataclass
@@ -140,9 +142,14 @@ forked_child = False
 
 
 def user_setting() -> tuple[str, str] | None:
-    """The variable by which the user tells the loader what to load, and its value; ``None`` if none is set."""
+    """The variable by which the user tells the loader what to load, and its value; ``None`` if none is set.
+
+    Only Khronos' loader reads OCL_ICD_FILENAMES; for pyopencl's own it decides nothing, so its libraries are registered instead.
+    """
     for name in USER_VARIABLES:
         text = env.raw(name)
+        if name == "OCL_ICD_FILENAMES" and _bundled_loader():
+            continue
         if text and not Path(text, MARK).is_file():
             return name, text
     return None
@@ -155,6 +162,12 @@ def _wheel_folder() -> Path | None:
         return None
     locations = spec.submodule_search_locations if spec else None
     return Path(next(iter(locations)), ".libs") if locations else None
+
+
+def _bundled_loader() -> bool:
+    """Whether pyopencl brings a loader of its own, as its wheels do."""
+    folder = _wheel_folder()
+    return folder is not None and any(folder.glob("libOpenCL*"))
 
 
 def _prefixes() -> tuple[Path, ...]:
@@ -245,13 +258,19 @@ def _loose_drivers(places: Places) -> Iterator[Runtime]:
             yield Runtime(name, path, path, "driver library", path, False)
 
 
+def _named(places: Places) -> Iterator[Runtime]:
+    for library in places.named:
+        name = Path(library).name.removeprefix("lib").split(".")[0]
+        yield Runtime(name, library, _resolve(library, places.library_folders), "OCL_ICD_FILENAMES", library, False)
+
+
 def gather(places: Places) -> list[Runtime]:
     """Every runtime in ``places``, each library once; the loader's own folders come first."""
     found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, "system", True, places)]
     found += _in_wheels(places)
     found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, "system", False, places)]
     found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
-    found += _loose_drivers(places)
+    found += [*_named(places), *_loose_drivers(places)]
     unique: dict[str, Runtime] = {}
     for runtime in found:
         unique.setdefault(runtime.key, runtime)

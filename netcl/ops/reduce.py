@@ -218,7 +218,8 @@ def _launch(
     items = shape.rows * slices * (-(-shape.inner // chosen.width) if columns else 1)
     if chosen.kernel == "reduce_group":
         items *= chosen.local
-    recipe.add(state[key], items, chosen.local, slots, (*args, *shape, length, slices))
+    local = 64 if chosen.local == 1 and items > 1024 else chosen.local  # a work-group costs a CPU more than an item
+    recipe.add(state[key], items, local, slots, (*args, *shape, length, slices))
 
 
 def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, args: tuple[Any, ...]) -> None:

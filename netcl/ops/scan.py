@@ -58,8 +58,8 @@ def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:
     return length, -(-shape.length // length)
 
 
-def _local(queue: Any) -> int:
-    return 1 if profile_of(queue).device_type == "cpu" else 64
+def _local(queue: Any, items: int) -> int:
+    return 1 if profile_of(queue).device_type == "cpu" and items <= 1024 else 64
 
 
 # ---- cumsum
@@ -110,7 +110,8 @@ def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: 
     before = x
     if slices > 1:
         before = _before_slices(x, shape, compute, length, slices, reverse)
-    kernel(queue, shape.rows * slices * shape.inner, _local(queue), x, before, target, *shape, length, slices, int(reverse), 0)
+    items = shape.rows * slices * shape.inner
+    kernel(queue, items, _local(queue, items), x, before, target, *shape, length, slices, int(reverse), 0)
 
 
 def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: int, reverse: bool) -> Tensor:
@@ -119,7 +120,8 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
     before = Tensor.empty(totals.shape, totals.dtype, queue=queue)
     kernel = _kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
     sizes = (shape.rows, slices, shape.inner, slices, 1)
-    kernel(queue, shape.rows * shape.inner, _local(queue), totals, totals, before, *sizes, int(reverse), 1)
+    items = shape.rows * shape.inner
+    kernel(queue, items, _local(queue, items), totals, totals, before, *sizes, int(reverse), 1)
     return before
 
 
@@ -154,7 +156,8 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
     queue = x.queue
     kernel = _kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
     length, slices = _slicing(shape, queue)
-    columns, local = shape.rows * shape.inner, _local(queue)
+    columns = shape.rows * shape.inner
+    local = _local(queue, columns * slices)
     if slices == 1:
         kernel(queue, columns, local, x, target, target, *shape, length, 1, 0)
         return

@@ -116,11 +116,22 @@ def test_the_linker_configuration_is_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", platforms.USER_VARIABLES)
 def test_what_the_user_set_wins(name, tmp_path, monkeypatch):
     monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(platforms, "_bundled_loader", lambda: False)
     monkeypatch.setattr(platforms, "_state", platforms.State())
     monkeypatch.setattr(platforms, "register", lambda runtimes: pytest.fail("the user's setting was overruled"))
     state = platforms.prepare()
     assert state.setting == (name, str(tmp_path)) and state.folder is None
     assert os.environ[name] == str(tmp_path)
+
+
+def test_libraries_a_bundled_loader_would_not_read_are_registered(tmp_path, monkeypatch):
+    library = put(tmp_path / "libmine.so.1", "library")
+    monkeypatch.setenv("OCL_ICD_FILENAMES", f"{library}:libnowhere.so")
+    monkeypatch.setattr(platforms, "_bundled_loader", lambda: True)
+    assert platforms.user_setting() is None
+    mine, nowhere = [runtime for runtime in gather(Places.here()) if runtime.origin == "OCL_ICD_FILENAMES"]
+    assert (mine.name, mine.path, mine.known) == ("mine", str(library), False)
+    assert (nowhere.name, nowhere.path) == ("nowhere", None)
 
 
 def test_places_follow_the_users_setting(tmp_path, monkeypatch):

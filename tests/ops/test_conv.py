@@ -58,3 +58,19 @@ def test_every_kernel_meets_every_sample(cl_queue, name, kernel, tol):
             got = call(name, cl_queue, arrays, sample.kwargs)
             want = row.ref(*(None if a is None else a.astype(np.float64) for a in arrays), **sample.kwargs)
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=f"{kernel} {sample}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_takes_every_dtype(cl_queue, kernel, dtype, tol):
+    if dtype == "float64" and not handle_of(cl_queue).profile.has_fp64:
+        pytest.skip("the device has no float64")
+    with forced(KERNELS[kernel]):
+        for name in OPS:
+            row = registry.lookup(name)
+            for sample in row.samples[1:3]:
+                arrays = [Tensor.from_host(cl_queue, a, dtype).to_host() if a is not None else None for a in sample.arrays(dtype=dtype)]
+                got = call(name, cl_queue, arrays, sample.kwargs, dtype)
+                want = row.ref(*(None if a is None else a.astype(np.float64) for a in arrays), **sample.kwargs)
+                scale = np.abs(want).max()
+                np.testing.assert_allclose(got / scale, want / scale, **tol[dtype], err_msg=f"{name} {sample}")

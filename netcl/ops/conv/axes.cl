@@ -45,11 +45,11 @@ static inline Axis axis_of(int out_size, int kernel_size, int stride, int pad, i
 // Of n outputs whose inputs lie at from, from + in_step, .., the first and the number of those inside [0, size).
 static inline int first_inside(int from, int in_step, int n) {
   const int lo = from >= 0 ? 0 : (in_step == 1 ? -from : (in_step - 1 - from) / in_step);
-  return min(lo, n);
+  return lo < n ? lo : n;
 }
 
 static inline int end_inside(int from, int in_step, int size, int n) {
   const int left = size - from;
   const int hi = left <= 0 ? 0 : (in_step == 1 ? left : (left + in_step - 1) / in_step);
-  return min(hi, n);
+  return hi < n ? hi : n;
 }

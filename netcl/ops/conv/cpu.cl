@@ -10,21 +10,9 @@
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
 #endif
 #ifndef REAL
-#define REAL float  // what sums are kept in
+#define REAL float  // of inputs and sums; narrower inputs are widened before
 #endif
-#ifndef X_T  // the gathered input (forward: x; input gradient: dy)
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef W_T  // weights; for weight gradients dy
-#define W_T float
-#define W_LOAD(p, i) ((p)[i])
-#endif
-#ifndef B_T  // bias
-#define B_T float
-#define B_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // the result
+#ifndef Y_T  // of the result
 #define Y_T float
 #define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
@@ -52,30 +40,28 @@
 #ifndef RELU_OUT
 #define RELU_OUT 0  // 1: negative results become zero
 #endif
-#ifndef X_VLOAD
-#define X_VLOAD(p) VLOAD(p)  // VW elements as REAL
-#endif
-#ifndef W_VLOAD
-#define W_VLOAD(p) VLOAD(p)
-#endif
-#ifndef Y_VSTORE
-#define Y_VSTORE(v, p) VSTORE(v, p)
-#endif
 #ifndef Y_VECTORS
-#define Y_VECTORS 1  // 0: the result's dtype has no vector store
+#define Y_VECTORS 1  // 0: y holds another type than REAL and is written element by element
 #endif
 
 #define PASTE(a, b) a##b
 #define EXPAND(a, b) PASTE(a, b)
-#define VLOAD(p) EXPAND(vload, VW)(0, p)
-#define VSTORE(v, p) EXPAND(vstore, VW)(v, 0, p)
+// Vectors at any element, as lvalues. vload and vstore would say it better, but PoCL 3 calls them instead of inlining them,
+// and a call empties every register; for the same reason least() and most() stand where least() and most() could.
+#define VECTOR(space, p) (((space Loose*)(p))->v)
 #define NR (VW * NV)     // columns of a micro tile
 #define STRIP (NT * NR)  // columns of a work-group
 #define TILE (KC * NR)   // elements of a panel's tile
 #define CHANNELS 8       // planes walked together while packing: enough to hide the cost of a run, few enough for the TLB
 
 typedef EXPAND(REAL, VW) V;
+typedef struct __attribute__((packed)) {
+  V v;
+} Loose;
 #define ZERO ((V)((REAL)0))
+
+static inline int least(int a, int b) { return a < b ? a : b; }
+static inline int most(int a, int b) { return a > b ? a : b; }
 
 // ---- packing
 
@@ -92,7 +78,7 @@ static inline void find_runs(Runs* runs, int first, int pixels, int width, Axis 
   runs->count = 0;
   for (int i = 0; i < pixels;) {
     const int p = first + i, image = p / plane, rest = p - image * plane, row = rest / w.outs, column = rest - row * w.outs;
-    const int n = min(min(w.outs - column, pixels - i), width - i % width);
+    const int n = least(least(w.outs - column, pixels - i), width - i % width);
     const int k = runs->count++;
     runs->at[k] = i;
     runs->size[k] = n;
@@ -110,29 +96,29 @@ static inline void clear(__local REAL* to, int to_step, int rows, int n) {
 }
 
 // Copies n elements of each of several planes; nothing beyond them is touched, the last vector overlaps the one before.
-static inline void copy(__local REAL* to, int to_step, __global const X_T* from, int plane, int in_step, int rows, int n) {
+static inline void copy(__local REAL* to, int to_step, __global const REAL* from, int plane, int in_step, int rows, int n) {
   for (int c = 0; c < rows; ++c, to += to_step, from += plane) {
     int i = 0;
     if (in_step == 1 && n >= VW) {
-      for (; i + VW <= n; i += VW) VSTORE(X_VLOAD(from + i), to + i);
-      if (i < n) VSTORE(X_VLOAD(from + n - VW), to + n - VW);
+      for (; i + VW <= n; i += VW) VECTOR(__local, to + i) = VECTOR(__global const, from + i);
+      if (i < n) VECTOR(__local, to + n - VW) = VECTOR(__global const, from + n - VW);
       continue;
     }
     if (in_step == 2)
       for (; i + VW < n; i += VW) {
-        const V even = (V)(X_VLOAD(from + 2 * i).even, X_VLOAD(from + 2 * i + VW).even);
-        VSTORE(even, to + i);
+        const V low = VECTOR(__global const, from + 2 * i), high = VECTOR(__global const, from + 2 * i + VW);
+        VECTOR(__local, to + i) = (V)(low.even, high.even);
       }
-    for (; i < n; ++i) to[i] = X_LOAD(from, i * in_step);
+    for (; i < n; ++i) to[i] = from[i * in_step];
   }
 }
 
 // The row of one tap for one run, for several channels: zero where the tap falls outside the image.
-static inline void gather(__local REAL* to, int to_step, __global const X_T* planes, int H, int W, int y, int x, int in_step, int rows, int n) {
+static inline void gather(__local REAL* to, int to_step, __global const REAL* planes, int H, int W, int y, int x, int in_step, int rows, int n) {
   int lo = n, hi = n;
   if (y >= 0 && y < H) {
     lo = first_inside(x, in_step, n);
-    hi = max(lo, end_inside(x, in_step, W, n));
+    hi = most(lo, end_inside(x, in_step, W, n));
   }
   clear(to, to_step, rows, lo);
   copy(to + lo, to_step, planes + y * W + x + lo * in_step, H * W, in_step, rows, hi - lo);
@@ -156,7 +142,7 @@ static inline V finished(V v, REAL bias) {
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
 // Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int rows) {
   __local REAL panel[NT * TILE] __attribute__((aligned(64)));
@@ -171,9 +157,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
   const int taps = h.taps * v.taps, all_taps = KH * KW, first = get_group_id(0) * STRIP;
-  const int pixels = min(STRIP, N * h.outs * v.outs - first);
+  const int pixels = least(STRIP, N * h.outs * v.outs - first);
   if (pixels <= 0) return;
-  const int row_first = get_group_id(1) * rows, row_end = min(M, row_first + rows);
+  const int row_first = get_group_id(1) * rows, row_end = least(M, row_first + rows);
 
   Runs runs;
   find_runs(&runs, first, pixels, NR, h, v);
@@ -187,16 +173,16 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 
   const int block = taps > 0 ? KC / taps : C;
   for (int c0 = 0; c0 < C; c0 += block) {
-    const int channels = min(block, C - c0), depth = channels * taps;
+    const int channels = least(block, C - c0), depth = channels * taps;
     const int is_first = c0 == 0, is_last = c0 + block >= C;
     for (int c = 0; c < channels; c += CHANNELS)
       for (int k = 0; k < runs.count; ++k) {
-        __global const X_T* planes = x + (((size_t)runs.image[k] * groups + group) * C + c0 + c) * H * W;
+        __global const REAL* planes = x + (((size_t)runs.image[k] * groups + group) * C + c0 + c) * H * W;
         __local REAL* to = panel + runs.at[k] / NR * TILE + runs.at[k] % NR + c * taps * NR;
         for (int r = 0; r < h.taps; ++r)
           for (int s = 0; s < v.taps; ++s)
             gather(to + (r * v.taps + s) * NR, taps * NR, planes, H, W, runs.y[k] + r * h.step, runs.x[k] + s * v.step, v.in_step,
-                   min(CHANNELS, channels - c), runs.size[k]);
+                   least(CHANNELS, channels - c), runs.size[k]);
       }
     for (int j = pixels; j < (pixels + NR - 1) / NR * NR; ++j)  // the rest of the last tile, so that nothing unset is read
       clear(panel + j / NR * TILE + j % NR, NR, depth, 1);
@@ -206,23 +192,23 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         const int r = h.w_first + t / v.taps * h.w_step, s = v.w_first + t % v.taps * v.w_step;
         weight_at[c * taps + t] = c * M * all_taps + r * KW + s;
       }
-    __global const W_T* weights = w + ((size_t)group * C + c0) * M * all_taps;
+    __global const REAL* weights = w + ((size_t)group * C + c0) * M * all_taps;
     const size_t weight_row = all_taps;
 #define WEIGHT_AT(k) weight_at[k]
 #else
-    __global const W_T* weights = w + ((size_t)group * M * C + c0) * taps;
+    __global const REAL* weights = w + ((size_t)group * M * C + c0) * taps;
     const size_t weight_row = (size_t)C * taps;
 #define WEIGHT_AT(k) (k)
 #endif
 
     for (int m = row_first; m < row_end; m += MR)
       for (int tile = 0; tile * NR < pixels; ++tile) {
-        __global const W_T* a[MR];
+        __global const REAL* a[MR];
         V acc[MR][NV];
         __local REAL* kept = sums + (m - row_first) * STRIP + tile * NR;
 #pragma unroll
         for (int i = 0; i < MR; ++i) {
-          a[i] = weights + min(m + i, M - 1) * weight_row;
+          a[i] = weights + least(m + i, M - 1) * weight_row;
 #pragma unroll
           for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
         }
@@ -230,16 +216,16 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 #pragma unroll
           for (int i = 0; i < MR; ++i)
 #pragma unroll
-            for (int j = 0; j < NV; ++j) acc[i][j] = VLOAD(kept + i * STRIP + j * VW);
+            for (int j = 0; j < NV; ++j) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
 
         __local const REAL* columns = panel + tile * TILE;
         for (int k = 0; k < depth; ++k, columns += NR) {
           V b[NV];
 #pragma unroll
-          for (int j = 0; j < NV; ++j) b[j] = VLOAD(columns + j * VW);
+          for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, columns + j * VW);
 #pragma unroll
           for (int i = 0; i < MR; ++i) {
-            const V weight = (V)(W_LOAD(a[i], WEIGHT_AT(k)));
+            const V weight = (V)(a[i][WEIGHT_AT(k)]);
 #pragma unroll
             for (int j = 0; j < NV; ++j) acc[i][j] += weight * b[j];
           }
@@ -249,10 +235,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 #pragma unroll
           for (int i = 0; i < MR; ++i)
 #pragma unroll
-            for (int j = 0; j < NV; ++j) VSTORE(acc[i][j], kept + i * STRIP + j * VW);
+            for (int j = 0; j < NV; ++j) VECTOR(__local, kept + i * STRIP + j * VW) = acc[i][j];
           continue;
         }
-        const int at = tile * NR, n = min(NR, pixels - at);
+        const int at = tile * NR, n = least(NR, pixels - at);
         const int whole = Y_VECTORS && n == NR && place[at + n - 1] - place[at] == NR - 1;
 #pragma unroll
         for (int i = 0; i < MR; ++i) {
@@ -260,18 +246,18 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
           const size_t plane = (size_t)(m + i) * OH * OW;
           REAL add = 0;
 #if BIAS
-          add = B_LOAD(bias, group * M + m + i);
+          add = bias[group * M + m + i];
 #endif
 #if Y_VECTORS
           if (whole) {
 #pragma unroll
-            for (int j = 0; j < NV; ++j) Y_VSTORE(finished(acc[i][j], add), y + place[at] + plane + j * VW);
+            for (int j = 0; j < NV; ++j) VECTOR(__global, y + place[at] + plane + j * VW) = finished(acc[i][j], add);
             continue;
           }
 #endif
           REAL lanes[NR];
 #pragma unroll
-          for (int j = 0; j < NV; ++j) VSTORE(finished(acc[i][j], add), lanes + j * VW);
+          for (int j = 0; j < NV; ++j) VECTOR(__private, lanes + j * VW) = finished(acc[i][j], add);
           for (int j = 0; j < n; ++j) Y_STORE(y, place[at + j] + plane, lanes[j]);
         }
       }
@@ -280,24 +266,24 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 
 // One output row of one filter after another, STRIP pixels at a time; work-groups: blocks of rows, 1, classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int rows) {
   const int class = get_group_id(2);
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
-  const int first = get_group_id(0) * rows, end = min(N * groups * M * h.outs, first + rows);
+  const int first = get_group_id(0) * rows, end = least(N * groups * M * h.outs, first + rows);
   for (int line = first; line < end; ++line) {
     const int row = line % h.outs, filter = line / h.outs % (groups * M), image = line / h.outs / (groups * M);
     const int group = filter / M, m = filter - group * M;
-    __global const X_T* planes = x + ((size_t)image * groups + group) * C * H * W;
+    __global const REAL* planes = x + ((size_t)image * groups + group) * C * H * W;
     const size_t to = ((size_t)image * groups * M + filter) * OH * OW + (size_t)(h.out_first + row * h.out_step) * OW + v.out_first;
     for (int column = 0; column < v.outs; column += STRIP) {
-      const int n = min(STRIP, v.outs - column);
+      const int n = least(STRIP, v.outs - column);
       REAL acc[STRIP];
       REAL start = 0;
 #if BIAS
-      start = B_LOAD(bias, filter);
+      start = bias[filter];
 #endif
       for (int i = 0; i < n; ++i) acc[i] = start;
       for (int c = 0; c < C; ++c)
@@ -307,13 +293,13 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
           for (int s = 0; s < v.taps; ++s) {
             const int px = column * v.in_step + v.first + s * v.step;
             const int tap = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;
-            const REAL weight = W_LOAD(w, (INPUT_GRAD ? ((size_t)group * C + c) * M + m : (size_t)filter * C + c) * KH * KW + tap);
-            __global const X_T* from = planes + ((size_t)c * H + py) * W + px;
+            const REAL weight = w[(INPUT_GRAD ? ((size_t)group * C + c) * M + m : (size_t)filter * C + c) * KH * KW + tap];
+            __global const REAL* from = planes + ((size_t)c * H + py) * W + px;
             int i = first_inside(px, v.in_step, n);
             const int stop = end_inside(px, v.in_step, W, n);
             if (v.in_step == 1)
-              for (; i + VW <= stop; i += VW) VSTORE(VLOAD(acc + i) + weight * X_VLOAD(from + i), acc + i);
-            for (; i < stop; ++i) acc[i] += weight * X_LOAD(from, i * v.in_step);
+              for (; i + VW <= stop; i += VW) VECTOR(__private, acc + i) += weight * VECTOR(__global const, from + i);
+            for (; i < stop; ++i) acc[i] += weight * from[i * v.in_step];
           }
         }
       for (int i = 0; i < n; ++i) {
@@ -331,18 +317,20 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
 
 #if PART != 1
 typedef EXPAND(REAL, 4) Q;
+#define FOUR(space, p) (*(space Q*)(p))
 
 // Pixels become rows: panel[tile][pixel][column] from unfolded[column][pixel], in blocks of 4 x 4.
 static inline void turn(__local REAL* panel, __local const REAL* unfolded, int pixels) {
   for (int j = 0; j < STRIP; j += 4)
     for (int p = 0; p < pixels; p += 4) {
       __local const REAL* from = unfolded + j * STRIP + p;
-      const Q a = vload4(0, from), b = vload4(0, from + STRIP), c = vload4(0, from + 2 * STRIP), d = vload4(0, from + 3 * STRIP);
+      const Q a = FOUR(__local const, from), b = FOUR(__local const, from + STRIP);
+      const Q c = FOUR(__local const, from + 2 * STRIP), d = FOUR(__local const, from + 3 * STRIP);
       __local REAL* to = panel + j / NR * TILE + p * NR + j % NR;
-      vstore4((Q)(a.x, b.x, c.x, d.x), 0, to);
-      vstore4((Q)(a.y, b.y, c.y, d.y), 0, to + NR);
-      vstore4((Q)(a.z, b.z, c.z, d.z), 0, to + 2 * NR);
-      vstore4((Q)(a.w, b.w, c.w, d.w), 0, to + 3 * NR);
+      FOUR(__local, to) = (Q)(a.x, b.x, c.x, d.x);
+      FOUR(__local, to + NR) = (Q)(a.y, b.y, c.y, d.y);
+      FOUR(__local, to + 2 * NR) = (Q)(a.z, b.z, c.z, d.z);
+      FOUR(__local, to + 3 * NR) = (Q)(a.w, b.w, c.w, d.w);
     }
 }
 
@@ -350,7 +338,7 @@ static inline void turn(__local REAL* panel, __local const REAL* unfolded, int p
 // Work-groups: strips of columns, blocks of filters, groups times splits; each split sums its own range of pixels into
 // its own copy of the result.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
-    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
+    __global const REAL* restrict x, __global const REAL* restrict dy, __global Y_T* restrict dw,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int rows, int splits) {
   __local REAL panel[NT * TILE] __attribute__((aligned(64)));
@@ -359,21 +347,21 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
   const int group = get_group_id(2) / splits, split = get_group_id(2) - group * splits;
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, 0), v = axis_of(OW, KW, stride_w, pad_w, dilation_w, 0);
   const int taps = KH * KW, plane = OH * OW, all = N * plane;
-  const int first = get_group_id(0) * STRIP, columns = min(STRIP, C * taps - first);
-  const int row_first = get_group_id(1) * rows, row_end = min(M, row_first + rows);
-  const int share = (all + splits - 1) / splits, begin = min(all, split * share), end = min(all, begin + share);
+  const int first = get_group_id(0) * STRIP, columns = least(STRIP, C * taps - first);
+  const int row_first = get_group_id(1) * rows, row_end = least(M, row_first + rows);
+  const int share = (all + splits - 1) / splits, begin = least(all, split * share), end = least(all, begin + share);
   Runs runs;
   for (int i = 0; i < STRIP * STRIP; ++i) unfolded[i] = 0;
   for (int i = 0; i < (row_end - row_first + MR - 1) / MR * MR * STRIP; ++i) sums[i] = 0;
 
   for (int p0 = begin; p0 < end; p0 += KC) {
-    const int depth = min(KC, end - p0);
+    const int depth = least(KC, end - p0);
     for (int p = 0; p < depth; p += STRIP) {
-      const int pixels = min(STRIP, depth - p);
+      const int pixels = least(STRIP, depth - p);
       find_runs(&runs, p0 + p, pixels, STRIP, h, v);
       for (int column = 0; column < columns;) {
         const int tap = (first + column) / C, c = first + column - tap * C, r = tap / KW, s = tap - r * KW;
-        const int channels = min(min(CHANNELS, C - c), columns - column);
+        const int channels = least(least(CHANNELS, C - c), columns - column);
         for (int k = 0; k < runs.count; ++k)
           gather(unfolded + column * STRIP + runs.at[k], STRIP, x + (((size_t)runs.image[k] * groups + group) * C + c) * H * W, H, W,
                  runs.y[k] + r * h.step, runs.x[k] + s * v.step, v.in_step, channels, runs.size[k]);
@@ -389,20 +377,20 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
 #pragma unroll
         for (int i = 0; i < MR; ++i)
 #pragma unroll
-          for (int j = 0; j < NV; ++j) acc[i][j] = VLOAD(kept + i * STRIP + j * VW);
+          for (int j = 0; j < NV; ++j) acc[i][j] = VECTOR(__local const, kept + i * STRIP + j * VW);
         __local const REAL* b_row = panel + tile * TILE;
         for (int p = p0; p < p0 + depth;) {
-          const int image = p / plane, pixel = p - image * plane, n = min(plane - pixel, p0 + depth - p);
-          __global const W_T* a[MR];
+          const int image = p / plane, pixel = p - image * plane, n = least(plane - pixel, p0 + depth - p);
+          __global const REAL* a[MR];
 #pragma unroll
-          for (int i = 0; i < MR; ++i) a[i] = dy + (((size_t)image * groups + group) * M + min(m + i, M - 1)) * plane + pixel;
+          for (int i = 0; i < MR; ++i) a[i] = dy + (((size_t)image * groups + group) * M + least(m + i, M - 1)) * plane + pixel;
           for (int k = 0; k < n; ++k, b_row += NR) {
             V b[NV];
 #pragma unroll
-            for (int j = 0; j < NV; ++j) b[j] = VLOAD(b_row + j * VW);
+            for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, b_row + j * VW);
 #pragma unroll
             for (int i = 0; i < MR; ++i) {
-              const V value = (V)(W_LOAD(a[i], k));
+              const V value = (V)(a[i][k]);
 #pragma unroll
               for (int j = 0; j < NV; ++j) acc[i][j] += value * b[j];
             }
@@ -412,7 +400,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
 #pragma unroll
         for (int i = 0; i < MR; ++i)
 #pragma unroll
-          for (int j = 0; j < NV; ++j) VSTORE(acc[i][j], kept + i * STRIP + j * VW);
+          for (int j = 0; j < NV; ++j) VECTOR(__local, kept + i * STRIP + j * VW) = acc[i][j];
       }
   }
 
@@ -426,10 +414,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel_weights(
 
 // One weight after another: the pixels it met, row by row. Work-groups: blocks of weights.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct_weights(
-    __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
+    __global const REAL* restrict x, __global const REAL* restrict dy, __global Y_T* restrict dw,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int rows, int splits) {
-  const int first = get_group_id(0) * rows, end = min(groups * M * C * KH * KW, first + rows);
+  const int first = get_group_id(0) * rows, end = least(groups * M * C * KH * KW, first + rows);
   for (int weight = first; weight < end; ++weight) {
     const int s = weight % KW, r = weight / KW % KH, c = weight / (KW * KH) % C, filter = weight / (KW * KH * C), group = filter / M;
     const int px = s * dilation_w - pad_w, py = r * dilation_h - pad_h;
@@ -440,15 +428,15 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct_weights
       for (int row = 0; row < OH; ++row) {
         const int line = row * stride_h + py;
         if (line < 0 || line >= H) continue;
-        __global const X_T* from = x + ((((size_t)image * groups + group) * C + c) * H + line) * W + px;
-        __global const W_T* by = dy + (((size_t)image * groups * M + filter) * OH + row) * OW;
+        __global const REAL* from = x + ((((size_t)image * groups + group) * C + c) * H + line) * W + px;
+        __global const REAL* by = dy + (((size_t)image * groups * M + filter) * OH + row) * OW;
         int i = lo;
         if (stride_w == 1)
-          for (; i + VW <= hi; i += VW) wide += X_VLOAD(from + i) * W_VLOAD(by + i);
-        for (; i < hi; ++i) sum += X_LOAD(from, i * stride_w) * W_LOAD(by, i);
+          for (; i + VW <= hi; i += VW) wide += VECTOR(__global const, from + i) * VECTOR(__global const, by + i);
+        for (; i < hi; ++i) sum += from[i * stride_w] * by[i];
       }
     REAL lanes[VW];
-    VSTORE(wide, lanes);
+    VECTOR(__private, lanes) = wide;
     for (int i = 0; i < VW; ++i) sum += lanes[i];
     Y_STORE(dw, weight, sum);
   }

@@ -30,6 +30,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.geometry import Geometry
+from netcl.ops.pointwise import cast
 
 log = logging.getLogger("netcl")
 
@@ -40,9 +41,6 @@ THIN = 2  # filters of a group up to which tiles are mostly empty
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
-_VECTOR_LOADS = {"float16": "vload_half{0}(0, p)", "bfloat16": "as_float{0}(convert_uint{0}(vload{0}(0, p)) << 16)"}
-_VECTOR_STORES = {"float16": "vstore_half{0}_rte(v, 0, p)"}
-
 Launch = Callable[..., None]
 
 
@@ -121,8 +119,23 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
         variant = V.CONV2D_NAIVE
     elif variant is V.CONV2D_WINOGRAD:
         _say_once(queue, job, "the Winograd variant runs as implicit GEMM")
-    makers = _CPU if tier == "cpu" else _SIMT
-    return makers.get(variant, makers[V.CONV2D_IMPLICIT_GEMM])(job, config, queue)
+    if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
+        make = _cpu_rows if variant is V.CONV2D_NAIVE else _cpu_panel
+        return _widened(job, make(job, config, queue))
+    return _SIMT.get(variant, _simt_gemm)(job, config, queue)
+
+
+def _widened(job: Job, go: Launch) -> Launch:
+    """Half and bfloat16 are storage only: on CPUs one pass widens them, and the kernels know one type."""
+    if job.dtype == job.accumulator:
+        return go
+
+    def wide(queue: Any, *tensors: Tensor) -> None:
+        *inputs, result = tensors
+        known = {id(t): cast(t, job.accumulator) for t in inputs}
+        go(queue, *(known[id(t)] for t in inputs), result)
+
+    return wide
 
 
 def _say_once(queue: Any, job: Job, what: str) -> None:
@@ -166,8 +179,6 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     tiles["ROWS"] = config.extra.get("ROWS", max(1, min(96, room // 4 // (strip * size)) // tiles["MR"]) * tiles["MR"])
     room -= strip * size * (tiles["ROWS"] + (strip if job.kind == WEIGHT_GRAD else 0))
     tiles["KC"] = config.extra.get("KC", min(512, max(8, room // (strip * size + 4) // 8 * 8)))
-    tiles["X_VLOAD(p)"] = _VECTOR_LOADS.get(job.dtype, "VLOAD(p)").format(tiles["VW"])
-    tiles["W_VLOAD(p)"] = tiles["X_VLOAD(p)"]
     return tiles
 
 
@@ -178,8 +189,7 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     if job.g.taps > tiles["KC"]:
         _say_once(queue, job, "the kernel has more taps than a panel has rows: one output row at a time instead")
         return _cpu_rows(job, config, queue)
-    tiles["Y_VECTORS"] = job.dtype != "bfloat16"
-    tiles["Y_VSTORE(v, p)"] = _VECTOR_STORES.get(job.dtype, "VSTORE(v, p)").format(tiles["VW"])
+    tiles["Y_VECTORS"] = job.dtype == job.accumulator
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
@@ -322,10 +332,4 @@ def _ceil_to(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-_CPU = {V.CONV2D_NAIVE: _cpu_rows, V.CONV2D_IMPLICIT_GEMM: _cpu_panel, V.CONV2D_TILED_LOCAL: _simt_tiled}
-_SIMT = {
-    V.CONV2D_NAIVE: _simt_naive,
-    V.CONV2D_IMPLICIT_GEMM: _simt_gemm,
-    V.CONV2D_IM2COL: _simt_im2col,
-    V.CONV2D_TILED_LOCAL: _simt_tiled,
-}
+_SIMT = {V.CONV2D_NAIVE: _simt_naive, V.CONV2D_IM2COL: _simt_im2col, V.CONV2D_TILED_LOCAL: _simt_tiled}
