@@ -78,6 +78,10 @@ def _drawn(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int
     values = np.random.default_rng([seed, i]).uniform(*domain, shape)
     for kink in row.kinks:
         values = np.where(np.abs(values - kink) < 0.05, kink + 0.1, values)
+    if i not in row.promoting:  # a condition: both answers must occur
+        values = np.where(values > np.mean(domain), values, 0)
+    elif not row.differentiable:  # comparisons and logic: equal values and zeros must occur
+        values = np.round(values)
     return _rounded(values, dtype)
 
 
