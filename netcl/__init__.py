@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from netcl.core import dispatch
-from netcl.runtime import cache as _cache  # registers the disk cache with core's door to the driver
+from netcl.runtime import cache as _cache  # noqa: F401, registers the disk cache with core's door to the driver
 
 __version__ = "0.1.0"
 __all__ = ["bias_add", "build_matmul_kernel", "conv2d", "device", "elementwise_binary", "matmul", "reduce_sum", "relu", "softmax"]

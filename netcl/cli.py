@@ -338,7 +338,8 @@ def selftest(args: argparse.Namespace) -> int:
     if handle is None:
         raise DeviceError(f"[selftest] no such device; device={args.device}; there are: {manager.describe()}")
     print(f"{handle.platform_name} / {handle.device_name}")
-    counts, failed = Counter(), []
+    counts: Counter[str] = Counter()
+    failed: list[tests.Result] = []
     for op, results in groupby(tests.results(handle, args.ops), key=lambda result: result.op):
         states = list(results)
         counts.update(result.state for result in states)

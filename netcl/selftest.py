@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Ite
         for part in row.rows:
             yield from cases(part, dtype, sizes)
     elif isinstance(row, Pointwise):
-        shapes = [[(n,)] * row.arity for n in sizes]
+        shapes: list[list[tuple[int, ...]]] = [[(n,)] * row.arity for n in sizes]
         if row.arity > 1:
             shapes.append([(5, 1, 3), (7, 1), (5, 7, 3)][: row.arity])
             shapes.append([(4, 6), (), (6,)][: row.arity])
@@ -75,7 +76,7 @@ def _of_sample(sample: Sample, dtype: str, seed: int) -> Case:
 def _drawn(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     """Values from the row's domain that keep away from its kinks."""
     domain = row.domain[i] if isinstance(row.domain[0], tuple) else row.domain
-    values = np.random.default_rng([seed, i]).uniform(*domain, shape)
+    values = np.random.default_rng([seed, i]).uniform(domain[0], domain[1], shape)
     for kink in row.kinks:
         values = np.where(np.abs(values - kink) < 0.05, kink + 0.1, values)
     if i not in row.promoting:  # a condition: both answers must occur
@@ -212,7 +213,9 @@ def check_gradient(row: Row, case: Case, handle: DeviceHandle, dtype: str = "flo
         # The differences cancel 6 digits of float64; what the device loses follows its dtype and the number of terms.
         allowed = {"float64": 2e-6, "float32": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}[dtype] * getattr(row, "tol", 1.0)
         if not (abs(got - want) <= allowed * max(size, abs(want), 0.1) or (np.isnan(got) and np.isnan(want))):
-            raise Mismatch(f"[{row.name}] the gradient of input {i}: got {got:.6g}, differences say {want:.6g}; case={case.label}, dtype={dtype}")
+            raise Mismatch(
+                f"[{row.name}] the gradient of input {i}: got {got:.6g}, differences say {want:.6g}; case={case.label}, dtype={dtype}"
+            )
 
 
 def _leaves(values: Sequence[Any]) -> Iterator[Any]:
@@ -281,12 +284,12 @@ def results(handle: DeviceHandle, names: Sequence[str] = ()) -> Iterator[Result]
         row = REGISTRY[name]
         for dtype in FLOATS:
             if supports(handle, dtype):
-                yield _timed(name, dtype, lambda r=row, d=dtype: _each(check_forward, r, handle, d))
+                yield _timed(name, dtype, partial(_each, check_forward, row, handle, dtype))
         if isinstance(row, Pointwise):
-            yield _timed(name, "special", lambda r=row: check_special(r, handle))
+            yield _timed(name, "special", partial(check_special, row, handle))
         if row.differentiable and getattr(row, "ref", True) is not None:
-            yield _timed(name, "gradient", lambda r=row: _each(check_gradient, r, handle, "float32"))
-        yield _timed(name, "errors", lambda r=row: check_errors(r, handle))
+            yield _timed(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
+        yield _timed(name, "errors", partial(check_errors, row, handle))
 
 
 def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str) -> None:

@@ -33,9 +33,9 @@ from netcl.core import dispatch
 from netcl.core.tensor import Tensor
 
 __all__ = [
-    "Function", "GradientError", "Kernel", "Node", "Tape", "apply_op", "backward", "checkpoint", "debug_tape", "detect_anomaly", "enable_grad",
-    "get_current_tape", "grad", "gradcheck", "gradgradcheck", "is_grad_enabled", "kernel", "no_grad", "retain_grad", "set_current_tape",
-    "set_detect_anomaly", "set_grad_enabled", "tensor",
+    "Function", "GradientError", "Kernel", "Node", "Tape", "apply_op", "backward", "checkpoint", "debug_tape", "detect_anomaly",
+    "enable_grad", "get_current_tape", "grad", "gradcheck", "gradgradcheck", "is_grad_enabled", "kernel", "no_grad", "retain_grad",
+    "set_current_tape", "set_detect_anomaly", "set_grad_enabled", "tensor",
 ]  # fmt: skip
 
 

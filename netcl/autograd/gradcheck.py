@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from netcl.autograd import ops as ag_ops
 from netcl.autograd.tape import enable_grad, grad, no_grad
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
@@ -71,14 +72,17 @@ def gradgradcheck(function: Callable[..., Any], inputs: Sequence[Any], **options
     differentiable = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
 
     def first_derivative(*given: Any) -> Any:
-        leaves = [x if not isinstance(x, Tensor) or x.requires_grad else x.detach().requires_grad_(i in differentiable) for i, x in enumerate(given)]
+        leaves = [
+            x if not isinstance(x, Tensor) or x.requires_grad else x.detach().requires_grad_(i in differentiable)
+            for i, x in enumerate(given)
+        ]
         with enable_grad():
             out = _first(function(*leaves))
             grads = grad(out, [leaves[i] for i in differentiable], weights, create_graph=True, allow_unused=True)
-            total = None
+            total: Any = None
             for g in (g for g in grads if g is not None):
-                part = (g * g).sum()
-                total = part if total is None else total + part
+                part = ag_ops.twin("sum")(ag_ops.twin("square")(g))
+                total = part if total is None else ag_ops.twin("add")(total, part)
         if total is None:
             raise GradientError(message("gradgradcheck", "the function has no gradient to differentiate"))
         return total

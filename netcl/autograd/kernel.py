@@ -43,8 +43,8 @@ def kernel(
 
     Args:
         body: the body, if it is not the docstring.
-        vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements of the
-            inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
+        vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements of
+            the inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
         shape: the result's shape from the tensors; by default that of the first.
         cpu: a NumPy twin, for devices without OpenCL.
         check: run the first call under the sanitizer (Oclgrind), if that is installed, and raise what it reports.
@@ -78,7 +78,9 @@ class Kernel:
 
     def source(self) -> str:
         """The OpenCL C of the kernel and of its gradients, without the preamble."""
-        return "\n".join(spec.to_source().removeprefix(PRIMITIVE_PREAMBLE).strip() + "\n" for spec in (self.forward, *self.backward.values()))
+        return "\n".join(
+            spec.to_source().removeprefix(PRIMITIVE_PREAMBLE).strip() + "\n" for spec in (self.forward, *self.backward.values())
+        )
 
     def _spec(self, name: str, body: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> KernelSpec:
         params = [f"__global const {dtypes.DTYPES[d].c_storage}* {n}" for n, d in inputs.items()]
@@ -133,7 +135,9 @@ class Kernel:
             raise DeviceError(message(self.name, what, "pass cpu= with a NumPy twin, or move the tensors with .to('cl')"))
         return Tensor.from_host(first.queue, self.cpu(*(x.to_host() for x in inputs.values()), **numbers), self.dtype)
 
-    def _launch(self, spec: KernelSpec, body: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], numbers: Any, n: int) -> None:
+    def _launch(
+        self, spec: KernelSpec, body: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], numbers: Any, n: int
+    ) -> None:
         sizes = [_size_value(name, inputs) for name in _sizes(body, inputs)]
         args = [*inputs.values(), *outputs.values(), *numbers.values(), *sizes, n]
         if self.check and sanitizer.available():
@@ -181,7 +185,11 @@ def _signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str],
     if not tensors:
         raise DtypeError(message(name, "a kernel needs at least one tensor", 'annotate one: x: "float32"'))
     result = str(signature.return_annotation).strip("'\"")
-    return tensors, numbers, next(iter(tensors.values())) if signature.return_annotation is signature.empty else _stored(name, "the result", result)
+    return (
+        tensors,
+        numbers,
+        next(iter(tensors.values())) if signature.return_annotation is signature.empty else _stored(name, "the result", result),
+    )
 
 
 def _stored(name: str, what: str, kind: str) -> str:

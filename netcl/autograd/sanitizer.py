@@ -42,9 +42,17 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
     with tempfile.TemporaryDirectory() as folder:
         request, log = Path(folder) / "request.npz", Path(folder) / "log"
         scalars = {str(i): a for i, a in enumerate(args) if not isinstance(a, np.ndarray)}
-        plan = {"source": source, "name": name, "global": list(global_size), "local": list(local_size or []), "count": len(args), "scalars": scalars}
+        plan = {
+            "source": source,
+            "name": name,
+            "global": list(global_size),
+            "local": list(local_size or []),
+            "count": len(args),
+            "scalars": scalars,
+        }
         arrays = {f"a{i}": a for i, a in enumerate(args) if isinstance(a, np.ndarray)}
-        np.savez(request, plan=np.frombuffer(json.dumps(plan).encode(), np.uint8), **arrays)
+        arrays["plan"] = np.frombuffer(json.dumps(plan).encode(), np.uint8)
+        np.savez(request, allow_pickle=False, **arrays)
         child = env.for_child(**SETTINGS, OCLGRIND_LOG=str(log), NETCL_CACHE_DIR=folder)
         done = subprocess.run([sys.executable, "-m", __name__, str(request)], env=child, capture_output=True, text=True, timeout=_SECONDS)
         said = log.read_text().strip() if log.exists() else ""

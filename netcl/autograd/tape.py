@@ -13,6 +13,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,7 +152,9 @@ class _Walk:
                 raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
             gradient = Tensor.ones(out.shape, out.dtype, queue=out.queue)
         elif gradient.shape != out.shape:
-            raise ShapeError(message("backward", "the gradient has another shape than the tensor", gradient=gradient.shape, tensor=out.shape))
+            raise ShapeError(
+                message("backward", "the gradient has another shape than the tensor", gradient=gradient.shape, tensor=out.shape)
+            )
         else:
             self.handed.add(_storage(gradient))  # the caller's own: a leaf must get a copy
         edge = _edge(out)
@@ -178,7 +181,8 @@ class _Walk:
         grads[index] = _sum(self.F, grads[index], gradient)
 
     def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
-        for hook in leaf._hooks or ():
+        hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
+        for hook in hooks:
             gradient = _replaced(gradient, hook(gradient))
         if leaf.grad is not None:
             leaf.grad = self.F.add(leaf.grad, gradient)
@@ -194,8 +198,9 @@ class _Walk:
             _, node = heapq.heappop(self.heap)
             grads = self.pending.pop(node)
             for index, hook in node.hooks:
-                if grads[index] is not None:
-                    grads[index] = _replaced(grads[index], hook(grads[index]))
+                gradient = grads[index]
+                if gradient is not None:
+                    grads[index] = _replaced(gradient, hook(gradient))
             self.visit(node, grads)
 
     def visit(self, node: Node, grads: list[Tensor | None]) -> None:
@@ -205,7 +210,7 @@ class _Walk:
         if not self.retain:
             node.release()
         for edge, like, gradient in zip(edges, likes, back, strict=True):
-            if edge is not None and gradient is not None:
+            if edge is not None and like is not None and gradient is not None:
                 if modes.anomaly:
                     _check_finite(node, gradient, "gave, walking back,")
                 self.send(edge, _fit(self.F, gradient, like))
@@ -247,9 +252,9 @@ def _differentiable() -> Any:
 
 def _check_finite(node: Node, value: Tensor, verb: str) -> None:
     values = value.to_host()
-    bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else ()
+    bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else np.empty((0, 0), int)
     if len(bad):
-        first = tuple(int(i) for i in bad[0])
+        first = tuple(bad[0].tolist())
         what = f"the op {verb} a value that is not finite"
         raise FloatingPointError(message(node.name, what, f"called at {node.site}", index=first, value=values[first], shape=value.shape))
 
@@ -312,8 +317,12 @@ def grad(
     given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or [None] * len(outs))
     for i, x in enumerate(ins):
         if not x.requires_grad:
-            raise ValueError(message("grad", f"input {i} does not require grad", "set requires_grad=True before the forward pass", shape=x.shape))
-    found = run_backward(outs, given, wanted=ins, create_graph=create_graph, retain_graph=create_graph if retain_graph is None else retain_graph)
+            raise ValueError(
+                message("grad", f"input {i} does not require grad", "set requires_grad=True before the forward pass", shape=x.shape)
+            )
+    found = run_backward(
+        outs, given, wanted=ins, create_graph=create_graph, retain_graph=create_graph if retain_graph is None else retain_graph
+    )
     missing = [i for i, g in enumerate(found) if g is None]
     if missing and not allow_unused:
         what = f"input {missing[0]} was not used to compute the outputs"
@@ -324,7 +333,7 @@ def grad(
 class _Setting:
     """A mode as context manager and decorator; the old value comes back on exit."""
 
-    field = ""
+    field: str
 
     def __init__(self, value: Any):
         self.value = value
@@ -339,11 +348,11 @@ class _Setting:
         setattr(modes, self.field, self._previous.pop())
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with type(self)(self.value) if type(self) in (set_grad_enabled, set_detect_anomaly) else type(self)():
+            with self:
                 return function(*args, **kwargs)
 
-        wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
         return wrapped
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 
-def message(op: str, what: str, /, remedy: str = "", **values: object) -> str:
+def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
     """Build an error text in the house's form.
 
     >>> message("matmul", "a has 5 columns and b has 4 rows", a=(3, 5), b=(4, 2))

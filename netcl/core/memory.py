@@ -93,7 +93,9 @@ class BufferPool:
     def __init__(self, context: Any):
         cl = platforms.opencl()
         if not isinstance(context, cl.Context):
-            raise DeviceError(message("BufferPool", "a pool needs an OpenCL context", "pass handle.context of an OpenCL device", context=context))
+            raise DeviceError(
+                message("BufferPool", "a pool needs an OpenCL context", "pass handle.context of an OpenCL device", context=context)
+            )
         self.context = context
         self.stats = PoolStats()
         self._free: dict[int, list[Any]] = {}

@@ -189,7 +189,7 @@ class Tensor:
         self.array = array
         self.pending_event = pending_event
         self.pending_release = pending_release
-        self._hooks = None
+        self._hooks: list[Callable[[Tensor], Tensor | None]] | None = None
         self._index = 0  # which output of grad_fn this is
 
     # ---- making tensors

@@ -14,13 +14,21 @@ def bent(x: "float32", factor: float) -> "float32":  # noqa: F821
     """out[i] = factor * (x[i] + 0.5f * MUL(x[i], x[i]));"""
 
 
-@netcl.kernel(
-    shape=lambda x, w: (x.shape[0], w.shape[1]),
-    vjp={
-        "x": "int r = i / x_dim1, k = i % x_dim1; float s = 0; for (int c = 0; c < w_dim1; ++c) s += g[r * w_dim1 + c] * w[k * w_dim1 + c]; dx[i] = s;",
-        "w": "int k = i / w_dim1, c = i % w_dim1; float s = 0; for (int r = 0; r < x_dim0; ++r) s += g[r * w_dim1 + c] * x[r * x_dim1 + k]; dw[i] = s;",
-    },
-)
+DX = """
+int r = i / x_dim1, k = i % x_dim1;
+float s = 0;
+for (int c = 0; c < w_dim1; ++c) s += g[r * w_dim1 + c] * w[k * w_dim1 + c];
+dx[i] = s;
+"""
+DW = """
+int k = i / w_dim1, c = i % w_dim1;
+float s = 0;
+for (int r = 0; r < x_dim0; ++r) s += g[r * w_dim1 + c] * x[r * x_dim1 + k];
+dw[i] = s;
+"""
+
+
+@netcl.kernel(shape=lambda x, w: (x.shape[0], w.shape[1]), vjp={"x": DX, "w": DW})
 def product(x: "float32", w: "float32"):  # noqa: F821
     """
     int r = i / w_dim1, c = i % w_dim1;

@@ -255,7 +255,11 @@ def test_bad_values_are_told_in_the_house_form(device):
     for bad, error, text in (
         (lambda: Tensor.from_host(device.queue, [[1.0], [1.0, 2.0]]), ShapeError, r"\[from_host\] the values do not form an array"),
         (lambda: Tensor.full((3,), 300, "uint8", queue=device.queue), DtypeError, r"\[fill\] 300 does not fit into uint8; shape=\(3,\)"),
-        (lambda: Tensor.zeros((2,), queue="gpu"), DeviceError, r"\[OpenCLBackend\] a command queue of an OpenCL device is needed; queue=gpu"),
+        (
+            lambda: Tensor.zeros((2,), queue="gpu"),
+            DeviceError,
+            r"\[OpenCLBackend\] a command queue of an OpenCL device is needed; queue=gpu",
+        ),
         (lambda: Tensor.empty((1 << 50,), queue=device.queue), OutOfMemoryError, r"\[allocate\] .*bytes=4503599627370496"),
         (lambda: np.array(Tensor.ones((2,), queue=device.queue), copy=False), ValueError, r"\[array\] the values .* without a copy"),
     ):

@@ -58,7 +58,10 @@ def test_the_child_is_told_and_the_parent_goes_on(cl_device, use):
 def test_the_child_may_use_numpy(cl_device):
     use = "assert Tensor.zeros((2,), device='cpu').tolist() == [0, 0]; raise DeviceError('fine')"
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT).replace("{use}", use), cl_device.platform_name], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(SCRIPT).replace("{use}", use), cl_device.platform_name],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert run.returncode == 0, run.stderr
 
@@ -76,5 +79,7 @@ def test_workers_first_then_the_context(cl_device):
             _, status = os.waitpid(child, 0)
             assert status == 0
     """)
-    run = subprocess.run([sys.executable, "-c", script, cl_device.platform_name], capture_output=True, text=True, timeout=60, env=os.environ)
+    run = subprocess.run(
+        [sys.executable, "-c", script, cl_device.platform_name], capture_output=True, text=True, timeout=60, env=os.environ
+    )
     assert run.returncode == 0, run.stderr

@@ -44,7 +44,10 @@ WAYS = {
 
 def start(device, wait: str) -> subprocess.Popen:
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(START) + wait, device.platform_name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", textwrap.dedent(START) + wait, device.platform_name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"

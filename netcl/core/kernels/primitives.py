@@ -210,9 +210,9 @@ def storage_macros(**operands: str) -> str:
     """
     rows = {name: dtypes.lookup(dtype) for name, dtype in operands.items()}
     needs = "".join(_NEEDS.get(dtype, "") for dtype in sorted({row.name for row in rows.values()}))
-    lines = [f"#define {n}_T {r.c_storage}\n#define {n}_REAL {r.c_compute}\n#define {n}_LOAD(p, i) ({r.load})\n#define {n}_STORE(p, i, x) {r.store}"
-             for n, r in rows.items()]  # fmt: skip
-    return needs + "\n".join(lines) + "\n"
+    lines = [line for name, row in rows.items() for line in (f"{name}_T {row.c_storage}", f"{name}_REAL {row.c_compute}",
+             f"{name}_LOAD(p, i) ({row.load})", f"{name}_STORE(p, i, x) {row.store}")]  # fmt: skip
+    return needs + "".join(f"#define {line}\n" for line in lines)
 
 
 @lru_cache(maxsize=256)

@@ -76,8 +76,7 @@ def _compute_type(dtype: str) -> np.dtype:
     return np.dtype({"float16": "float32", "bfloat16": "float32", "uint8": "int32"}.get(dtype, dtype))
 
 
-def _numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, dtype: str) -> np.ndarray:
-    kind = _compute_type(dtype)
+def _numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, kind: np.dtype) -> np.ndarray:
     left = np.swapaxes(a, -1, -2) if trans_a and a.ndim > 1 else a
     right = np.swapaxes(b, -1, -2) if trans_b and b.ndim > 1 else b
     return np.matmul(left.astype(kind, copy=False), right.astype(kind, copy=False))
@@ -150,7 +149,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     dtype = _result_dtype("matmul", a, b)
     left, right, shape = _matrices(a, b, transpose_a, transpose_b)
     if a.array is not None:
-        return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, dtype=dtype)
+        return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=_compute_type(dtype), dtype=dtype)
     result = _result_shape(shape, a, b)
     if 0 in shape:
         return Tensor.empty(result, dtype, queue=a.queue)

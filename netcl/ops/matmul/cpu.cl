@@ -69,12 +69,9 @@
 #if PACKED_A
 #define A_POINTER(i)
 #define A_VALUE(i) a_panel[(INDEX)kk * MR + i]
-#elif TRANS_A
-#define A_POINTER(i) __global const A_T* a##i = a + (INDEX)k0 * lda + min(m0 + i, m - 1);
-#define A_VALUE(i) A_LOAD(a##i, (INDEX)kk * lda)
 #else
-#define A_POINTER(i) __global const A_T* a##i = a + (INDEX)min(m0 + i, m - 1) * lda + k0;
-#define A_VALUE(i) A_LOAD(a##i, kk)
+#define A_POINTER(i) __global const A_T* a##i = a + min(m0 + i, m - 1) * (INDEX)a_row + k0 * (INDEX)a_k;
+#define A_VALUE(i) A_LOAD(a##i, at_k)
 #endif
 #define ZERO(i, j) V c##i##_##j = (V)(0);
 #define ZERO_ROW(i) COLUMNS(ZERO, i)
@@ -91,17 +88,12 @@
     V_STORE(r, at);                                                                 \
   }
 #define TO_C_ROW(i) COLUMNS(TO_C, i)
-#if HAS_BIAS
-#define BIAS_VECTOR(i, j) const V bias##j = V_LOAD((__global const REAL*)bias + n1 + j * VW);
-#else
-#define BIAS_VECTOR(i, j) const V bias##j = (V)(0);
-#endif
+#define BIAS_VECTOR(i, j) const V bias##j = has_bias ? V_LOAD((__global const REAL*)bias + n1 + j * VW) : (V)(0);
 
-// Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge.
-static inline void pack_strip(__global const B_T* restrict b, __local REAL* restrict strip, const int n, const int ldb, const int n1,
-                              const int k0, const int kc) {
+// Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
+static inline void pack_transposed(__global const B_T* restrict b, __local REAL* restrict strip, const int n, const int ldb, const int n1,
+                                   const int k0, const int kc) {
   const int width = min(NR, n - n1);
-#if TRANS_B
   int j = 0;
 #if B_PLAIN
   for (; j + 4 <= width; j += 4) {
@@ -124,7 +116,11 @@ static inline void pack_strip(__global const B_T* restrict b, __local REAL* rest
     for (int kk = 0; kk < kc; ++kk) strip[kk * NR + j] = (REAL)B_LOAD(b, (INDEX)(n1 + j) * ldb + k0 + kk);
   for (j = width; j < NR; ++j)
     for (int kk = 0; kk < kc; ++kk) strip[kk * NR + j] = 0;
-#else
+}
+
+static inline void pack_rows(__global const B_T* restrict b, __local REAL* restrict strip, const int n, const int ldb, const int n1,
+                             const int k0, const int kc) {
+  const int width = min(NR, n - n1);
   for (int kk = 0; kk < kc; ++kk) {
     __local REAL* d = strip + kk * NR;
     __global const B_T* s = b + (INDEX)(k0 + kk) * ldb + n1;
@@ -136,15 +132,15 @@ static inline void pack_strip(__global const B_T* restrict b, __local REAL* rest
 #endif
     for (int j = 0; j < NR; ++j) d[j] = j < width ? (REAL)B_LOAD(s, j) : (REAL)0;
   }
-#endif
 }
 
 // c[batch] = op(a) op(b), m x n; `partial` holds sums between blocks of k where c itself cannot (c is stored in fewer bits).
 // Batches are numbered i0 * batch1 + i1; each operand has a stride for i0 and for i1. A group does `block` rows, a multiple of MR.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
-                __global REAL* partial, const int m, const int n, const int k, const int lda, const int ldb, const int block,
-                const int batch1, const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride) {
+                __global REAL* partial, const int m, const int n, const int k, const long a_row, const long a_k, const int ldb, const int trans_b,
+                const int has_bias, const int block, const int batch1, const long a0_stride, const long a1_stride, const long b0_stride,
+                const long b1_stride) {
 #if PACKED_B
   __local REAL panel[KC * NR * STRIPS] __attribute__((aligned(64)));
   const int columns = NR * STRIPS;
@@ -166,7 +162,10 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
   for (int k0 = 0; k0 < k; k0 += KC) {
     const int kc = min(KC, k - k0), last = k0 + KC >= k;
 #if PACKED_B
-    for (int n1 = n0, s = 0; n1 < n_end; n1 += NR, ++s) pack_strip(b, panel + s * (KC * NR), n, ldb, n1, k0, kc);
+    for (int n1 = n0, s = 0; n1 < n_end; n1 += NR, ++s) {
+      if (trans_b) pack_transposed(b, panel + s * (KC * NR), n, ldb, n1, k0, kc);
+      else pack_rows(b, panel + s * (KC * NR), n, ldb, n1, k0, kc);
+    }
 #endif
     for (int m0 = m_begin; m0 < m_end; m0 += MR) {
       ROWS(A_POINTER)
@@ -182,7 +181,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
         __global const REAL* row = (__global const REAL*)b + (INDEX)k0 * ldb + first;
 #endif
         ROWS(ZERO_ROW)
-        for (int kk = 0; kk < kc; ++kk) {
+        for (INDEX kk = 0, at_k = 0; kk < kc; ++kk, at_k += (INDEX)a_k) {
           COLUMNS(B_VECTOR, 0)
           ROWS(MULTIPLY_ADD_ROW)
           row += step;
@@ -202,7 +201,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
           const INDEX at = (INDEX)(m0 + i) * n + n1;
           if (last) {
             for (int j = 0; j < width; ++j) {
-              const REAL x = finish(k0 ? partial[at + j] + t[j] : t[j], bias, n1 + j);
+              const REAL x = finish(k0 ? partial[at + j] + t[j] : t[j], bias, has_bias, n1 + j);
               C_STORE(c, at + j, x);
             }
           } else {
@@ -216,8 +215,8 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
 
 // op(a) into panels of MR rows, [m / MR][k][MR] in REAL, zeros beyond the edge. A group does one panel of one batch.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, const int m, const int k, const int lda, const int batch1,
-            const long a0_stride, const long a1_stride) {
+void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, const int m, const int k, const long a_row, const long a_k,
+            const int batch1, const long a0_stride, const long a1_stride) {
   const int panels = (m + MR - 1) / MR;
   const INDEX group = get_group_id(0), batch = group / panels;
   const int m0 = (int)(group % panels) * MR, rows = min(MR, m - m0);
@@ -225,8 +224,7 @@ void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, cons
   packed += group * k * MR;
   for (int kk = 0; kk < k; ++kk)
     for (int i = 0; i < MR; ++i)
-      packed[(INDEX)kk * MR + i] =
-          i < rows ? (REAL)(TRANS_A ? A_LOAD(a, (INDEX)kk * lda + m0 + i) : A_LOAD(a, (INDEX)(m0 + i) * lda + kk)) : (REAL)0;
+      packed[(INDEX)kk * MR + i] = i < rows ? (REAL)A_LOAD(a, (m0 + i) * (INDEX)a_row + kk * (INDEX)a_k) : (REAL)0;
 }
 
 #define DOT_ZERO(i, j) V d##i##j = (V)(0);
@@ -237,7 +235,7 @@ void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, cons
     V_STORE(d##i##j, lanes);                                                                     \
     for (int l = 0; l < VW; ++l) sum += lanes[l];                                                \
     for (int kk = whole; kk < k; ++kk) sum += p##i[kk] * q##j[kk];                               \
-    sum = finish(sum, bias, n0 + j);                                                             \
+    sum = finish(sum, bias, has_bias, n0 + j);                                                             \
     C_STORE(c, (INDEX)(m0 + i) * n + n0 + j, sum);                                               \
   }
 #define DOT_TILE(F) F(0, 0) F(0, 1) F(0, 2) F(0, 3) F(1, 0) F(1, 1) F(1, 2) F(1, 3) F(2, 0) F(2, 1) F(2, 2) F(2, 3) F(3, 0) F(3, 1) F(3, 2) F(3, 3)
@@ -245,7 +243,7 @@ void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, cons
 // The same for a as it is and b transposed: both are walked along k, so nothing is packed. For few rows. A group does `block` columns.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
-              const int m, const int n, const int k, const int block, const int batch1,
+              const int m, const int n, const int k, const int has_bias, const int block, const int batch1,
               const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride) {
   const int blocks = (n + block - 1) / block, whole = k / VW * VW;
   const INDEX group = get_group_id(0), batch = group / blocks;

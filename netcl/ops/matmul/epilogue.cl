@@ -18,17 +18,8 @@
 #ifndef REAL  // the type sums are kept in
 #define REAL float
 #endif
-#ifndef HAS_BIAS
-#define HAS_BIAS 0
-#endif
 #ifndef ACTIVATION  // of a finished value, in x
 #define ACTIVATION(x) (x)
-#endif
-#ifndef TRANS_A  // 1: the left operand is stored transposed, K x M
-#define TRANS_A 0
-#endif
-#ifndef TRANS_B  // 1: the right operand is stored transposed, N x K
-#define TRANS_B 0
 #endif
 #ifndef INDEX  // long where an offset does not fit an int
 #define INDEX int
@@ -42,9 +33,7 @@
 #define SILU_OF(x) ((x) / (1 + exp(-(x))))
 #define GELU_OF(x) ((REAL)0.5 * (x) * (1 + erf((x) * (REAL)0.70710678118654752440)))
 
-static inline REAL finish(REAL x, __global const BIAS_T* bias, const int column) {
-#if HAS_BIAS
-  x += (REAL)BIAS_LOAD(bias, column);
-#endif
+static inline REAL finish(REAL x, __global const BIAS_T* bias, const int has_bias, const int column) {
+  if (has_bias) x += (REAL)BIAS_LOAD(bias, column);
   return ACTIVATION(x);
 }

@@ -92,6 +92,20 @@ class Product:
         return int(dtype is None or DTYPES[dtype].c_storage == self.real)
 
     @property
+    def a_steps(self) -> tuple[int, int]:
+        """From row to row, and along k."""
+        return (1, self.m) if self.trans_a else (self.k, 1)
+
+    @property
+    def b_steps(self) -> tuple[int, int]:
+        """Along k, and from column to column."""
+        return (1, self.k) if self.trans_b else (self.n, 1)
+
+    @property
+    def has_bias(self) -> int:
+        return int(self.bias is not None)
+
+    @property
     def itemsize(self) -> int:
         """Bytes of the type sums are kept in."""
         return 8 if self.real in ("double", "long") else 4
@@ -129,8 +143,7 @@ def sum_dtype(real: str) -> str:
 
 def _kernel(queue: Any, file: str, name: str, p: Product, **defines: Any) -> Any:
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32"}
-    common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
-    common["HAS_BIAS"] = int(p.bias is not None)
+    common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index}
     if p.activation:
         common["ACTIVATION"] = ACTIVATIONS[p.activation]
         common["V_ACTIVATION"] = ("V_" if p.activation == "relu" else "") + ACTIVATIONS[p.activation]
@@ -142,14 +155,14 @@ def _kernel(queue: Any, file: str, name: str, p: Product, **defines: Any) -> Any
 
 def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * p.m * p.n
-    args = (*p.sizes(), p.lda, p.ldb, *p.strides(), total)
-    return Plan((Launch(_kernel(queue, "simt.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdc", args),))
+    args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
+    return Plan((Launch(_kernel(queue, "naive.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdc", args),))
 
 
 def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * -(-p.m // 4) * -(-p.n // 4)
-    args = (*p.sizes(), p.lda, p.ldb, *p.strides(), total)
-    return Plan((Launch(_kernel(queue, "simt.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdc", args),))
+    args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
+    return Plan((Launch(_kernel(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdc", args),))
 
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
@@ -158,13 +171,14 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     width = 4 if p.aligned and p.real == "float" and p.plain(p.a) and p.plain(p.b) else 1
     buffers = 2 if 2 * bk * (bm + bn + 8) * p.itemsize <= profile.local_mem_size else 1
     macros = {"BM": bm, "BN": bn, "BK": bk, "TM": per_item, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
+    macros |= {"TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     groups = p.batches * -(-p.m // bm) * -(-p.n // bn)
     splits = _splits(p, groups, profile)
     depth = -(-p.k // splits // bk) * bk if splits > 1 else p.k
     splits = -(-p.k // depth)
     inner = p if splits == 1 else replace(p, c=sum_dtype(p.real), bias=None, activation=None)
     kernel = _kernel(queue, "simt.cl", "gemm_tiles", inner, **macros)
-    args = (*p.sizes(), p.lda, p.ldb, *p.strides(), splits, depth)
+    args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
     first = Launch(kernel, groups * splits * items, items, "abdc" if splits == 1 else "abds", args)
     if splits == 1:
         return Plan((first,))
@@ -173,7 +187,7 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
 
 def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
     total = p.batches * p.m * p.n
-    return Launch(_kernel(queue, "simt.cl", "add_parts", p), total, launch.LOCAL_1D, "sdc", (p.n, p.m * p.n, splits, total))
+    return Launch(_kernel(queue, "naive.cl", "add_parts", p), total, launch.LOCAL_1D, "sdc", (p.n, p.has_bias, p.m * p.n, splits, total))
 
 
 def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[int, int, int, int]:
@@ -221,7 +235,7 @@ def _tile(p: Product, profile: DeviceProfile) -> _Tile:
     if p.n <= 2 * lanes:
         return _Tile(6 if few else 12, 1 if p.n <= lanes else 2, lanes, 1)
     vectors = 2 if few else 4
-    return _Tile(6, vectors, lanes, max(1, min(_CPU_COLUMNS, p.n + lanes) // (vectors * lanes)))
+    return _Tile(6, vectors, lanes, max(1, _CPU_COLUMNS // (vectors * lanes)))
 
 
 def _rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
@@ -245,11 +259,11 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     size = -(-p.m // tile.rows) * tile.rows * p.k
     strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
     main = Launch(kernel, panels * -(-p.m // rows) * p.batches, 1, ("p" if packed else "a") + "bdc" + ("s" if sums else "c"),
-                  (*p.sizes(), p.lda, p.ldb, rows, *strides))  # fmt: skip
+                  (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
     pack = _kernel(queue, "cpu.cl", "pack_a", p, **tile.macros())
-    first = Launch(pack, -(-p.m // tile.rows) * p.batches, 1, "ap", (p.m, p.k, p.lda, p.batch[1], *p.a_strides))
+    first = Launch(pack, -(-p.m // tile.rows) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
     return Plan((first, main), packed=p.batches * size, sums=sums)
 
 
@@ -259,18 +273,18 @@ def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
     columns = max(4, -(-p.n // blocks // 4) * 4)
     kernel = _kernel(queue, "cpu.cl", "gemm_dot", p, VW=lanes)
-    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdc", (*p.sizes(), columns, *p.strides())),))
+    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
 
 
 def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     """B read where it lies, a tile of all rows at once."""
     lanes = _tile(p, profile).lanes
-    tile = _Tile(next(r for r in (1, 2, 4, 6, 8, 12) if r >= min(p.m, 12)), 2, lanes, 1)
+    tile = _Tile(next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12)), 2, lanes, 1)
     rows = _rows(p, tile, -(-p.n // tile.columns), profile)
     macros = tile.macros() | {"KC": 1 << 30, "PACKED_B": 0, "C_PLAIN": p.plain(p.c), "BIAS_PLAIN": p.plain(p.bias)}
     kernel = _kernel(queue, "cpu.cl", "gemm_panel", p, **macros)
     groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
-    return Plan((Launch(kernel, groups, 1, "abdcc", (*p.sizes(), p.lda, p.ldb, rows, *p.strides())),))
+    return Plan((Launch(kernel, groups, 1, "abdcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
 
 
 def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:

@@ -1,4 +1,4 @@
-// Matrix products on any device, written for GPUs.
+// Matrix products through local memory and registers: what GPUs are made for.
 #ifndef BM  // rows of the block a work-group computes
 #define BM 64
 #endif
@@ -21,6 +21,13 @@
 #define BUFFERS 2
 #endif
 
+#ifndef TRANS_A  // 1: the left operand is stored transposed, K x M
+#define TRANS_A 0
+#endif
+#ifndef TRANS_B  // 1: the right operand is stored transposed, N x K
+#define TRANS_B 0
+#endif
+
 #define ITEMS_X (BN / TN)
 #define ITEMS_Y (BM / TM)
 #define ITEMS (ITEMS_X * ITEMS_Y)
@@ -29,14 +36,19 @@
 #define RUN_N (TN % 4 == 0 ? 4 : 1)
 #define ROW(i) (ty * RUN_M + (i) / RUN_M * (RUN_M * ITEMS_Y) + (i) % RUN_M)
 #define COLUMN(j) (tx * RUN_N + (j) / RUN_N * (RUN_N * ITEMS_X) + (j) % RUN_N)
+#if BM * BK / WIDTH % (BM / TM * (BN / TN)) == 0  // the work-items divide the block among them
+#define INSIDE_A(e) 1
+#else
+#define INSIDE_A(e) ((e) < BM * BK)
+#endif
+#if BN * BK / WIDTH % (BM / TM * (BN / TN)) == 0
+#define INSIDE_B(e) 1
+#else
+#define INSIDE_B(e) ((e) < BN * BK)
+#endif
 #define LOADS_A ((BM * BK / WIDTH + ITEMS - 1) / ITEMS)
 #define LOADS_B ((BN * BK / WIDTH + ITEMS - 1) / ITEMS)
 #define GROUP_ROWS 8                   // block rows that neighbouring work-groups share, so that B is read from cache
-
-#define OFFSETS(batch)                                                        \
-  a += (batch) / batch1 * a0_stride + (batch) % batch1 * a1_stride;           \
-  b += (batch) / batch1 * b0_stride + (batch) % batch1 * b1_stride;           \
-  c += (batch) * m * n;
 
 // One value of op(a) or op(b); zero beyond the edges, so that sums need no care.
 static inline REAL a_at(__global const A_T* a, const int i, const int kk, const int m, const int k, const int lda) {
@@ -47,61 +59,17 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
   return j < n && kk < k ? (REAL)(TRANS_B ? B_LOAD(b, (INDEX)j * ldb + kk) : B_LOAD(b, (INDEX)kk * ldb + j)) : (REAL)0;
 }
 
-// One work-item per value of c.
-__kernel void gemm_naive(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                         __global C_T* restrict c, const int m, const int n, const int k, const int lda, const int ldb, const int batch1,
-                         const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const long total) {
-  const INDEX item = get_global_id(0);
-  if (item >= (INDEX)total) return;
-  const INDEX batch = item / ((INDEX)m * n);
-  const int i = (int)(item / n % m), j = (int)(item % n);
-  OFFSETS(batch)
-  REAL sum = 0;
-  for (int kk = 0; kk < k; ++kk)
-    sum += (REAL)(TRANS_A ? A_LOAD(a, (INDEX)kk * lda + i) : A_LOAD(a, (INDEX)i * lda + kk)) *
-           (REAL)(TRANS_B ? B_LOAD(b, (INDEX)j * ldb + kk) : B_LOAD(b, (INDEX)kk * ldb + j));
-  sum = finish(sum, bias, j);
-  C_STORE(c, (INDEX)i * n + j, sum);
-}
-
-// One work-item per 4 x 4 values of c, straight from global memory.
-__kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                              __global C_T* restrict c, const int m, const int n, const int k, const int lda, const int ldb, const int batch1,
-                              const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const long total) {
-  const INDEX item = get_global_id(0);
-  if (item >= (INDEX)total) return;
-  const int across = (n + 3) / 4, down = (m + 3) / 4;
-  const INDEX batch = item / ((INDEX)across * down);
-  const int i0 = (int)(item / across % down) * 4, j0 = (int)(item % across) * 4;
-  OFFSETS(batch)
-  REAL sum[4][4];
-  for (int i = 0; i < 4; ++i)
-    for (int j = 0; j < 4; ++j) sum[i][j] = 0;
-  for (int kk = 0; kk < k; ++kk) {
-    REAL x[4], y[4];
-    for (int i = 0; i < 4; ++i) x[i] = a_at(a, i0 + i, kk, m, k, lda);
-    for (int j = 0; j < 4; ++j) y[j] = b_at(b, kk, j0 + j, n, k, ldb);
-    for (int i = 0; i < 4; ++i)
-      for (int j = 0; j < 4; ++j) sum[i][j] += x[i] * y[j];
-  }
-  for (int i = 0; i < 4 && i0 + i < m; ++i)
-    for (int j = 0; j < 4 && j0 + j < n; ++j) {
-      const REAL x = finish(sum[i][j], bias, j0 + j);
-      C_STORE(c, (INDEX)(i0 + i) * n + j0 + j, x);
-    }
-}
-
 #define FETCH_A(k0)                                                                                                     \
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, i = TRANS_A ? e % BM : e / BK, kk = TRANS_A ? e / BM : e % BK;               \
-    if (BM * BK / WIDTH % ITEMS == 0 || e < BM * BK)                                                                    \
+    if (INSIDE_A(e))                                                                    \
       for (int w = 0; w < WIDTH; ++w)                                                                                   \
         next_a[l][w] = a_at(a, m0 + i + (TRANS_A ? w : 0), (k0) + kk + (TRANS_A ? 0 : w), m, k_end, lda);               \
   }
 #define FETCH_B(k0)                                                                                                     \
   _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, j = TRANS_B ? e / BK : e % BN, kk = TRANS_B ? e % BK : e / BN;               \
-    if (BN * BK / WIDTH % ITEMS == 0 || e < BN * BK)                                                                    \
+    if (INSIDE_B(e))                                                                    \
       for (int w = 0; w < WIDTH; ++w)                                                                                   \
         next_b[l][w] = b_at(b, (k0) + kk + (TRANS_B ? w : 0), n0 + j + (TRANS_B ? 0 : w), n, k_end, ldb);               \
   }
@@ -112,7 +80,7 @@ __kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * 4, i = m0 + (TRANS_A ? e % BM : e / BK), kk = (k0) + (TRANS_A ? e / BM : e % BK);   \
     float4 v = (float4)(0);                                                                                             \
-    if ((BM * BK / 4 % ITEMS == 0 || e < BM * BK) && i < m && kk < k_end)                                               \
+    if (INSIDE_A(e) && i < m && kk < k_end)                                               \
       v = *(__global const float4*)(a + (TRANS_A ? (INDEX)kk * lda + i : (INDEX)i * lda + kk));                         \
     next_a[l][0] = v.x; next_a[l][1] = v.y; next_a[l][2] = v.z; next_a[l][3] = v.w;                                     \
   }
@@ -120,7 +88,7 @@ __kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T
   _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * 4, j = n0 + (TRANS_B ? e / BK : e % BN), kk = (k0) + (TRANS_B ? e % BK : e / BN);   \
     float4 v = (float4)(0);                                                                                             \
-    if ((BN * BK / 4 % ITEMS == 0 || e < BN * BK) && j < n && kk < k_end)                                               \
+    if (INSIDE_B(e) && j < n && kk < k_end)                                               \
       v = *(__global const float4*)(b + (TRANS_B ? (INDEX)j * ldb + kk : (INDEX)kk * ldb + j));                         \
     next_b[l][0] = v.x; next_b[l][1] = v.y; next_b[l][2] = v.z; next_b[l][3] = v.w;                                     \
   }
@@ -128,13 +96,13 @@ __kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T
 #define KEEP_A(S)                                                                                                       \
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, i = TRANS_A ? e % BM : e / BK, kk = TRANS_A ? e / BM : e % BK;               \
-    if (BM * BK / WIDTH % ITEMS == 0 || e < BM * BK)                                                                    \
+    if (INSIDE_A(e))                                                                    \
       for (int w = 0; w < WIDTH; ++w) block_a[S][kk + (TRANS_A ? 0 : w)][i + (TRANS_A ? w : 0)] = next_a[l][w];         \
   }
 #define KEEP_B(S)                                                                                                       \
   _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, j = TRANS_B ? e / BK : e % BN, kk = TRANS_B ? e % BK : e / BN;               \
-    if (BN * BK / WIDTH % ITEMS == 0 || e < BN * BK)                                                                    \
+    if (INSIDE_B(e))                                                                    \
       for (int w = 0; w < WIDTH; ++w) block_b[S][kk + (TRANS_B ? w : 0)][j + (TRANS_B ? 0 : w)] = next_b[l][w];         \
   }
 
@@ -142,15 +110,18 @@ __kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T
 // With splits > 1 a batch is computed in parts of `depth` along k, which lie one after the other in c.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* restrict c,
-                const int m, const int n, const int k, const int lda, const int ldb, const int batch1,
+                const int m, const int n, const int k, const int lda, const int ldb, const int has_bias, const int batch1,
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth) {
   __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(16)));
   __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(16)));
   const int t = get_local_id(0);
   // Eight lanes across and four down read the fewest distinct words of both blocks.
-  const int lane = t % 32, wave = t / 32, wide = ITEMS_X % 8 == 0 && ITEMS_Y % 4 == 0;
-  const int tx = wide ? wave % (ITEMS_X / 8 + (ITEMS_X < 8)) * 8 + lane % 8 : t % ITEMS_X;
-  const int ty = wide ? wave / (ITEMS_X / 8 + (ITEMS_X < 8)) * 4 + lane / 8 : t / ITEMS_X;
+#if (BN / TN) % 8 == 0 && (BM / TM) % 4 == 0
+  const int lane = t % 32, wave = t / 32;
+  const int tx = wave % (ITEMS_X / 8) * 8 + lane % 8, ty = wave / (ITEMS_X / 8) * 4 + lane / 8;
+#else
+  const int tx = t % ITEMS_X, ty = t / ITEMS_X;
+#endif
   const int down = (m + BM - 1) / BM, across = (n + BN - 1) / BN;
   INDEX group = get_group_id(0);
   const INDEX part = group / (down * across), batch = part / splits;
@@ -197,20 +168,8 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
     _Pragma("unroll") for (int j = 0; j < TN; ++j) {
       const int row = m0 + ROW(i), column = n0 + COLUMN(j);
       if (row < m && column < n) {
-        const REAL x = finish(sum[i][j], bias, column);
+        const REAL x = finish(sum[i][j], bias, has_bias, column);
         C_STORE(c, (INDEX)row * n + column, x);
       }
     }
-}
-
-// The parts of a product that was split along k, added up in order.
-__kernel void add_parts(__global const REAL* restrict parts, __global const BIAS_T* restrict bias, __global C_T* restrict c, const int n,
-                        const long size, const int splits, const long total) {
-  const INDEX item = get_global_id(0);
-  if (item >= (INDEX)total) return;
-  const INDEX batch = item / size, at = item % size;
-  REAL sum = 0;
-  for (int s = 0; s < splits; ++s) sum += parts[(batch * splits + s) * size + at];
-  sum = finish(sum, bias, (int)(at % n));
-  C_STORE(c, item, sum);
 }
