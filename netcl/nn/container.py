@@ -1,0 +1,273 @@
+"""Modules made of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.errors import message
+from netcl.nn.module import Module
+
+
+class _Container(Module):
+    """Modules that are what the container was made from, also when they change."""
+
+    _live = True
+
+    def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(self._roles)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class _Ordered(_Container):
+    """Modules under the names 0, 1, 2, ..., or under names of their own."""
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def _name(self, index: int) -> str:
+        names = list(self._roles)
+        if not -len(names) <= index < len(names):
+            raise IndexError(message(type(self).__name__, "there is no module at this index", index=index, length=len(names)))
+        return names[index]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return type(self)._of(list(self)[index])
+        return self.__dict__[self._name(index)]
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self.add_module(self._name(index), module)
+
+    def __delitem__(self, index: int | slice) -> None:
+        kept = list(self)
+        del kept[index]
+        self._become(kept)
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> Any:
+        raise NotImplementedError
+
+    def _become(self, modules: list[Module]) -> None:
+        """Hold exactly these, numbered."""
+        for name in list(self._roles):
+            delattr(self, name)
+        self._changes.clear()
+        for module in modules:
+            self.append(module)
+        self._changes.add("")
+
+    def append(self, module: Module) -> Any:
+        """Add a module at the end."""
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self, modules: Iterable[Module]) -> Any:
+        """Add modules at the end."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def insert(self, index: int, module: Module) -> Any:
+        """Put a module before the one at ``index``; those behind it get new numbers."""
+        kept = list(self)
+        kept.insert(index, module)
+        self._become(kept)
+        return self
+
+    def pop(self, index: int = -1) -> Module:
+        """Take a module out and return it."""
+        module = self[index]
+        del self[index]
+        return module
+
+    def _named(self) -> dict[str, Module]:
+        return dict(self.named_children())
+
+    def _numbered(self) -> bool:
+        return list(self._roles) == [str(i) for i in range(len(self))]
+
+
+class Sequential(_Ordered):
+    """Modules applied one after the other: ``y = f_n(... f_1(x))``.
+
+    - **layers**: modules, or one mapping of names to modules. A leading queue or handle moves them there.
+
+    Index, slice, iterate, ``append``, ``insert``, ``extend`` and ``pop`` as with a list.
+
+    >>> from netcl import nn
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> model([[1.0, 2.0, 3.0, 4.0]]).shape
+    (1, 2)
+    >>> model[1]
+    ReLU()
+    """
+
+    def __init__(self, *layers: Any):
+        super().__init__()
+        first = layers[0] if len(layers) == 1 else None
+        if isinstance(first, Mapping):
+            for name, layer in first.items():
+                self.add_module(name, layer)
+        elif isinstance(first, list | tuple):
+            self.extend(first)
+        else:
+            self.extend(layers)
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> Any:
+        return cls(*modules)
+
+    def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        return (list(self) if self._numbered() else [self._named()]), {}
+
+    def forward(self, x: Any) -> Any:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+class ModuleList(_Ordered):
+    """A list of modules that the module holding it knows about.
+
+    >>> from netcl import nn
+    >>> layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+    >>> len(layers), len(layers.parameters())
+    (3, 6)
+    """
+
+    def __init__(self, modules: Iterable[Module] = ()):
+        super().__init__()
+        self.extend(modules)
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> Any:
+        return cls(modules)
+
+    def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        return [list(self)], {}
+
+
+class ModuleDict(_Container):
+    """A mapping of names to modules that the module holding it knows about.
+
+    >>> from netcl import nn
+    >>> heads = nn.ModuleDict({"cat": nn.Linear(2, 1), "dog": nn.Linear(2, 1)})
+    >>> list(heads), heads["dog"]([[1.0, 1.0]]).shape
+    (['cat', 'dog'], (1, 1))
+    """
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()):
+        super().__init__()
+        self.update(modules)
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Add modules, or replace those of the same name."""
+        for name, module in dict(modules).items():
+            self[name] = module
+
+    def __getitem__(self, name: str) -> Module:
+        if name not in self._roles:
+            raise KeyError(message("ModuleDict", "there is no module of this name", f"there are {list(self._roles)}", name=repr(name)))
+        return self.__dict__[name]
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        self.add_module(name, module)
+
+    def __delitem__(self, name: str) -> None:
+        self.__getitem__(name)
+        delattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._roles))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._roles
+
+    def keys(self) -> list[str]:
+        """The names."""
+        return list(self._roles)
+
+    def values(self) -> list[Module]:
+        """The modules."""
+        return list(self.children())
+
+    def items(self) -> list[tuple[str, Module]]:
+        """Names and modules."""
+        return list(self.named_children())
+
+    def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        return [dict(self.items())], {}
+
+
+class Identity(Module):
+    """Gives back what it is given; arguments are taken and ignored, so that it can stand in for any layer.
+
+    >>> from netcl import nn
+    >>> nn.Identity(54, unused=True)([1.0]).tolist()
+    [1.0]
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__()
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+    def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        return [], {}
+
+
+class Concat(_Ordered):
+    """Branches over the same input, their results joined: ``y = cat(f_1(x), ..., f_n(x))``.
+
+    - **branches**: modules whose results differ at most in the size of the axis ``dim``.
+    - **dim**: the axis they are joined along.
+
+    >>> from netcl import nn
+    >>> nn.Concat(nn.Identity(), nn.Linear(3, 5))([[1.0, 2.0, 3.0]]).shape
+    (1, 8)
+    """
+
+    def __init__(self, *branches: Module, dim: int = 1):
+        super().__init__()
+        self.dim = dim
+        self.extend(branches)
+
+    @classmethod
+    def _of(cls, modules: list[Module]) -> Any:
+        return cls(*modules)
+
+    def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        return list(self), {"dim": self.dim}
+
+    def forward(self, x: Any) -> Any:
+        return ag.cat([branch(x) for branch in self], axis=self.dim)
+
+
+class Residual(Module):
+    """A branch added to its input: ``y = activation(shortcut(x) + body(x))``.
+
+    - **body**: the branch.
+    - **shortcut**: what the input goes through; by default nothing.
+    - **activation**: what the sum goes through; by default nothing.
+
+    >>> from netcl import nn
+    >>> nn.Residual(nn.ReLU())([1.0, -1.0]).tolist()
+    [2.0, -1.0]
+    """
+
+    def __init__(self, body: Module, shortcut: Module | None = None, activation: Module | None = None):
+        super().__init__()
+        self.body, self.shortcut, self.activation = body, shortcut, activation
+
+    def forward(self, x: Any) -> Any:
+        kept = x if self.shortcut is None else self.shortcut(x)
+        out = ag.add(kept, self.body(x))
+        return out if self.activation is None else self.activation(out)

@@ -1,0 +1,197 @@
+"""Modules from data: every registered class can be written as JSON (``config_of``) and made again from it (``build``).
+
+A row is ``{"type": name, "args": [...] or {...}}``; arguments that are modules are rows themselves. Only what was registered can
+be named, so a file can ask for a layer and for nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.nn.parameter import here, placed
+
+Row = dict[str, Any]
+_ROW_KEYS = {"type", "args", "kwargs", "children"}
+_ROW_FORM = 'a row is {"type": ..., "args": [...] or {...}}'
+_MAX_DEPTH = 64
+_constructors: dict[str, Callable[..., Any]] = {}
+_names: dict[Any, str] = {}
+
+
+def register_layer(name: str | Callable[..., Any], constructor: Callable[..., Any] | None = None) -> Any:
+    """Make a class (or a function that returns a module) known under a name, so that models with it can be saved and built.
+
+    ``register_layer("Swish", Swish)``, or as a decorator: ``@register_layer`` and ``@register_layer("Swish")``.
+
+    >>> from netcl import nn
+    >>> @nn.register_layer
+    ... class Twice(nn.Module):
+    ...     def forward(self, x):
+    ...         return x * 2.0
+    >>> nn.build_sequential(None, [{"type": "Twice"}])([3.0]).tolist()
+    [6.0]
+    >>> nn.unregister_layer("Twice")
+    """
+    if not isinstance(name, str):
+        return register_layer(name.__name__, name)
+    if constructor is None:
+        return lambda made: register_layer(name, made)
+    if _constructors.get(name, constructor) is not constructor:
+        raise ValueError(message("register_layer", f"{name!r} is already registered", "choose another name, or unregister_layer it first"))
+    _constructors[name] = constructor
+    _names.setdefault(constructor, name)
+    return constructor
+
+
+def unregister_layer(name: str) -> None:
+    """Forget a registered name."""
+    _names.pop(lookup(name), None)
+    del _constructors[name]
+
+
+def registered() -> list[str]:
+    """The names that rows may use."""
+    return sorted(_constructors)
+
+
+def lookup(name: Any) -> Callable[..., Any]:
+    """The constructor registered under a name."""
+    if isinstance(name, str) and name in _constructors:
+        return _constructors[name]
+    close = difflib.get_close_matches(str(name), _constructors, n=3)
+    remedy = f"did you mean {', '.join(close)}?" if close else "register_layer makes a class of yours known"
+    raise ValueError(message("factory", "no layer of this type is registered", remedy, type=repr(name)))
+
+
+# ---- from modules to rows
+
+
+def config_of(module: Any) -> Row:
+    """The row that makes a module again, without its weights: plain data, ready for JSON.
+
+    >>> from netcl import nn
+    >>> nn.config_of(nn.Linear(3, 2))
+    {'type': 'Linear', 'args': {'in_features': 3, 'out_features': 2, 'bias': True}}
+    """
+    cls = type(module)
+    if cls not in _names:
+        raise ValueError(message("config", f"the class {cls.__name__} is not registered", "decorate it with @netcl.nn.register_layer"))
+    row: Row = {"type": _names[cls]}
+    positional, named = module._constructor_arguments()
+    where = f"{cls.__name__}("
+    if positional or not named:
+        row["args"] = [_encode(value, where) for value in positional]
+        if named:
+            row["kwargs"] = {name: _encode(value, where + name) for name, value in named.items()}
+    else:
+        row["args"] = {name: _encode(value, where + name) for name, value in named.items()}
+    children = {path: None if child is None else config_of(child) for path, child in module._changed_children()}
+    return {**row, "children": children} if children else row
+
+
+def _encode(value: Any, where: str) -> Any:
+    """A constructor argument as JSON."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_encode(part, where) for part in value]
+    if isinstance(value, Mapping):
+        if any(not isinstance(key, str) for key in value):
+            raise TypeError(message("config", f"keys of {where}) are not all strings", keys=list(value)))
+        return {key: _encode(part, where) for key, part in value.items()}
+    if isinstance(value, Tensor):
+        return {"tensor": value.tolist(), "dtype": value.dtype}
+    if isinstance(value, np.generic):
+        return value.item()
+    if callable(value) and value in _names:
+        return {"class": _names[value]}
+    if hasattr(value, "_constructor_arguments"):
+        return config_of(value)
+    remedy = "pass numbers, strings, lists, modules or registered classes to the constructor"
+    raise TypeError(message("config", f"the argument {where}) cannot be written as JSON", remedy, value=repr(value)))
+
+
+# ---- from rows to modules
+
+
+def build(config: Mapping[str, Any], queue: Any = None) -> Any:
+    """Make the module a row describes, with fresh weights, on ``queue`` (a queue, handle or selector) or the active device.
+
+    >>> from netcl import nn
+    >>> nn.build({"type": "Linear", "args": [3, 2]})
+    Linear(in_features=3, out_features=2, bias=True)
+    """
+    with placed(queue):
+        return _build(config, 0)
+
+
+def build_sequential(queue: Any, config: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Any:
+    """A ``Sequential`` from a list of rows, on a queue or handle (``None``: the active device).
+
+    >>> from netcl import nn
+    >>> rows = [{"type": "Linear", "args": {"in_features": 4, "out_features": 8}}, {"type": "ReLU"}, {"type": "Linear", "args": [8, 2]}]
+    >>> nn.build_sequential(None, rows)([[1.0, 2.0, 3.0, 4.0]]).shape
+    (1, 2)
+    """
+    if isinstance(config, Mapping):
+        return build_sequential(queue, config["layers"]) if "layers" in config else build(config, queue)
+    if not isinstance(config, list | tuple):
+        raise TypeError(message("build_sequential", "the configuration is a list of rows", _ROW_FORM, config=repr(config)))
+    with placed(queue):
+        return lookup("Sequential")(*[_build(row, 1) for row in config])
+
+
+def _build(row: Any, depth: int) -> Any:
+    _check_row(row, depth)
+    make, args, kwargs = lookup(row["type"]), row.get("args") or [], row.get("kwargs") or {}
+    listed, rest = ([], {**args, **kwargs}) if isinstance(args, Mapping) else (args, kwargs)
+    positional, named = [_decode(value, depth) for value in listed], {name: _decode(value, depth) for name, value in rest.items()}
+    _check_arguments(row["type"], make, positional, named)
+    module = make(*positional, **named)
+    for path, child in (row.get("children") or {}).items():
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, None if child is None else _build(child, depth + 1))
+    return module
+
+
+def _check_row(row: Any, depth: int) -> None:
+    if not isinstance(row, Mapping) or "type" not in row or not set(row) <= _ROW_KEYS:
+        raise ValueError(message("factory", "not the description of a layer", _ROW_FORM, row=repr(row)[:200]))
+    if depth > _MAX_DEPTH:
+        raise ValueError(message("factory", "the description is nested too deeply", limit=_MAX_DEPTH))
+    wrong = [key for key, kinds in (("args", list | tuple | Mapping), ("kwargs", Mapping), ("children", Mapping))
+             if not isinstance(row.get(key) or {}, kinds)]  # fmt: skip
+    if wrong:
+        raise ValueError(message("factory", f"{wrong[0]!r} of a row has the wrong form", _ROW_FORM, type=row["type"]))
+
+
+def _check_arguments(name: str, make: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Tell a wrong argument with the layer's name and what it takes."""
+    signature = inspect.signature(make)
+    free = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    place = {key: value for key, value in named.items() if key in ("dtype",) and key not in signature.parameters and not free}
+    try:
+        signature.bind(*positional, **{key: value for key, value in named.items() if key not in place})
+    except TypeError as fault:
+        raise ValueError(message("factory", f"wrong arguments for {name}: {fault}", f"it takes {signature}")) from None
+
+
+def _decode(value: Any, depth: int) -> Any:
+    if isinstance(value, list | tuple):
+        return [_decode(part, depth) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"class"}:
+        return lookup(value["class"])
+    if set(value) == {"tensor", "dtype"}:
+        return Tensor.from_host(here(), value["tensor"], value["dtype"])
+    if "type" in value and set(value) <= _ROW_KEYS:
+        return _build(value, depth + 1)
+    return {key: _decode(part, depth) for key, part in value.items()}

@@ -1,0 +1,106 @@
+"""Functions that watch a module: before and after its forward, and when gradients pass it on the way back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.tensor import Tensor
+
+_numbers = itertools.count()
+
+
+class RemovableHandle:
+    """What registering a hook returns; ``remove()`` takes the hook away again, and so does leaving a ``with`` block."""
+
+    def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]):
+        self._hooks, self._kind, self._number = hooks, kind, next(_numbers)
+        hooks.setdefault(kind, {})[self._number] = hook
+
+    def remove(self) -> None:
+        """Take the hook away; a second time does nothing."""
+        group = self._hooks.get(self._kind, {})
+        group.pop(self._number, None)
+        if not group:
+            self._hooks.pop(self._kind, None)
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+
+def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The forward of a module with the hooks it has."""
+    hooks = {kind: list(group.values()) for kind, group in module._hooks.items()}
+    for hook in hooks.get("forward_pre", ()):
+        answer = hook(module, args)
+        if answer is not None:
+            args = answer if isinstance(answer, tuple) else (answer,)
+    watch = _Passage(module, hooks["backward"]) if "backward" in hooks and ag.is_grad_enabled() else None
+    if watch is not None:
+        args = watch.enter(args)
+    out = module.forward(*args, **kwargs)
+    for hook in hooks.get("forward", ()):
+        answer = hook(module, args, out)
+        out = out if answer is None else answer
+    return out if watch is None else watch.leave(out)
+
+
+class _Passage:
+    """One call of a module whose gradients are watched: hooks run when the gradients of its inputs are known."""
+
+    def __init__(self, module: Any, hooks: list[Callable[..., Any]]):
+        self.module, self.hooks = module, hooks
+        self.arguments: list[bool] = []
+        self.outgoing: tuple[Any, ...] = ()
+
+    def enter(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.arguments = [isinstance(x, Tensor) and x.requires_grad for x in args]
+        return _through(self.inputs_known, args, self.arguments)
+
+    def leave(self, out: Any) -> Any:
+        outputs = out if isinstance(out, tuple) else (out,)
+        watched = [isinstance(x, Tensor) and x.requires_grad for x in outputs]
+        outputs = _through(self.outputs_known, outputs, watched)
+        return outputs if isinstance(out, tuple) else outputs[0]
+
+    def outputs_known(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.outgoing = grads
+        if not any(self.arguments):
+            self.run((None,) * len(self.arguments))
+        return grads
+
+    def inputs_known(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        known = iter(grads)
+        answer = self.run(tuple(next(known) if watched else None for watched in self.arguments))
+        return tuple(g for g, watched in zip(answer, self.arguments, strict=True) if watched)
+
+    def run(self, incoming: tuple[Any, ...]) -> tuple[Any, ...]:
+        for hook in self.hooks:
+            answer = hook(self.module, incoming, self.outgoing)
+            if answer is not None:
+                incoming = answer if isinstance(answer, tuple) else (answer,)
+        return incoming
+
+
+def _through(observe: Callable[..., Any], values: tuple[Any, ...], watched: list[bool]) -> tuple[Any, ...]:
+    """The same values, with a node behind those watched that shows their gradients to ``observe``."""
+    if not any(watched):
+        return values
+    passed = iter(_Watched.apply(observe, *[x for x, w in zip(values, watched, strict=True) if w]))
+    return tuple(next(passed) if w else x for x, w in zip(values, watched, strict=True))
+
+
+class _Watched(ag.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        ctx.observe = args[0]
+        return tuple(args[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, *ctx.observe(gradients))

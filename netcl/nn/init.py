@@ -1,0 +1,212 @@
+"""Start values of parameters, under torch's names: ``init.kaiming_uniform_(layer.weight)``.
+
+Each function overwrites a tensor in place and returns it. Numbers come from the device's counter-based generator, so
+``netcl.manual_seed`` makes them repeatable, and every device draws the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+
+# Mike Giles, "Approximating the erfinv function" (2010): coefficients near the middle and in the tails, in w and sqrt(w).
+_MIDDLE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
+           1.50140941)  # fmt: skip
+_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406,
+         2.83297682)  # fmt: skip
+
+
+def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
+    """Random numbers for a tensor, in float64 on the host; drawn as float32 (or float64), so that every dtype starts alike."""
+    wide = "float64" if tensor.dtype == "float64" else "float32"
+    draw = ag.rand if kind == "uniform" else ag.randn
+    return draw(tensor.shape, dtype=wide, queue=tensor.queue).to_host().astype(np.float64)
+
+
+def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
+    return tensor.from_host(values.astype(np.float64 if tensor.dtype == "float64" else np.float32))
+
+
+# ---- given values
+
+
+def constant_(tensor: Tensor, val: float) -> Tensor:
+    """One value everywhere."""
+    return tensor.fill_(val)
+
+
+def zeros_(tensor: Tensor) -> Tensor:
+    """Zeros."""
+    return tensor.fill_(0.0)
+
+
+def ones_(tensor: Tensor) -> Tensor:
+    """Ones."""
+    return tensor.fill_(1.0)
+
+
+def eye_(tensor: Tensor) -> Tensor:
+    """Ones on the diagonal of a matrix, zeros elsewhere."""
+    if tensor.ndim != 2:
+        raise ShapeError(message("eye_", "the tensor is not a matrix", shape=tensor.shape))
+    return _put(tensor, np.eye(tensor.shape[0], tensor.shape[1]))
+
+
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """Convolution weights that hand as many channels through as they can."""
+    if tensor.ndim not in (3, 4, 5):
+        raise ShapeError(message("dirac_", "these are not the weights of a convolution", shape=tensor.shape))
+    if tensor.shape[0] % groups:
+        raise ShapeError(message("dirac_", "the filters do not divide into the groups", shape=tensor.shape, groups=groups))
+    values = np.zeros(tensor.shape)
+    per_group, middle = tensor.shape[0] // groups, tuple(n // 2 for n in tensor.shape[2:])
+    for group in range(groups):
+        for channel in range(min(per_group, tensor.shape[1])):
+            index = (group * per_group + channel, channel, *middle)
+            values[index] = 1
+    return _put(tensor, values)
+
+
+# ---- random values
+
+
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+    """Values uniform between ``a`` and ``b``.
+
+    >>> from netcl import Tensor, nn
+    >>> t = nn.init.uniform_(Tensor.empty((100,)), -2.0, 2.0)
+    >>> bool((abs(t.to_host()) <= 2).all())
+    True
+    """
+    return _put(tensor, a + (b - a) * _drawn("uniform", tensor))
+
+
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Values of a normal distribution."""
+    return _put(tensor, mean + std * _drawn("normal", tensor))
+
+
+def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
+    """Values of a normal distribution held between ``a`` and ``b``, by inversion: every value costs one random number."""
+    low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
+    values = low + (high - low) * _drawn("uniform", tensor)
+    return _put(tensor, np.clip(mean + std * math.sqrt(2) * _inverse_erf(values), a, b))
+
+
+def _inverse_erf(y: np.ndarray) -> np.ndarray:
+    y = np.clip(y, -1 + 1e-16, 1 - 1e-16)
+    w = -np.log((1 - y) * (1 + y))
+    return y * np.where(w < 5, np.polyval(_MIDDLE, w - 2.5), np.polyval(_TAIL, np.sqrt(w) - 3))
+
+
+def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Rows (or columns, if there are more rows) of a random orthogonal matrix; trailing axes are flattened."""
+    if tensor.ndim < 2:
+        raise ShapeError(message("orthogonal_", "the tensor has fewer than two axes", shape=tensor.shape))
+    if tensor.size == 0:
+        return tensor
+    flat = _drawn("normal", tensor).reshape(tensor.shape[0], -1)
+    tall = flat if flat.shape[0] >= flat.shape[1] else flat.T
+    q, r = np.linalg.qr(tall)
+    q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # makes the distribution uniform
+    return _put(tensor, gain * (q if tall is flat else q.T).reshape(tensor.shape))
+
+
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
+    """A matrix of normal values with a share of each column set to zero."""
+    if tensor.ndim != 2:
+        raise ShapeError(message("sparse_", "the tensor is not a matrix", shape=tensor.shape))
+    values = std * _drawn("normal", tensor)
+    zeros = math.ceil(sparsity * tensor.shape[0])
+    order = np.argsort(_drawn("uniform", tensor), axis=0)
+    np.put_along_axis(values, order[:zeros], 0.0, axis=0)
+    return _put(tensor, values)
+
+
+# ---- scaled by the number of connections
+
+
+def fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
+    """How many inputs an output of the layer with these weights has, and how many outputs an input.
+
+    >>> from netcl import Tensor, nn
+    >>> nn.init.fan_in_and_fan_out(Tensor.empty((16, 3, 5, 5)))
+    (75, 400)
+    """
+    if tensor.ndim < 2:
+        raise ShapeError(message("init", "fan in and fan out need at least two axes", shape=tensor.shape))
+    window = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * window, tensor.shape[0] * window
+
+
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
+    """The factor by which start values make up for a nonlinearity.
+
+    >>> from netcl import nn
+    >>> nn.init.calculate_gain("relu") ** 2
+    2.0000000000000004
+    """
+    if nonlinearity == "leaky_relu":
+        return math.sqrt(2.0 / (1 + (0.01 if param is None else param) ** 2))
+    known = {"tanh": 5.0 / 3, "relu": math.sqrt(2.0), "selu": 0.75}
+    linear = ("linear", "sigmoid", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+    known.update(dict.fromkeys(linear, 1.0))
+    if nonlinearity not in known:
+        remedy = f"known: leaky_relu, {', '.join(known)}"
+        raise ValueError(message("calculate_gain", "unknown nonlinearity", remedy, nonlinearity=repr(nonlinearity)))
+    return known[nonlinearity]
+
+
+def _xavier_std(tensor: Tensor, gain: float) -> float:
+    return gain * math.sqrt(2.0 / max(1, sum(fan_in_and_fan_out(tensor))))
+
+
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Uniform with variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
+    bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
+    return uniform_(tensor, -bound, bound)
+
+
+def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Normal with variance ``2 gain**2 / (fan_in + fan_out)``."""
+    return normal_(tensor, 0.0, _xavier_std(tensor, gain))
+
+
+def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise ValueError(message("kaiming", "mode is fan_in or fan_out", mode=repr(mode)))
+    fan = fan_in_and_fan_out(tensor)[mode == "fan_out"]
+    return calculate_gain(nonlinearity, a) / math.sqrt(max(1, fan))
+
+
+def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
+    """Uniform with variance ``gain**2 / fan`` (He et al. 2015).
+
+    >>> import netcl
+    >>> from netcl import nn
+    >>> w = nn.init.kaiming_uniform_(netcl.Tensor.empty((256, 100)), nonlinearity="relu")
+    >>> round(float(w.to_host().std()), 2)
+    0.14
+    """
+    bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound)
+
+
+def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
+    """Normal with variance ``gain**2 / fan``."""
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+
+
+def layer_(weight: Tensor, bias: Any = None, fan_in: int | None = None) -> None:
+    """What linear and convolution layers start from, as in torch: both uniform within ``1 / sqrt(fan_in)``."""
+    fan = fan_in if fan_in is not None else fan_in_and_fan_out(weight)[0]
+    bound = 1 / math.sqrt(fan) if fan > 0 else 0.0
+    uniform_(weight, -bound, bound)
+    if bias is not None:
+        uniform_(bias, -bound, bound)

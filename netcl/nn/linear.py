@@ -1,0 +1,75 @@
+"""Linear layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.tensor import Tensor
+from netcl.nn import init
+from netcl.nn.module import Module
+from netcl.nn.parameter import empty
+
+
+class Linear(Module):
+    """An affine map of the last axis: ``y = x W^T + b``.
+
+    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``.
+    - **bias**: whether there is a ``b``.
+
+    Shapes: ``x`` ``(..., in_features)``, ``y`` ``(..., out_features)``, ``weight`` ``(out_features, in_features)``,
+    ``bias`` ``(out_features,)``. Both start uniform within ``1 / sqrt(in_features)``.
+
+    >>> from netcl import nn
+    >>> nn.Linear(4, 2)([[1.0, 2.0, 3.0, 4.0]]).shape
+    (1, 2)
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = empty((out_features, in_features))
+        self.bias = empty((out_features,)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start values anew."""
+        init.layer_(self.weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.linear(x, self.weight, self.bias)
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        return output.size * (2 * self.in_features + (self.bias is not None))
+
+
+class Bilinear(Module):
+    """A map that is linear in each of two inputs: ``y_k = x1^T W_k x2 + b_k``.
+
+    - **in1_features**, **in2_features**, **out_features**: sizes of the last axes.
+    - **bias**: whether there is a ``b``.
+
+    Shapes: ``x1`` ``(..., in1_features)``, ``x2`` ``(..., in2_features)``, ``y`` ``(..., out_features)``.
+
+    >>> from netcl import nn
+    >>> nn.Bilinear(3, 4, 2)([[1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0, 4.0]]).shape
+    (1, 2)
+    """
+
+    def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True):
+        super().__init__()
+        self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
+        self.weight = empty((out_features, in1_features, in2_features))
+        self.bias = empty((out_features,)) if bias else None
+        init.layer_(self.weight, self.bias, fan_in=in1_features)
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        lead = x1.shape[:-1]
+        outer = ag.mul(ag.reshape(x1, (-1, self.in1_features, 1)), ag.reshape(x2, (-1, 1, self.in2_features)))
+        weight = ag.reshape(self.weight, (self.out_features, -1))
+        flat = ag.linear(ag.reshape(outer, (-1, self.in1_features * self.in2_features)), weight, self.bias)
+        return ag.reshape(flat, (*lead, self.out_features))
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        return output.size * 2 * self.in1_features * self.in2_features + math.prod(args[0].shape) * self.in2_features

@@ -1,0 +1,493 @@
+"""Module: parameters, buffers and other modules under names, and what everybody wants to do with all of them at once."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABCMeta
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.nn import factory, hooks
+from netcl.nn.parameter import here, is_parameter, peel, queue_of, stand_on
+from netcl.nn.summary import Summary, summarize
+
+M = TypeVar("M", bound="Module")
+_LISTED = 8  # names an error message spells out before it counts
+
+
+class IncompatibleKeys(NamedTuple):
+    """What ``load_state_dict(strict=False)`` could not match."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class _Constructed(ABCMeta):
+    """Every constructor takes a place as well (a leading queue or handle, ``queue=``, ``device=``, ``dtype=``), and what a module
+    was made with is remembered, so that it can be described and made again."""
+
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any):
+        super().__init__(name, bases, namespace, **options)
+        own = inspect.signature(cls.__init__)  # type: ignore[misc]
+        cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs, place = peel(cls.__signature__, args, kwargs)
+        with place:
+            module = super().__call__(*args, **kwargs)
+        bound = cls.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        module._made_with(bound.arguments)
+        return module if place.queue is None else module.to(place.queue)
+
+
+class _Config:
+    """``module.config``; a module may have an attribute of that name for itself, so this does not insist."""
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self if module is None else factory.config_of(module)
+
+
+class Module(metaclass=_Constructed):
+    """The base of all layers and models.
+
+    Assign parameters (:class:`~netcl.nn.parameter.Parameter`) and modules to attributes in ``__init__`` and define ``forward``;
+    everything else follows. Every constructor also takes a place: ``Linear(queue, 784, 256)``, ``Linear(784, 256, device="gpu")``,
+    ``Linear(784, 256, dtype="float16")``; without one, the active device.
+
+    >>> from netcl import nn
+    >>> class Net(nn.Module):
+    ...     def __init__(self, width):
+    ...         super().__init__()
+    ...         self.hidden = nn.Linear(4, width)
+    ...         self.out = nn.Linear(width, 2)
+    ...     def forward(self, x):
+    ...         return self.out(self.hidden(x).relu())
+    >>> net = Net(8)
+    >>> net([[1.0, 2.0, 3.0, 4.0]]).shape
+    (1, 2)
+    >>> [name for name, _ in net.named_parameters()]
+    ['hidden.weight', 'hidden.bias', 'out.weight', 'out.bias']
+    >>> net
+    Net(
+      width=8
+      (hidden): Linear(in_features=4, out_features=8, bias=True)
+      (out): Linear(in_features=8, out_features=2, bias=True)
+    )
+    """
+
+    training: bool
+    _live = False  # whether the modules inside are arguments of the constructor, whatever they are by now
+    config = _Config()
+    _roles: dict[str, str]
+    _hooks: dict[str, dict[int, Callable[..., Any]]]
+    _changes: set[str]
+    _arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        module = super().__new__(cls)
+        module.__dict__.update(training=True, _roles={}, _hooks={}, _changes=set())
+        return module
+
+    def __init__(self) -> None:
+        pass
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes; every subclass defines it."""
+        raise NotImplementedError(message(type(self).__name__, "forward is not defined", "define forward(self, ...)"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for x in args:
+            if type(x) is not Tensor and isinstance(x, np.ndarray | list | float):
+                args = tuple(self._taken(x) for x in args)
+                break
+        return hooks.call(self, args, kwargs) if self._hooks else self.forward(*args, **kwargs)
+
+    def _taken(self, x: Any) -> Any:
+        """An array or a list of numbers as a tensor on the module's device."""
+        numbers = isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x))
+        return Tensor.from_host(self.queue, x) if numbers else x
+
+    # ---- attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        roles = self._roles
+        if isinstance(value, Module):
+            roles[name] = "module"
+            self._changes.add(name)
+        elif is_parameter(value):
+            roles[name] = "parameter"
+        elif name in roles and (not isinstance(value, Tensor) or roles[name] == "module"):
+            self._forget(name)
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._forget(name)
+        object.__delattr__(self, name)
+
+    def _forget(self, name: str) -> None:
+        if self._roles.pop(name, None) == "module":
+            self._changes.add(name)
+
+    def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
+        """Keep a tensor that is not learned under ``name``; it moves with the module and, if ``persistent``, is in the state dict."""
+        self._check_name(name, "register_buffer")
+        if tensor is not None and not isinstance(tensor, Tensor):
+            tensor = Tensor.from_host(here(), tensor)
+        object.__setattr__(self, name, tensor)
+        if tensor is not None:
+            tensor._mark(False, persistent=True)
+            self._roles[name] = "buffer" if persistent else "scratch"
+
+    def register_parameter(self, name: str, tensor: Tensor | None) -> None:
+        """Keep a tensor as parameter under ``name``; ``None`` says that there is none."""
+        self._check_name(name, "register_parameter")
+        object.__setattr__(self, name, tensor)
+        if tensor is not None:
+            self._roles[name] = "parameter"
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Keep a module under a name that need not be a Python name."""
+        self._check_name(name, "add_module")
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(message("add_module", f"{name!r} is not a module", given=type(module).__name__))
+        setattr(self, name, module)
+
+    def _check_name(self, name: Any, op: str) -> None:
+        if not isinstance(name, str) or not name or "." in name:
+            raise ValueError(message(op, "a name is a string without dots, and not empty", name=repr(name)))
+        of_class = inspect.getattr_static(type(self), name, None)
+        if name not in self._roles and (name in self.__dict__ or of_class is not None) and not isinstance(of_class, property):
+            raise ValueError(message(op, f"{type(self).__name__} already has an attribute of this name", name=repr(name)))
+
+    # ---- walking the tree
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules directly inside, with their names."""
+        for name, role in list(self._roles.items()):
+            if role == "module":
+                yield name, self.__dict__[name]
+
+    def children(self) -> Iterator[Module]:
+        """The modules directly inside."""
+        return (module for _, module in self.named_children())
+
+    def named_modules(self, prefix: str = "", _seen: set[int] | None = None) -> Iterator[tuple[str, Module]]:
+        """This module and all inside it, each once, with dotted names."""
+        seen = set() if _seen is None else _seen
+        if id(self) not in seen:
+            seen.add(id(self))
+            yield prefix, self
+            for name, child in self.named_children():
+                yield from child.named_modules(_joined(prefix, name), seen)
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all inside it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def get_submodule(self, path: str) -> Module:
+        """The module at a dotted name; ``""`` is this one."""
+        module: Any = self
+        for name in filter(None, path.split(".")):
+            if module._roles.get(name) != "module":
+                there = [child for child, _ in module.named_children()]
+                raise ValueError(message("get_submodule", f"there is no module {path!r}", f"{type(module).__name__} has {there}"))
+            module = module.__dict__[name]
+        return module
+
+    def _tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
+        """Own tensors with a role, by name."""
+        for name, role in list(self._roles.items()):
+            if role in wanted:
+                yield name, getattr(self, name)
+
+    def _all_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Tensors with a role here and inside, each once."""
+        seen: set[int] = set()
+        for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
+            for name, tensor in module._tensors(*wanted):
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield _joined(path, name), tensor
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter once, with its dotted name, in the order of registration."""
+        return self._all_tensors("parameter", prefix=prefix, recurse=recurse)
+
+    def parameters(self, recurse: bool = True) -> list[Tensor]:
+        """Every parameter once, in the order of registration."""
+        return [tensor for _, tensor in self.named_parameters(recurse=recurse)]
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer once, with its dotted name."""
+        return self._all_tensors("buffer", "scratch", prefix=prefix, recurse=recurse)
+
+    def buffers(self, recurse: bool = True) -> list[Tensor]:
+        """Every buffer once."""
+        return [tensor for _, tensor in self.named_buffers(recurse=recurse)]
+
+    # ---- state
+
+    def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
+        """Parameters and persistent buffers by dotted name, as torch names them; they share the module's memory."""
+        return {name: tensor.detach() for name, tensor in self._state(prefix).items()}
+
+    def _state(self, prefix: str = "") -> dict[str, Tensor]:
+        found = {_joined(prefix, name): tensor for name, tensor in self._tensors("parameter", "buffer")}
+        for name, child in self.named_children():
+            found |= child._state(_joined(prefix, name))
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+        """Overwrite parameters and buffers with those of a state dict: tensors, or arrays such as torch's.
+
+        Everything is checked before anything is changed: names (unless ``strict`` is off; what did not match is returned), shapes
+        and dtypes. Values are converted to the dtype the module has.
+
+        >>> from netcl import nn
+        >>> layer = nn.Linear(2, 1)
+        >>> layer.load_state_dict({"weight": [[1.0, 2.0]], "bias": [3.0]})
+        IncompatibleKeys(missing_keys=[], unexpected_keys=[])
+        >>> layer([[1.0, 1.0]]).tolist()
+        [[6.0]]
+        """
+        own = self._state()
+        given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
+        keys = IncompatibleKeys([name for name in own if name not in given], [name for name in given if name not in own])
+        if strict and (keys.missing_keys or keys.unexpected_keys):
+            what = f"the state does not belong to this {type(self).__name__}"
+            parts = {name: _some(names) for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
+            raise ValueError(message("load_state_dict", what, "strict=False loads what fits", **parts))
+        fitting = {name: value for name, value in given.items() if name in own}
+        _check_state(own, fitting)
+        for name, value in fitting.items():
+            own[name].write(value)
+        for module in self.modules():
+            module._loaded()
+        return keys
+
+    def _loaded(self) -> None:
+        """Called after a state dict was loaded."""
+
+    # ---- what is done to all at once
+
+    def train(self: M, mode: bool = True) -> M:
+        """Training mode: dropout drops, batch norm uses the batch."""
+        for module in self.modules():
+            module.__dict__["training"] = mode
+        return self
+
+    def eval(self: M) -> M:
+        """Evaluation mode."""
+        return self.train(False)
+
+    def requires_grad_(self: M, flag: bool = True) -> M:
+        """Say for all parameters whether gradients are wanted."""
+        for parameter in self.parameters():
+            parameter.requires_grad = flag
+        return self
+
+    def freeze(self: M) -> M:
+        """Stop learning: no parameter requires a gradient. They stay parameters, and in the state dict."""
+        return self.requires_grad_(False)
+
+    def unfreeze(self: M) -> M:
+        """Learn again."""
+        return self.requires_grad_(True)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def apply(self: M, function: Callable[[Module], Any]) -> M:
+        """Call a function with every module inside, and last with this one."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
+
+    def to(self: M, *targets: Any, device: Any = None, dtype: str | None = None) -> M:
+        """Move to a device, convert floats to a dtype, or both: ``to("gpu")``, ``to("float16")``, ``to(queue, dtype="bfloat16")``.
+
+        The parameters stay the same objects, so an optimizer made before keeps working; their gradients move along.
+        """
+        for target in targets:
+            if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.ALIASES):
+                dtype = target
+            else:
+                device = target
+        queue = None if device is None else queue_of(device)
+        row = None if dtype is None else dtypes.lookup(dtype, "to")
+        if row is not None and not row.is_float:
+            raise DtypeError(message("to", "a module is converted to a dtype of floats", dtype=row.name))
+        with ag.no_grad():
+            for _, tensor in self._all_tensors("parameter", "buffer", "scratch"):
+                _convert(tensor, queue, None if row is None else row.name)
+                if tensor.grad is not None:
+                    _convert(tensor.grad, queue, None if row is None else row.name)
+        return self
+
+    def half(self: M) -> M:
+        """All floats as float16."""
+        return self.to("float16")
+
+    def bfloat16(self: M) -> M:
+        """All floats as bfloat16."""
+        return self.to("bfloat16")
+
+    def float(self: M) -> M:
+        """All floats as float32."""
+        return self.to("float32")
+
+    def double(self: M) -> M:
+        """All floats as float64."""
+        return self.to("float64")
+
+    @property
+    def queue(self) -> Any:
+        """The queue of the module's tensors; the active device's if it has none."""
+        tensor = next((t for _, t in self._all_tensors("parameter", "buffer", "scratch")), None)
+        return here() if tensor is None else tensor.queue
+
+    # ---- hooks
+
+    def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
+        """Call ``hook(module, args)`` before forward; what it returns, unless ``None``, replaces the arguments."""
+        return hooks.RemovableHandle(self._hooks, "forward_pre", hook)
+
+    def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> hooks.RemovableHandle:
+        """Call ``hook(module, args, output)`` after forward; what it returns, unless ``None``, replaces the output."""
+        return hooks.RemovableHandle(self._hooks, "forward", hook)
+
+    def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
+        """Call ``hook(module, grad_input, grad_output)`` when gradients have passed; what it returns replaces ``grad_input``."""
+        return hooks.RemovableHandle(self._hooks, "backward", hook)
+
+    register_backward_hook = register_full_backward_hook
+
+    # ---- description
+
+    def _made_with(self, arguments: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_arguments", dict(arguments))
+        for module in self.modules():
+            module._changes.clear()
+
+    def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and named arguments that make this module again."""
+        kinds = {name: p.kind for name, p in type(self).__signature__.parameters.items()}
+        rest = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), None)
+        positional: list[Any] = []
+        named = dict(self._arguments)
+        if rest is not None and named.get(rest):
+            for name in list(kinds)[: list(kinds).index(rest)]:
+                positional.append(named.pop(name))
+            positional += named[rest]
+        named.pop(rest or "", None)
+        for name, kind in kinds.items():
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                named |= named.pop(name)
+        return positional, named
+
+    def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
+        """Modules that were put, or taken away, after this one was constructed, by path."""
+        return self._changes_inside({id(module) for module in _modules_in(list(self._arguments.values()))})
+
+    def _changes_inside(self, given: set[int]) -> Iterator[tuple[str, Module | None]]:
+        for name in sorted(self._changes):
+            yield name, self.__dict__.get(name) if self._roles.get(name) == "module" else None
+        for name, child in self.named_children():
+            if name in self._changes or id(child) in given:
+                continue
+            if child._live and child._changes:
+                yield name, child
+            else:
+                yield from ((f"{name}.{path}", module) for path, module in child._changes_inside(set()))
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows of this module beside the modules inside."""
+        if "_arguments" not in self.__dict__:  # still under construction
+            return ""
+        named = self._constructor_arguments()[1]
+        return ", ".join(f"{name}={_plain(value)}" for name, value in named.items() if value is not None and not list(_modules_in(value)))
+
+    def __repr__(self) -> str:
+        extra = self.extra_repr()
+        lines = [f"({name}): {child!r}" for name, child in self.named_children()]
+        if not lines:
+            return f"{type(self).__name__}({extra})"
+        body = "\n".join(lines if not extra else [extra, *lines])
+        return f"{type(self).__name__}(\n  " + body.replace("\n", "\n  ") + "\n)"
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        """Floating-point operations of one call, a multiplication and an addition being two; containers leave it at 0."""
+        del args, output
+        return 0
+
+    def summary(self, input_shape: Any, dtype: str = "float32") -> Summary:
+        """A table of the layers: output shape, parameters and FLOPs of a forward pass over zeros of ``input_shape``.
+
+        ``input_shape`` includes the batch; several inputs are a list of shapes. Use ``dtype="int64"`` for models of tokens.
+
+        >>> from netcl import nn
+        >>> print(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).summary((1, 4)))
+        layer       output shape  parameters  FLOPs
+        Sequential  (1, 2)                58    114
+          0 Linear  (1, 8)                40     72
+          1 ReLU    (1, 8)                 0      8
+          2 Linear  (1, 2)                18     34
+        58 parameters, 58 of them learned, 232 bytes; 114 FLOPs
+        """
+        return summarize(self, input_shape, dtype)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return f"[{shown}]" if len(names) <= _LISTED else f"[{shown} and {len(names) - _LISTED} more]"
+
+
+def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
+    wrong = [f"{name} is {tuple(v.shape)}, expected {own[name].shape}" for name, v in given.items() if tuple(v.shape) != own[name].shape]
+    if wrong:
+        raise ShapeError(message("load_state_dict", "tensors have other shapes than the module's", shapes=_some(wrong)))
+    odd = [f"{name} is {v.dtype}" for name, v in given.items() if not isinstance(v, Tensor) and not _is_number(v.dtype)]
+    if odd:
+        raise DtypeError(message("load_state_dict", "values are not numbers", dtypes=_some(odd)))
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return dtype.kind in "biuf" or dtype.name == "bfloat16"
+
+
+def _convert(tensor: Tensor, queue: Any, dtype: str | None) -> None:
+    """Move and convert in place."""
+    moved = tensor.detach()
+    if dtype is not None and dtypes.DTYPES[tensor.dtype].is_float:
+        moved = moved.to(dtype)
+    if queue is not None and queue != tensor.queue:
+        moved = moved.to(queue)
+    if moved.queue is not tensor.queue or moved.dtype != tensor.dtype:
+        stand_on(tensor, moved)
+
+
+def _modules_in(value: Any) -> Iterator[Module]:
+    """The modules an argument brings."""
+    if isinstance(value, Module):
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _modules_in(part)
+
+
+def _plain(value: Any) -> str:
+    return value.__name__ if isinstance(value, type) else repr(value)

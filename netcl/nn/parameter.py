@@ -1,0 +1,158 @@
+"""Parameters: tensors that a module learns, and the place (device and dtype) new ones are made in."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from netcl.core import dtype as dtypes
+from netcl.core.device import DeviceHandle, device, get_active_device, manager
+from netcl.core.errors import DeviceError, DtypeError, message
+from netcl.core.tensor import Tensor
+
+#: What a tensor holds beside shape and gradient: enough to let it stand on other memory.
+_STORAGE = ("buffer", "array", "dtype", "context", "queue", "pool_handle", "host_ref", "pending_event", "pending_release")
+_PLACE_NAMES = ("queue", "device", "dtype")
+
+
+class _Here(threading.local):
+    """Per thread: where a constructor that runs now puts its parameters."""
+
+    def __init__(self) -> None:
+        self.queue: Any = None
+        self.dtype = "float32"
+
+
+_here = _Here()
+
+
+class placed:
+    """Make the parameters of modules constructed inside on a queue and in a dtype.
+
+    ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` leaves what holds outside.
+
+    >>> from netcl import nn
+    >>> with nn.parameter.placed("cpu", dtype="float16"):
+    ...     layer = nn.Linear(3, 2)
+    >>> layer.weight.dtype
+    'float16'
+    """
+
+    def __init__(self, queue: Any = None, dtype: str | None = None):
+        self.queue = None if queue is None else queue_of(queue)
+        self.dtype = None if dtype is None else _float_dtype(dtype)
+        self._previous: list[tuple[Any, str]] = []
+
+    def __enter__(self) -> placed:
+        self._previous.append((_here.queue, _here.dtype))
+        _here.queue = self.queue if self.queue is not None else _here.queue
+        _here.dtype = self.dtype or _here.dtype
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _here.queue, _here.dtype = self._previous.pop()
+
+
+def is_place(value: Any) -> bool:
+    """Whether a leading argument of a constructor says where, not what: a queue, a handle or a ``device(...)``."""
+    return isinstance(value, DeviceHandle | device) or (hasattr(value, "finish") and hasattr(value, "flush"))
+
+
+def queue_of(place: Any) -> Any:
+    """The queue meant by a queue, a handle, a ``device(...)`` or a selector."""
+    if hasattr(place, "finish"):
+        return place
+    handle = manager.default(place)
+    if handle is None:
+        raise DeviceError(message("device", "no such device", "`netcl devices` lists what there is", selector=repr(place)))
+    return handle.queue
+
+
+def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], placed]:
+    """Split the arguments of a constructor into its own and the place: a leading queue or handle, ``queue=``, ``device=``, ``dtype=``."""
+    own, rest, place = signature.parameters, dict(kwargs), dict.fromkeys(_PLACE_NAMES)
+    if args and is_place(args[0]) and next(iter(own), "") not in _PLACE_NAMES:
+        place["queue"], args = args[0], args[1:]
+    for name in _PLACE_NAMES:
+        if name in rest and name not in own:
+            given = rest.pop(name)
+            place[name] = given if given is not None else place[name]
+    return args, rest, placed(place["queue"] if place["queue"] is not None else place["device"], place["dtype"])
+
+
+def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that makes a module take a place as the constructors of modules do: ``resnet18(queue, num_classes=10)``."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs, place = peel(signature, args, kwargs)
+        with place:
+            return function(*args, **kwargs)
+
+    return construct
+
+
+def here() -> Any:
+    """The queue a constructor that runs now puts its tensors on: the given one, else the active device's."""
+    return _here.queue if _here.queue is not None else get_active_device().queue
+
+
+def _float_dtype(dtype: Any) -> str:
+    row = dtypes.lookup(dtype, "parameter")
+    if not row.is_float:
+        raise DtypeError(message("parameter", "parameters are floats", "use register_buffer for other tensors", dtype=row.name))
+    return row.name
+
+
+class _LooksLikeParameter(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return is_parameter(instance)
+
+
+class Parameter(metaclass=_LooksLikeParameter):
+    """A tensor a module learns: a leaf that requires a gradient and keeps its memory.
+
+    Not a type of its own: the result is a plain :class:`~netcl.core.tensor.Tensor`. Assigned to an attribute of a module, a leaf
+    that requires a gradient is one of its parameters.
+
+    - **data**: a tensor (its memory is shared), an array or numbers.
+    - **requires_grad**: ``False`` makes a parameter that is not learned; register it with ``register_parameter``.
+
+    >>> from netcl import nn
+    >>> p = nn.Parameter([1.0, 2.0])
+    >>> p.requires_grad, p.persistent, isinstance(p, nn.Parameter)
+    (True, True, True)
+    """
+
+    def __new__(cls, data: Any, requires_grad: bool = True) -> Tensor:  # type: ignore[misc]
+        tensor = data.detach() if isinstance(data, Tensor) else Tensor.from_host(here(), data)
+        if requires_grad:
+            _float_dtype(tensor.dtype)
+        tensor._mark(requires_grad, persistent=True)
+        return tensor
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether a value is something a module learns: a leaf tensor that requires a gradient."""
+    return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is None
+
+
+def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:
+    """A parameter with memory but no values yet, in the place of the constructor that runs now; ``init`` fills it."""
+    return Tensor.empty(tuple(shape), _here.dtype, queue=here(), requires_grad=requires_grad, persistent=True)
+
+
+def full(shape: Sequence[int], value: float, dtype: str | None = None) -> Tensor:
+    """A buffer with ``value`` everywhere, in the place of the constructor that runs now."""
+    return Tensor.full(tuple(shape), value, dtype or _here.dtype, queue=here(), persistent=True)
+
+
+def stand_on(tensor: Tensor, other: Tensor) -> None:
+    """Give ``tensor`` the memory, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
+    for slot in _STORAGE:
+        setattr(tensor, slot, getattr(other, slot))
+    tensor._mark(tensor.requires_grad, tensor.persistent)

@@ -1,0 +1,91 @@
+"""The table ``module.summary(input_shape)`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One module of a summary; counts include what is inside it."""
+
+    path: str
+    kind: str
+    depth: int
+    output_shape: Any
+    parameters: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The rows and totals of a model; ``str`` makes the table."""
+
+    rows: tuple[SummaryRow, ...]
+    parameters: int
+    learned: int
+    nbytes: int
+    flops: int
+
+    def __str__(self) -> str:
+        cells = [("layer", "output shape", "parameters", "FLOPs")]
+        for row in self.rows:
+            name = f"{row.path.rpartition('.')[2]} {row.kind}".strip()
+            cells.append(("  " * row.depth + name, _shape_text(row.output_shape), f"{row.parameters:,}", f"{row.flops:,}"))
+        widths = [max(len(row[column]) for row in cells) for column in range(4)]
+        lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}" for a, b, c, d in cells]
+        total = f"{self.parameters:,} parameters, {self.learned:,} of them learned, {self.nbytes:,} bytes; {self.flops:,} FLOPs"
+        return "\n".join([*lines, total])
+
+    __repr__ = __str__
+
+
+def _shape_text(shape: Any) -> str:
+    return "-" if shape is None else str(shape)
+
+
+def summarize(module: Any, input_shape: Any, dtype: str) -> Summary:
+    """Run ``module`` once, in evaluation mode, and tell what every module inside gave."""
+    shapes = [input_shape] if not input_shape or isinstance(input_shape[0], int) else list(input_shape)
+    seen: dict[int, Any] = {}
+    own: dict[int, int] = {}
+
+    def note(part: Any, args: tuple[Any, ...], out: Any) -> None:
+        seen.setdefault(id(part), _shapes(out))
+        own[id(part)] = own.get(id(part), 0) + part.flops(args, out)
+
+    modes = [(part, part.training) for part in module.modules()]
+    handles = [part.register_forward_hook(note) for part in module.modules()]
+    try:
+        with ag.no_grad():
+            module.eval()(*[Tensor.zeros(tuple(shape), dtype, queue=module.queue) for shape in shapes])
+    finally:
+        for handle in handles:
+            handle.remove()
+        for part, mode in modes:
+            part.__dict__["training"] = mode
+    rows = [_row(path, part, seen, own) for path, part in module.named_modules()]
+    tensors = module.parameters()
+    learned, nbytes = _count(t for t in tensors if t.requires_grad), sum(t.nbytes for t in tensors)
+    return Summary(tuple(rows), _count(tensors), learned, nbytes, rows[0].flops)
+
+
+def _row(path: str, part: Any, seen: dict[int, Any], own: dict[int, int]) -> SummaryRow:
+    flops = sum(own.get(id(inside), 0) for inside in part.modules())
+    depth = path.count(".") + bool(path)
+    return SummaryRow(path, type(part).__name__, depth, seen.get(id(part)), _count(part.parameters()), flops)
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.size for tensor in tensors)
+
+
+def _shapes(out: Any) -> Any:
+    if isinstance(out, Tensor):
+        return out.shape
+    return tuple(_shapes(part) for part in out) if isinstance(out, tuple | list) else None

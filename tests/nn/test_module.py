@@ -1,0 +1,289 @@
+"""Module: names, state, modes, places, hooks, descriptions."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import nn
+from netcl.core.device import manager
+from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.tensor import Tensor
+from netcl.ops import random
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.first = nn.Linear(2, width)
+        self.act = nn.ReLU()
+        self.second = nn.Linear(width, 1)
+
+    def forward(self, x):
+        return self.second(self.act(self.first(x)))
+
+
+def names(pairs):
+    return [name for name, _ in pairs]
+
+
+# ---- parameters, buffers, modules
+
+
+def test_parameters_come_in_order_of_registration(device):
+    net = Net()
+    assert names(net.named_parameters()) == ["first.weight", "first.bias", "second.weight", "second.bias"]
+    assert all(type(p) is Tensor and p.requires_grad and p.persistent for p in net.parameters())
+    assert isinstance(net.parameters(), list)
+    assert names(net.named_modules()) == ["", "first", "act", "second"]
+    assert [type(m).__name__ for m in net.children()] == ["Linear", "ReLU", "Linear"]
+
+
+def test_shared_parameters_are_listed_once_and_saved_twice(device):
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net[1].weight = net[0].weight
+    assert len(net.parameters()) == 3
+    assert list(net.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert copy.deepcopy(net)[0].weight is not net[0].weight
+    twin = copy.deepcopy(net)
+    assert twin[0].weight is twin[1].weight
+
+
+def test_assigning_none_or_deleting_unregisters(device):
+    net = Net()
+    net.act = None
+    del net.second
+    assert names(net.named_modules()) == ["", "first"]
+    net.first.bias = None
+    assert names(net.named_parameters()) == ["first.weight"]
+
+
+def test_buffers_move_and_are_saved_unless_they_are_scratch(device):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", np.float32([2.0]))
+            self.register_buffer("cache", np.zeros(3, np.int64), persistent=False)
+
+    module = Scaled()
+    assert names(module.named_buffers()) == ["scale", "cache"]
+    assert list(module.state_dict()) == ["scale"]
+    assert module.parameters() == []
+    module.half()
+    assert (module.scale.dtype, module.cache.dtype) == ("float16", "int64")
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "forward", 3])
+def test_names_that_cannot_be_used_are_refused(name):
+    with pytest.raises(ValueError, match=r"\[register_buffer\]"):
+        Net().register_buffer(name, np.zeros(1, np.float32))
+
+
+def test_constructors_take_a_place(device):
+    for layer in (nn.Linear(device.queue, 2, 3), nn.Linear(device, 2, 3), nn.Linear(2, 3, queue=device), nn.Linear(2, 3, device=device)):
+        assert layer.weight.queue is device.queue
+        assert (layer.in_features, layer.out_features) == (2, 3)
+    assert Net(device.queue, 5).first.weight.queue is device.queue
+    assert nn.Linear(2, 3, dtype="float16").bias.dtype == "float16"
+    with pytest.raises(DtypeError, match=r"\[parameter\] parameters are floats"):
+        nn.Linear(2, 3, dtype="int64")
+
+
+def test_a_container_moves_its_modules_to_its_place(cl_device):
+    cpu = manager.default("cpu")
+    model = nn.Sequential(cpu, nn.Linear(2, 2))
+    assert model[0].weight.queue is cpu.queue
+
+
+def test_a_class_may_take_the_queue_itself(device):
+    class Own(nn.Module):
+        def __init__(self, queue, width):
+            super().__init__()
+            self.layer = nn.Linear(queue, width, width)
+
+    assert Own(device.queue, 4).layer.weight.shape == (4, 4)
+
+
+# ---- state dicts
+
+
+def test_a_state_dict_goes_round(device):
+    a, b = Net(), Net()
+    assert b.load_state_dict(a.state_dict()) == ([], [])
+    x = np.float32([[1, -2]])
+    np.testing.assert_array_equal(a(x).to_host(), b(x).to_host())
+    b.load_state_dict({name: value.to_host() for name, value in a.state_dict().items()})
+
+
+def test_a_state_dict_shares_memory(device):
+    net = Net()
+    net.state_dict()["first.bias"].fill_(7.0)
+    assert net.first.bias.tolist() == [7.0] * 3
+
+
+def test_what_does_not_fit_is_told_before_anything_changes(device):
+    net = Net()
+    before = {name: value.to_host() for name, value in net.state_dict().items()}
+    state = {name: value + 1 for name, value in before.items()}
+    with pytest.raises(ValueError, match=r"missing=\[second\.bias\], unexpected=\[extra\]; strict=False loads what fits"):
+        net.load_state_dict({"extra": np.zeros(1), **{k: v for k, v in state.items() if k != "second.bias"}})
+    with pytest.raises(ShapeError, match=r"second\.bias is \(2,\), expected \(1,\)"):
+        net.load_state_dict({**state, "second.bias": np.zeros(2)})
+    with pytest.raises(DtypeError, match=r"second\.bias is <U1"):
+        net.load_state_dict({**state, "second.bias": np.array(["a"])})
+    for name, value in net.state_dict().items():
+        np.testing.assert_array_equal(value.to_host(), before[name])
+    keys = net.load_state_dict({"first.bias": np.ones(3), "extra": np.zeros(1)}, strict=False)
+    assert keys.missing_keys == ["first.weight", "second.weight", "second.bias"]
+    assert keys.unexpected_keys == ["extra"]
+    assert net.first.bias.tolist() == [1.0] * 3
+
+
+# ---- modes and conversions
+
+
+def test_modes_and_gradients(device):
+    net = Net()
+    assert net.training and not net.eval().second.training and net.train().first.training
+    net.freeze()
+    assert not any(p.requires_grad for p in net.parameters()) and len(net.parameters()) == 4
+    net.unfreeze()
+    net(np.float32([[1, 2]])).sum().backward()
+    assert net.first.weight.grad is not None
+    net.zero_grad()
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_conversion_keeps_the_objects(device):
+    net = Net()
+    held = net.parameters()
+    net(np.float32([[1, 2]])).sum().backward()
+    net.half()
+    assert all(a is b for a, b in zip(held, net.parameters(), strict=True))
+    assert {p.dtype for p in held} == {"float16"} == {p.grad.dtype for p in held}
+    assert net.float().first.weight.dtype == "float32"
+    cpu = manager.default("cpu")
+    assert {p.queue for p in net.to(cpu).parameters()} == {cpu.queue}
+    net.to(device.queue, "bfloat16")
+    assert net.first.bias.queue is device.queue and net.first.bias.dtype == "bfloat16"
+    with pytest.raises(DtypeError, match=r"\[to\]"):
+        net.to("int64")
+
+
+def test_apply_goes_inside_first():
+    seen = []
+    Net().apply(lambda m: seen.append(type(m).__name__))
+    assert seen == ["Linear", "ReLU", "Linear", "Net"]
+
+
+def test_the_seed_decides_the_start_values(device):
+    random.manual_seed(3)
+    first = [p.to_host() for p in Net().parameters()]
+    random.manual_seed(3)
+    for a, b in zip(first, Net().parameters(), strict=True):
+        np.testing.assert_array_equal(a, b.to_host())
+
+
+# ---- hooks
+
+
+def test_forward_hooks_see_and_replace(device):
+    net, seen = Net(), []
+    pre = net.act.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    post = net.register_forward_hook(lambda module, args, out: out * 0.0)
+    assert net(np.ones((4, 2), np.float32)).tolist() == [[0.0]] * 4
+    assert seen == [(4, 3)]
+    pre.remove()
+    pre.remove()
+    post.remove()
+    net(np.ones((1, 2), np.float32))
+    assert len(seen) == 1 and net._hooks == {}
+
+
+def test_backward_hooks_see_and_replace(device):
+    layer, seen = nn.Linear(2, 1), []
+
+    def hook(module, grad_input, grad_output):
+        seen.append((module is layer, grad_input[0].tolist(), grad_output[0].tolist()))
+        return (grad_input[0] * 10.0,)
+
+    x = ag.tensor([[1.0, 2.0]], requires_grad=True)
+    with layer.register_full_backward_hook(hook):
+        layer(x).sum().backward()
+    weight = layer.weight.to_host()
+    assert seen == [(True, weight.tolist(), [[1.0]])]
+    np.testing.assert_allclose(x.grad.to_host(), 10 * weight, rtol=1e-6)
+    assert layer.weight.grad.tolist() == [[1.0, 2.0]]
+
+
+def test_backward_hooks_run_when_no_input_wants_a_gradient(device):
+    layer, seen = nn.Linear(2, 1), []
+    layer.register_full_backward_hook(lambda module, gi, go: seen.append((gi, go[0].shape)))
+    layer(np.ones((3, 2), np.float32)).sum().backward()
+    assert seen == [((None,), (3, 1))]
+
+
+# ---- descriptions
+
+
+def test_summary_counts(device):
+    table = Net(3).summary((5, 2))
+    assert table.parameters == table.learned == 3 * 2 + 3 + 3 + 1
+    assert table.flops == 5 * (3 * 5 + 3 + 7)
+    assert [row.output_shape for row in table.rows] == [(5, 1), (5, 3), (5, 3), (5, 1)]
+    assert "second Linear" in str(table) and Net().training
+    net = Net()
+    net.first.freeze()
+    assert net.summary((1, 2)).learned == 4
+
+
+def test_configurations_go_round(device):
+    model = nn.Sequential(nn.Residual(nn.Linear(4, 4), activation=nn.GELU("tanh")), nn.Concat(nn.Identity(), nn.Linear(4, 2), dim=-1))
+    again = nn.build(json.loads(json.dumps(model.config)))
+    assert repr(again) == repr(model)
+    again.load_state_dict(model.state_dict())
+    x = np.float32([[1, 2, 3, 4]])
+    np.testing.assert_array_equal(model(x).to_host(), again(x).to_host())
+
+
+def test_a_configuration_knows_what_was_changed_later():
+    nn.register_layer("test_Net", Net)
+    try:
+        net = Net(4)
+        net.second = nn.Linear(4, 7)
+        net.act = nn.Sequential(nn.Tanh())
+        net.act.append(nn.ReLU())
+        again = nn.build(json.loads(json.dumps(net.config)))
+        assert repr(again) == repr(net)
+        net.act = None
+        assert nn.build(net.config).act is None
+    finally:
+        nn.unregister_layer("test_Net")
+
+
+def test_what_cannot_be_described_is_told():
+    with pytest.raises(ValueError, match=r"\[config\] the class Net is not registered"):
+        nn.config_of(nn.Sequential(Net()))
+    with pytest.raises(ValueError, match=r"\[factory\] no layer of this type is registered; type='Linaer'; did you mean Linear"):
+        nn.build({"type": "Linaer"})
+    with pytest.raises(ValueError, match=r"\[factory\] wrong arguments for Linear: missing a required argument: 'out_features'"):
+        nn.build({"type": "Linear", "args": [3]})
+    for row in ({"type": "ReLU", "code": 1}, 3, {}, {"type": "ReLU", "args": "x"}, {"type": ["ReLU"]}):
+        with pytest.raises(ValueError, match=r"\[factory\]"):
+            nn.build(row)
+    deep = {"type": "ReLU"}
+    for _ in range(100):
+        deep = {"type": "Sequential", "args": [deep]}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        nn.build(deep)
+    with pytest.raises(ValueError, match="already registered"):
+        nn.register_layer("Linear", nn.ReLU)
+
+
+def test_forward_must_be_defined():
+    with pytest.raises(NotImplementedError, match=r"\[Module\] forward is not defined"):
+        nn.Module()(1)
