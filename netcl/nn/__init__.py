@@ -29,16 +29,22 @@ from netcl.nn.activation import (
     Tanh,
 )
 from netcl.nn.container import Concat, Identity, ModuleDict, ModuleList, Residual, Sequential
+from netcl.nn.conv import Conv1d, Conv2d, ConvTranspose2d, DepthwiseConv2d
+from netcl.nn.dropout import Dropout, Dropout1d, Dropout2d
 from netcl.nn.factory import build, build_sequential, config_of, register_layer, unregister_layer
 from netcl.nn.linear import Bilinear, Linear
 from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter
+from netcl.nn.recurrent import GRU, LSTM, RNN
+from netcl.nn.shape import Flatten, PixelShuffle, PixelUnshuffle, Unflatten, Upsample
 
 __all__ = [
-    "CELU", "ELU", "GELU", "GLU", "SELU", "Activation", "Bilinear", "Concat", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity",
-    "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "Mish", "Module", "ModuleDict", "ModuleList", "PReLU", "Parameter", "ReLU",
-    "ReLU6", "Residual", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Softsign", "Swish", "Tanh", "build",
-    "build_sequential", "config_of", "factory", "init", "register_layer", "unregister_layer",
+    "CELU", "ELU", "GELU", "GLU", "GRU", "LSTM", "RNN", "SELU", "Activation", "Bilinear", "Concat", "Conv1d", "Conv2d",
+    "ConvTranspose2d", "DepthwiseConv2d", "Dropout", "Dropout1d", "Dropout2d", "Flatten", "Hardsigmoid", "Hardswish", "Hardtanh",
+    "Identity", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "Mish", "Module", "ModuleDict", "ModuleList", "PReLU",
+    "Parameter", "PixelShuffle", "PixelUnshuffle", "ReLU", "ReLU6", "Residual", "Sequential", "SiLU", "Sigmoid", "Softmax",
+    "Softplus", "Softsign", "Swish", "Tanh", "Unflatten", "Upsample", "build", "build_sequential", "config_of", "factory", "init",
+    "register_layer", "unregister_layer",
 ]  # fmt: skip
 
 for _name in __all__:

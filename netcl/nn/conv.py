@@ -1,0 +1,185 @@
+"""Convolution layers. Weights have torch's layout; ``pad`` is another name of ``padding``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.nn import init
+from netcl.nn.module import Module
+from netcl.nn.parameter import empty
+
+Pair = int | tuple[int, int]
+Padding = int | tuple[int, int] | str
+_PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+
+
+def _several(value: Any, axes: int, name: str) -> tuple[int, ...]:
+    """One number for all axes, or one per axis."""
+    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    if len(values) != axes or any(not isinstance(n, int) for n in values):
+        raise ShapeError(message("conv", f"{name} is a number or one per axis", axes=axes, given=repr(value)))
+    return values
+
+
+class _Convolution(Module):
+    """What the layers share: the checks, the parameters and the padding."""
+
+    axes = 2
+    transposed = False
+
+    def _setup(self, channels: tuple[int, int], kernel_size: Any, stride: Any, padding: Any, dilation: Any, groups: int, bias: bool,
+               padding_mode: str = "zeros") -> None:  # fmt: skip
+        self.in_channels, self.out_channels = channels
+        self.groups, self.padding_mode = groups, padding_mode
+        self.kernel_size = _several(kernel_size, self.axes, "kernel_size")
+        self.stride = _several(stride, self.axes, "stride")
+        self.dilation = _several(dilation, self.axes, "dilation")
+        self.padding = self._padding(padding)
+        if groups < 1 or self.in_channels % groups or self.out_channels % groups:
+            what = "groups must divide in_channels and out_channels"
+            raise ShapeError(message(type(self).__name__, what, channels=channels, groups=groups))
+        if padding_mode not in _PADDING_MODES:
+            remedy = f"known: {', '.join(_PADDING_MODES)}"
+            raise ValueError(message(type(self).__name__, "unknown padding_mode", remedy, padding_mode=repr(padding_mode)))
+        first, second = (self.in_channels, self.out_channels) if self.transposed else (self.out_channels, self.in_channels)
+        self.weight = empty((first, second // groups, *self.kernel_size))
+        self.bias = empty((self.out_channels,)) if bias else None
+        self.reset_parameters()
+
+    def _padding(self, padding: Any) -> tuple[int, ...]:
+        """As numbers; ``"same"`` adds as much on both sides, one more behind if need be."""
+        if padding == "valid":
+            return (0,) * self.axes
+        if padding != "same":
+            return _several(padding, self.axes, "padding")
+        total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+        if any(s != 1 for s in self.stride) or any(n % 2 for n in total):
+            what, remedy = 'padding="same" needs stride 1 and an odd window', "pad with netcl.autograd.pad first"
+            raise ShapeError(message(type(self).__name__, what, remedy, kernel_size=self.kernel_size, stride=self.stride))
+        return tuple(n // 2 for n in total)
+
+    def reset_parameters(self) -> None:
+        """Start values anew: uniform within ``1 / sqrt(fan_in)``."""
+        init.layer_(self.weight, self.bias)
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The input, padded where the op cannot do it, and what is left for the op to pad."""
+        if self.padding_mode == "zeros":
+            return x, self.padding
+        sides = [n for size in reversed(self.padding) for n in (size, size)]
+        return ag.pad(x, sides, mode=_PADDING_MODES[self.padding_mode]), (0,) * self.axes
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        window = math.prod(self.kernel_size)
+        if self.transposed:
+            return 2 * args[0].size * (self.out_channels // self.groups) * window + output.size * (self.bias is not None)
+        return output.size * (2 * (self.in_channels // self.groups) * window + (self.bias is not None))
+
+
+class Conv1d(_Convolution):
+    """A convolution of signals: ``y[n, f, i] = b[f] + sum over c, k of w[f, c, k] x[n, c, i * stride + k * dilation - padding]``.
+
+    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (a number, ``"same"`` or ``"valid"``), **dilation**,
+      **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
+    - **pad**: another name of ``padding``.
+
+    Shapes: ``x`` ``(N, in_channels, L)``, ``y`` ``(N, out_channels, L')``, ``weight``
+    ``(out_channels, in_channels / groups, kernel_size)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.Conv1d(3, 8, 3, padding=1)(np.zeros((2, 3, 10), np.float32)).shape
+    (2, 8, 10)
+    """
+
+    axes = 1
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int | str = 0, dilation: int = 1,
+                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", pad: int | str | None = None):  # fmt: skip
+        super().__init__()
+        padding = padding if pad is None else pad
+        self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, (padding,) = self._padded(x)
+        return ag.conv1d(x, self.weight, self.bias, stride=self.stride[0], padding=padding, dilation=self.dilation[0], groups=self.groups)
+
+
+class Conv2d(_Convolution):
+    """A convolution of images: ``y[n, f] = b[f] + sum over c of w[f, c] * x[n, c]``, ``*`` being cross-correlation.
+
+    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (numbers or pairs, or ``"same"``, ``"valid"``),
+      **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
+    - **pad**: another name of ``padding``.
+
+    Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')`` with
+    ``H' = (H + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``, ``weight`` ``(out_channels, in_channels / groups, kH, kW)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.Conv2d(3, 16, 3, stride=2, padding=1)(np.zeros((2, 3, 32, 32), np.float32)).shape
+    (2, 16, 16, 16)
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1,
+                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", pad: Padding | None = None):  # fmt: skip
+        super().__init__()
+        padding = padding if pad is None else pad
+        self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding = self._padded(x)
+        return ag.conv2d(x, self.weight, self.bias, stride=self.stride, padding=padding, dilation=self.dilation, groups=self.groups)
+
+
+class DepthwiseConv2d(Conv2d):
+    """A convolution of each channel by itself: ``Conv2d`` with as many groups as channels.
+
+    - **channels**: of the input; the output has ``channels * multiplier``.
+    - **kernel_size**, **stride**, **padding**, **dilation**, **bias**, **padding_mode**, **pad**: as in :class:`Conv2d`.
+
+    Shapes: ``x`` ``(N, channels, H, W)``, ``y`` ``(N, channels * multiplier, H', W')``, ``weight`` ``(channels * multiplier, 1, kH, kW)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.DepthwiseConv2d(8, 3, padding=1)(np.zeros((2, 8, 5, 5), np.float32)).shape
+    (2, 8, 5, 5)
+    """
+
+    def __init__(self, channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, multiplier: int = 1,
+                 bias: bool = True, padding_mode: str = "zeros", pad: Padding | None = None):  # fmt: skip
+        super().__init__(channels, channels * multiplier, kernel_size, stride, padding, dilation, channels, bias, padding_mode, pad)
+
+
+class ConvTranspose2d(_Convolution):
+    """The transpose of a convolution: it turns the shape ``Conv2d`` gives back into the one it takes.
+
+    - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding**, **output_padding** (added at the far ends, to choose
+      among the shapes that a convolution maps to one), **groups**, **bias**, **dilation**: as in torch.
+    - **pad**: another name of ``padding``.
+
+    Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')`` with
+    ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``, ``weight``
+    ``(in_channels, out_channels / groups, kH, kW)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(np.zeros((1, 16, 7, 7), np.float32)).shape
+    (1, 8, 14, 14)
+    """
+
+    transposed = True
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
+                 output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, pad: Pair | None = None):  # fmt: skip
+        super().__init__()
+        self._setup((in_channels, out_channels), kernel_size, stride, padding if pad is None else pad, dilation, groups, bias)
+        self.output_padding = _several(output_padding, 2, "output_padding")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.conv_transpose2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding,
+                                   output_padding=self.output_padding, groups=self.groups, dilation=self.dilation)  # fmt: skip

@@ -1,0 +1,210 @@
+"""Recurrent networks, with torch's weights: ``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``..._reverse``.
+
+The input is projected for all time steps at once; what must happen step by step is the recurrent half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.nn import init
+from netcl.nn.module import Module
+from netcl.nn.parameter import empty
+
+State = tuple[Tensor, ...]
+
+
+class _Recurrent(Module):
+    """Layers, directions, layouts; a subclass says what one step does."""
+
+    gates = 1
+    states: tuple[str, ...] = ("h_0",)
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+                 dropout: float = 0.0, bidirectional: bool = False):  # fmt: skip
+        super().__init__()
+        if hidden_size < 1 or num_layers < 1:
+            raise ShapeError(message(type(self).__name__, "sizes are positive", hidden_size=hidden_size, num_layers=num_layers))
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
+        self._has_bias = bias
+        for layer in range(num_layers):
+            for suffix in self._directions():
+                width = input_size if layer == 0 else hidden_size * len(self._directions())
+                self._add(f"_l{layer}{suffix}", width)
+        self.reset_parameters()
+
+    def _directions(self) -> Sequence[str]:
+        return ("", "_reverse") if self.bidirectional else ("",)
+
+    def _add(self, suffix: str, width: int) -> None:
+        rows = self.gates * self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, self.hidden_size)}
+        if self._has_bias:
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        for name, shape in shapes.items():
+            self.register_parameter(name + suffix, empty(shape))
+
+    def reset_parameters(self) -> None:
+        """Start values anew: uniform within ``1 / sqrt(hidden_size)``."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            init.uniform_(parameter, -bound, bound)
+
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        """The next state from the projected input of a step and the state before."""
+        raise NotImplementedError
+
+    def _run(self, steps: Sequence[Tensor], suffix: str, state: State) -> tuple[list[Tensor], State]:
+        """One direction of one layer over the steps in the given order."""
+        weight, bias = getattr(self, f"weight_hh{suffix}"), getattr(self, f"bias_hh{suffix}", None)
+        outputs = []
+        for projected in steps:
+            state = self._step(projected, state, weight, bias)
+            outputs.append(state[0])
+        return outputs, state
+
+    def _layer(self, x: Tensor, layer: int, states: Sequence[State]) -> tuple[Tensor, list[State]]:
+        """One layer over ``x`` of shape (time, batch, features)."""
+        outputs, finals = [], []
+        for direction, name in enumerate(self._directions()):
+            suffix = f"_l{layer}{name}"
+            projected = ag.linear(x, getattr(self, f"weight_ih{suffix}"), getattr(self, f"bias_ih{suffix}", None))
+            steps = [ag.reshape(step, step.shape[1:]) for step in ag.split(projected, 1, axis=0)]
+            found, final = self._run(steps[:: -1 if name else 1], suffix, states[direction])
+            outputs.append(ag.stack(found[:: -1 if name else 1], axis=0))
+            finals.append(final)
+        return (outputs[0] if len(outputs) == 1 else ag.cat(outputs, axis=-1)), finals
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        x, single = self._time_first(x)
+        given = self._initial(state, x, single)
+        finals: list[State] = []
+        count = len(self._directions())
+        for layer in range(self.num_layers):
+            if layer and self.dropout:
+                x = ag.dropout(x, self.dropout, self.training)
+            x, ends = self._layer(x, layer, given[layer * count : (layer + 1) * count])
+            finals += ends
+        hidden = tuple(ag.stack([final[i] for final in finals], axis=0) for i in range(len(self.states)))
+        if single:
+            x, hidden = ag.squeeze(x, 1), tuple(ag.squeeze(h, 1) for h in hidden)
+        elif self.batch_first:
+            x = ag.transpose(x, 0, 1)
+        return x, hidden if len(hidden) > 1 else hidden[0]
+
+    def _time_first(self, x: Tensor) -> tuple[Tensor, bool]:
+        """The input as (time, batch, features), and whether it came without a batch."""
+        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
+            layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
+            raise ShapeError(message(type(self).__name__, f"takes {layout} or (time, features)", shape=x.shape, input_size=self.input_size))
+        if x.ndim == 2:
+            return ag.unsqueeze(x, 1), True
+        return (ag.transpose(x, 0, 1) if self.batch_first else x), False
+
+    def _initial(self, state: Any, x: Tensor, single: bool) -> list[State]:
+        """The state every direction of every layer starts from."""
+        rows = self.num_layers * len(self._directions())
+        if x.shape[0] == 0:
+            raise ShapeError(message(type(self).__name__, "there are no time steps", shape=x.shape))
+        if state is None:
+            zeros = Tensor.zeros((x.shape[1], self.hidden_size), x.dtype, queue=x.queue)
+            return [(zeros,) * len(self.states)] * rows
+        parts = state if isinstance(state, tuple | list) else (state,)
+        expected = (rows, self.hidden_size) if single else (rows, x.shape[1], self.hidden_size)
+        if len(parts) != len(self.states) or any(part.shape != expected for part in parts):
+            shapes = [part.shape for part in parts]
+            raise ShapeError(message(type(self).__name__, f"the state is {', '.join(self.states)} of shape {expected}", shapes=shapes))
+        batched = [ag.unsqueeze(part, 1) if single else part for part in parts]
+        split = [[ag.reshape(row, row.shape[1:]) for row in ag.split(part, 1, axis=0)] for part in batched]
+        return list(zip(*split, strict=True))
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        steps = args[0].size // self.input_size
+        return sum(2 * p.size * steps for _, p in self.named_parameters() if p.ndim == 2)
+
+
+class RNN(_Recurrent):
+    """A plain recurrent network: ``h_t = tanh(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``.
+
+    - **input_size**, **hidden_size**, **num_layers**, **nonlinearity** (``tanh`` or ``relu``), **bias**, **batch_first**, **dropout**
+      (between layers), **bidirectional**: as in torch.
+
+    Shapes: ``x`` ``(time, batch, input_size)``, or ``(batch, time, input_size)`` with ``batch_first``, or without a batch. Returns
+    ``output`` ``(time, batch, directions * hidden_size)`` and ``h_n`` ``(num_layers * directions, batch, hidden_size)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> output, h = nn.RNN(3, 5, num_layers=2)(np.zeros((7, 2, 3), np.float32))
+    >>> output.shape, h.shape
+    ((7, 2, 5), (2, 2, 5))
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False):  # fmt: skip
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(message("RNN", "nonlinearity is tanh or relu", nonlinearity=repr(nonlinearity)))
+        self.nonlinearity = nonlinearity
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        total = ag.add(projected, ag.linear(state[0], weight, bias))
+        return (ag.tanh(total) if self.nonlinearity == "tanh" else ag.relu(total),)
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory: gates ``i, f, o`` and a candidate ``g`` from ``W_ih x_t + b_ih + W_hh h_(t-1) + b_hh``, then
+    ``c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g)`` and ``h_t = sigmoid(o) tanh(c_t)``.
+
+    - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
+      torch. The rows of the weights are ``i, f, g, o``.
+
+    Shapes: as :class:`RNN`; the state, given and returned, is the pair ``(h, c)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> output, (h, c) = nn.LSTM(3, 5, batch_first=True, bidirectional=True)(np.zeros((2, 7, 3), np.float32))
+    >>> output.shape, h.shape, c.shape
+    ((2, 7, 10), (2, 2, 5), (2, 2, 5))
+    """
+
+    gates = 4
+    states = ("h_0", "c_0")
+
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        h, c = state
+        i, f, g, o = ag.split(ag.add(projected, ag.linear(h, weight, bias)), self.hidden_size, axis=-1)
+        c = ag.add(ag.mul(ag.sigmoid(f), c), ag.mul(ag.sigmoid(i), ag.tanh(g)))
+        return ag.mul(ag.sigmoid(o), ag.tanh(c)), c
+
+
+class GRU(_Recurrent):
+    """Gated recurrent units: ``r = sigmoid(x_r + h_r)``, ``z = sigmoid(x_z + h_z)``, ``n = tanh(x_n + r h_n)``,
+    ``h_t = (1 - z) n + z h_(t-1)``, where ``x_*`` and ``h_*`` are the parts of ``W_ih x_t + b_ih`` and ``W_hh h_(t-1) + b_hh``.
+
+    - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
+      torch. The rows of the weights are ``r, z, n``.
+
+    Shapes: as :class:`RNN`.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> output, h = nn.GRU(3, 5)(np.zeros((7, 2, 3), np.float32))
+    >>> output.shape, h.shape
+    ((7, 2, 5), (1, 2, 5))
+    """
+
+    gates = 3
+
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        (h,) = state
+        x_r, x_z, x_n = ag.split(projected, self.hidden_size, axis=-1)
+        h_r, h_z, h_n = ag.split(ag.linear(h, weight, bias), self.hidden_size, axis=-1)
+        r, z = ag.sigmoid(ag.add(x_r, h_r)), ag.sigmoid(ag.add(x_z, h_z))
+        n = ag.tanh(ag.add(x_n, ag.mul(r, h_n)))
+        return (ag.lerp(n, h, z),)

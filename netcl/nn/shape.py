@@ -1,0 +1,124 @@
+"""Layers that move or repeat values and have nothing to learn."""
+
+from __future__ import annotations
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.nn.module import Module
+
+
+class Flatten(Module):
+    """Joins the axes ``start_dim`` to ``end_dim`` into one; by default all but the batch.
+
+    Shapes: ``(N, C, H, W)`` becomes ``(N, C * H * W)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.Flatten()(np.zeros((2, 3, 4, 5), np.float32)).shape
+    (2, 60)
+    """
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1):
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.flatten(x, self.start_dim, self.end_dim)
+
+
+class Unflatten(Module):
+    """Splits the axis ``dim`` into axes of sizes ``unflattened_size``; one of them may be -1.
+
+    Shapes: ``(N, C * H * W)`` becomes ``(N, C, H, W)`` with ``Unflatten(1, (C, H, W))``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.Unflatten(1, (3, -1))(np.zeros((2, 60), np.float32)).shape
+    (2, 3, 20)
+    """
+
+    def __init__(self, dim: int, unflattened_size: tuple[int, ...]):
+        super().__init__()
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dim = self.dim % x.ndim
+        return ag.reshape(x, (*x.shape[:dim], *self.unflattened_size, *x.shape[dim + 1 :]))
+
+
+class PixelShuffle(Module):
+    """Turns channels into resolution: ``y[c, h r + i, w r + j] = x[c r^2 + i r + j, h, w]``.
+
+    - **upscale_factor**: ``r``.
+
+    Shapes: ``(N, C r^2, H, W)`` becomes ``(N, C, H r, W r)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.PixelShuffle(2)(np.zeros((1, 8, 3, 3), np.float32)).shape
+    (1, 2, 6, 6)
+    """
+
+    def __init__(self, upscale_factor: int):
+        super().__init__()
+        self.upscale_factor = upscale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, (n, c, h, w) = self.upscale_factor, x.shape
+        if c % (r * r):
+            raise ShapeError(message("PixelShuffle", "the channels do not divide by upscale_factor ** 2", shape=x.shape, upscale_factor=r))
+        parts = ag.reshape(x, (n, c // (r * r), r, r, h, w))
+        return ag.reshape(ag.permute(parts, (0, 1, 4, 2, 5, 3)), (n, c // (r * r), h * r, w * r))
+
+
+class PixelUnshuffle(Module):
+    """The inverse of :class:`PixelShuffle`: turns resolution into channels.
+
+    - **downscale_factor**: ``r``.
+
+    Shapes: ``(N, C, H r, W r)`` becomes ``(N, C r^2, H, W)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.PixelUnshuffle(2)(np.zeros((1, 2, 6, 6), np.float32)).shape
+    (1, 8, 3, 3)
+    """
+
+    def __init__(self, downscale_factor: int):
+        super().__init__()
+        self.downscale_factor = downscale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        r, (n, c, h, w) = self.downscale_factor, x.shape
+        if h % r or w % r:
+            what = "height and width do not divide by downscale_factor"
+            raise ShapeError(message("PixelUnshuffle", what, shape=x.shape, downscale_factor=r))
+        parts = ag.reshape(x, (n, c, h // r, r, w // r, r))
+        return ag.reshape(ag.permute(parts, (0, 1, 3, 5, 2, 4)), (n, c * r * r, h // r, w // r))
+
+
+class Upsample(Module):
+    """Images of another size: repeated pixels, or between them straight lines.
+
+    - **size**: height and width of the result, or **scale_factor**: how many times the input's.
+    - **mode**: ``nearest`` or ``bilinear``.
+    - **align_corners**: whether the corners keep their values (``bilinear``).
+
+    Shapes: ``(N, C, H, W)`` becomes ``(N, C, H', W')``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.Upsample(scale_factor=2)(np.zeros((1, 3, 4, 4), np.float32)).shape
+    (1, 3, 8, 8)
+    """
+
+    def __init__(self, size: int | tuple[int, int] | None = None, scale_factor: float | tuple[float, float] | None = None,
+                 mode: str = "nearest", align_corners: bool = False):  # fmt: skip
+        super().__init__()
+        if (size is None) == (scale_factor is None):
+            raise ValueError(message("Upsample", "needs either size or scale_factor", size=size, scale_factor=scale_factor))
+        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.interpolate(x, size=self.size, scale_factor=self.scale_factor, mode=self.mode, align_corners=self.align_corners)
