@@ -1,5 +1,5 @@
 // Rows: what softmax, normalisation and losses share.
-//
+// Needs of the operands N it is used with: N_T, N_LOAD, N_STORE, N_VLOAD, N_VSTORE. OP is a function or macro of two numbers, NAME a name.
 // A row is a run of n neighbouring elements. GROUP work-items share a row, and each takes VEC neighbours at a time: CPUs give a
 // work-item whole rows and wide vectors, GPUs give a work-group to each row. A column is a run of n elements `inner` apart; a
 // work-item then takes VEC neighbouring columns, so that its loads are whole vectors as well.
@@ -104,11 +104,15 @@ static inline JOIN(ushort, VEC) bfloat16_lanes(JOIN(float, VEC) x) {
   }
 FOLD_GROUP(fold_sum, PLUS)
 FOLD_GROUP(fold_max, fmax)
+#define SHARED_ARG , __local real* shared
+#define SHARED_PASS , shared
 #define GROUP_SUM(x) fold_sum(x, shared)
 #define GROUP_MAX(x) fold_max(x, shared)
 #else
 #define LANE 0
 #define SHARED
+#define SHARED_ARG
+#define SHARED_PASS
 #define GROUP_SUM(x) (x)
 #define GROUP_MAX(x) (x)
 #endif

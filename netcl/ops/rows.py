@@ -43,8 +43,28 @@ def row_spread(cpu: bool, most: int, n: int, wide: bool) -> Spread:
     return Spread(group, group, 1, 1)
 
 
-def _column_spread(cpu: bool, most: int, wide: bool) -> Spread:
+def device_of(queue: Any) -> tuple[bool, int, int]:
+    """Whether a queue's device is a CPU, its largest work-group, its compute units."""
+    state = program.state(queue)
+    facts = state.get(("rows", "device"))
+    if facts is None:
+        facts = state[("rows", "device")] = (launch.on_cpu_device(queue), state.max_work_group, state.device.max_compute_units)
+    return facts
+
+
+def column_spread(queue: Any, n: int, wide: bool) -> Spread:
+    """Columns: a work-item takes a vector of neighbours on a CPU, one on a GPU."""
+    cpu, most, _ = device_of(queue)
     return Spread(1, 1, 8 if wide else 16, 1) if cpu else Spread(min(COLUMN_LOCAL, most), 1, 1, 1)
+
+
+def channel_spread(queue: Any, n: int, wide: bool) -> Spread:
+    """Channels, made of runs of ``n``: a work-item each on a CPU, on a GPU a work-group about as long as a run."""
+    cpu, most, _ = device_of(queue)
+    if cpu:
+        return Spread(1, 1, 8 if wide else 16, 1)
+    group = max(min(32, most), 1 << (min(n, most, 256).bit_length() - 1))
+    return Spread(group, group, 1, 1)
 
 
 @lru_cache(maxsize=4096)
@@ -87,19 +107,16 @@ def row_kernel(
     """The kernel ``name`` of ``rows.cl`` and ``cl_file`` joined, for operands, a spread and further macros."""
     real = "double" if "float64" in operands.values() else "float"
     macros = vector_macros(tuple(operands.items()), real, spread.vec)
-    base = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec}
+    base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec}
     return launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
-
-
-def _device(queue: Any) -> tuple[bool, int]:
-    return launch.on_cpu_device(queue), program.state(queue).max_work_group
 
 
 def run_rows(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, **defines: Any
 ) -> None:
     """Launch a kernel over ``rows`` rows of ``n``; its last arguments are ``rows, n, each``."""
-    spread = row_spread(*_device(queue), n, "float64" in operands.values())
+    cpu, most, _ = device_of(queue)
+    spread = row_spread(cpu, most, n, "float64" in operands.values())
     kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
     kernel(queue, -(-rows // spread.each) * spread.group, spread.local, *args, rows, n, spread.each)
 
@@ -108,9 +125,9 @@ def run_columns(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], sizes: Sizes, *args: Any, **defines: Any
 ) -> None:
     """Launch a kernel over the columns of ``(outer, n, inner)``; its last arguments are ``outer, n, inner``."""
-    spread = _column_spread(*_device(queue), "float64" in operands.values())
-    kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
     outer, n, inner = sizes
+    spread = column_spread(queue, n, "float64" in operands.values())
+    kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
     kernel(queue, outer * -(-inner // spread.vec), spread.local, *args, outer, n, inner)
 
 

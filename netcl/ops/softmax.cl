@@ -1,4 +1,6 @@
 // Softmax and log-softmax over rows and over columns, and their gradients.
+// Operands: X input or upstream gradient, P the softmax in gradients, Y result (X_T X_LOAD X_VLOAD P_T P_LOAD P_VLOAD Y_T Y_LOAD Y_STORE
+// Y_VLOAD Y_VSTORE); the rest is of rows.cl: VEC SIZED SHARED LOWEST GROUP_MAX GROUP_SUM LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
 
 #ifndef LOGARITHM  // 1: the logarithm of softmax
 #define LOGARITHM 0
@@ -7,8 +9,15 @@
 #define KEEPS_EXP 1
 #endif
 
+#ifndef COLUMNS  // 1: over columns, 0: over rows
+#define COLUMNS 0
+#endif
+
 LANES_OF(X)
+LANES_OF(P)
 STORE_LANES_OF(Y)
+
+#if !COLUMNS
 
 // A NaN anywhere in a row reaches the sum, and through it every element; so does the NaN of inf - inf.
 SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const int rows, const int n, const int each) {
@@ -55,6 +64,8 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
   }
 }
 
+#else
+
 SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, const int outer, const int n, const int inner) {
   const int blocks = (inner + VEC - 1) / VEC;
   const int block = get_global_id(0);
@@ -73,6 +84,8 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
 #endif
 }
 
+#endif
+
 // x is the gradient here, p the softmax (or its logarithm), y the gradient of the input.
 #if LOGARITHM
 #define WEIGHT(g, p) (g)
@@ -82,8 +95,7 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
 #define INPUT_GRADIENT(g, p, sum) (((g) - (sum)) * (p))
 #endif
 
-LANES_OF(P)
-
+#if !COLUMNS
 SIZED __kernel void softmax_grad_rows(__global const X_T* g, __global const P_T* p, __global Y_T* y, const int rows, const int n,
                                       const int each) {
   SHARED
@@ -101,6 +113,8 @@ SIZED __kernel void softmax_grad_rows(__global const X_T* g, __global const P_T*
   }
 }
 
+#else
+
 SIZED __kernel void softmax_grad_columns(__global const X_T* g, __global const P_T* p, __global Y_T* y, const int outer, const int n,
                                          const int inner) {
   const int blocks = (inner + VEC - 1) / VEC;
@@ -115,3 +129,4 @@ SIZED __kernel void softmax_grad_columns(__global const X_T* g, __global const P
     Y_store_lanes(y, i, left, INPUT_GRADIENT(gi, pi, sum));
   }
 }
+#endif

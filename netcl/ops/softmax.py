@@ -31,7 +31,7 @@ def _run(op_name: str, kernel: str, axis: int, operands: dict[str, Tensor], log:
     outer, n, inner = rows.around(first.shape, axis)
     dtypes = {name: x.dtype for name, x in operands.items()} | {"Y": out.dtype}
     dtypes.setdefault("P", out.dtype)
-    defines = {"LOGARITHM": log, "KEEPS_EXP": out.dtype in ("float32", "float64")}
+    defines: dict[str, Any] = {"LOGARITHM": log, "COLUMNS": inner > 1, "KEEPS_EXP": out.dtype in ("float32", "float64")}
     where = (first.queue, __file__, "softmax.cl")
     if inner == 1:
         rows.run_rows(*where, f"{kernel}_rows", dtypes, outer, n, *operands.values(), out, **defines)

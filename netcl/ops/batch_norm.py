@@ -1,0 +1,287 @@
+"""Batch norm: statistics shared over a channel of ``(N, C, ...)``, from the batch in training, else from running averages."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch, rows
+from netcl.ops.norm import (
+    Seen,
+    apply_affine,
+    batch_view,
+    check_affine,
+    defines_of,
+    input_gradient,
+    moments,
+    operands_of,
+    pair,
+    parts_of,
+    run_channels,
+    run_join,
+    run_rows,
+    shaped,
+    statistics_dtype,
+    sums,
+    through_statistics,
+    weight_gradients,
+)
+from netcl.ops.registry import S, composite, op
+
+FUSED_ELEMENTS = 1 << 16  # a GPU folds, applies and all in one launch up to here: three would cost more
+
+_BATCH_SAMPLES = [
+    S((5, 3, 7, 5), (3,), (3,), None, None), S((3, 2, 257), (2,), None, None, None), S((33, 17), (17,), (17,), None, None),
+    S((300, 2), None, None, None, None), S((2, 70, 4, 4), None, None, None, None), S((0, 3, 2), (3,), (3,), None, None),
+]  # fmt: skip
+_BATCH_GRAD_SAMPLES = [
+    S((5, 3, 7, 5), (5, 3, 7, 5), (3,), (3,), (3,), high=2.0), S((33, 17), (33, 17), (17,), (17,), (17,)),
+    S((300, 2), (300, 2), None, (2,), (2,)),
+    S((2, 70, 4, 4), (2, 70, 4, 4), None, (70,), (70,)), S((0, 3, 2), (0, 3, 2), (3,), (3,), (3,)),
+]  # fmt: skip
+
+
+# ---- the plain definitions
+
+
+def _batch_norm_ref(x, weight=None, bias=None, running_mean=None, running_var=None, momentum=0.1, eps=1e-5):
+    columns = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+    mean = np.array([c.mean() if c.size else 0 for c in columns.T])
+    rstd = np.array([1 / math.sqrt(c.var() + eps) if c.size else 1 / math.sqrt(eps) for c in columns.T])
+    return _batch_norm_inference_ref(x, mean, 1 / rstd**2 - eps, weight, bias, eps), mean, rstd
+
+
+def _batch_norm_grad_ref(upstream, x, weight, mean, rstd):
+    view = batch_view(x.shape)
+    g, seen = upstream.reshape(view.shape), x.reshape(view.shape)
+    xh = (seen - mean.reshape(view.stats)) * rstd.reshape(view.stats)
+    scale = (1 if weight is None else weight.reshape(view.affine)) * rstd.reshape(view.stats)
+    n = max(view.shared, 1)
+    by_channel = {"axis": (0, 2), "keepdims": True}
+    dx = scale * (g - g.sum(**by_channel) / n - xh * (g * xh).sum(**by_channel) / n)
+    return dx.reshape(x.shape), (g * xh).sum((0, 2)), g.sum((0, 2))
+
+
+def _batch_norm_inference_ref(x, mean, var, weight=None, bias=None, eps=1e-5):
+    view = batch_view(x.shape)
+    y = (x.reshape(view.shape) - mean.reshape(view.stats)) / np.sqrt(var + eps).reshape(view.stats)
+    return apply_affine(y, weight, bias, view).reshape(x.shape)
+
+
+def _batch_norm_public_ref(x, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    if training or running_mean is None:
+        return _batch_norm_ref(x, weight, bias, eps=eps)[0]
+    return _batch_norm_inference_ref(x, running_mean, running_var, weight, bias, eps)
+
+
+# ---- NumPy
+
+
+def _batch_norm_grad_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[np.ndarray, ...]:
+    view = batch_view(x.shape)
+    return input_gradient(g, x, weight, mean, rstd, view), *weight_gradients(g, x, mean, rstd, view, x.shape[1:2])
+
+
+def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> np.ndarray:
+    view = batch_view(x.shape)
+    scale = 1 / np.sqrt(var + var.dtype.type(eps)) * (1 if weight is None else weight)
+    return apply_affine((x.reshape(view.shape) - mean.reshape(view.stats)) * scale.reshape(view.stats), None, bias, view).reshape(x.shape)
+
+
+# ---- checks and launches
+
+
+def _check_batch(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> None:
+    launch.check_dtype(name, x)
+    if x.ndim < 2:
+        raise ShapeError(message(name, "x must be (N, C, ...)", x=x.shape))
+    check_affine(name, x.shape[1:2], weight, bias)
+    if (mean is None) != (var is None):
+        raise ShapeError(message(name, "running mean and variance come together", mean=mean is not None, var=var is not None))
+    for title, t in (("mean", mean), ("var", var)):
+        if t is not None and t.shape != x.shape[1:2]:
+            raise ShapeError(message(name, f"{title} must have shape {x.shape[1:2]}", **{title: t.shape}))
+    if mean is not None and var is not None and mean.dtype != var.dtype:
+        raise DtypeError(message(name, "running mean and variance differ in dtype", mean=mean.dtype, var=var.dtype))
+
+
+def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> Any:
+    def compute(a: np.ndarray, w: Any, b: Any) -> tuple[np.ndarray, ...]:
+        view = batch_view(a.shape)
+        deviation, mean, rstd = moments(a.reshape(view.shape), view, a.dtype.type(eps))
+        y = apply_affine(deviation * rstd, w, b, view)
+        if running[0] is not None and a.size:
+            var = np.square(deviation).sum(view.stat_axes) / (view.shared - 1)
+            for t, new in zip(running, (mean.reshape(-1), var), strict=True):
+                t.array[...] = ((1 - momentum) * t.array + momentum * new).astype(t.array.dtype)
+        return y.reshape(a.shape), mean.reshape(-1), rstd.reshape(-1)
+
+    dtype = statistics_dtype(x)
+    return launch.run_cpu(compute, x, weight, bias, dtype=(x.dtype, dtype, dtype))
+
+
+def _fuses(queue: Any, x: Tensor, span: int) -> bool:
+    """Whether a channel is folded and applied in one launch."""
+    cpu, _, units = rows.device_of(queue)
+    return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS)
+
+
+def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
+    """The kind of kernel that applies statistics per channel, its extra argument, rows and row length."""
+    images, channels = x.shape[:2]
+    return ("columns", (), images, channels) if span == 1 else ("rows", (channels,), images * channels, span)
+
+
+def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    queue, sizes = x.queue, parts_of(x.queue, *batch_view(x.shape).shape)
+    y = Tensor.empty(x.shape, x.dtype, queue=queue)
+    mean, rstd = pair(x.shape[1:2], x, statistics_dtype(x))
+    operands = operands_of(x, x, y, weight, bias, mean, running[0])
+    defines = defines_of(weight, bias, per_element=sizes.span == 1, columns=sizes.span == 1)
+    affine = (x if weight is None else weight, x if bias is None else bias)
+    update = (*(mean if t is None else t for t in running), eps, momentum if running[0] is not None else -1.0)
+    if _fuses(queue, x, sizes.span):
+        run_channels("batch_norm_channels", operands, defines, queue, sizes, sizes.channels, x, *affine, y, mean, rstd, *update)
+        return y, mean, rstd
+    parts = pair((sizes.parts, sizes.channels), x, mean.dtype)
+    split = (sizes.chunk, sizes.parts)
+    run_channels("moment_parts", operands, defines, queue, sizes, sizes.parts * sizes.channels, x, *parts, *split)
+    run_join("join_moments", operands, defines, queue, sizes.channels, *parts, mean, rstd, *update, *split, *sizes[:3])
+    kind, extra, n_rows, n = _apply_args(x, sizes.span)
+    run_rows(f"norm_apply_{kind}", operands, defines, x, n_rows, n, x, *affine, mean, rstd, y, eps, *extra)
+    return y, mean, rstd
+
+
+# ---- gradients
+
+
+def _batch_norm_train_vjp(F, g, out, x, weight, needs):
+    gy, g_mean, g_rstd = g
+    _, mean, rstd = out
+    gy = F.mul(x, 0) if gy is None else gy
+    d_x, d_weight, d_bias = F.batch_norm_grad(gy, x, weight, mean, rstd)
+    d_x = through_statistics(F, d_x, g_mean, g_rstd, x, mean, rstd, batch_view(x.shape), True)
+    return d_x, d_weight if needs[1] else None, d_bias if needs[2] else None, None, None
+
+
+def _batch_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd):
+    u, p, q = g
+    seen = Seen(F, upstream, x, weight, mean, rstd, batch_view(x.shape))
+    first = seen.of_input_grad(F.mul(x, 0) if u is None else u, True)
+    d_g, d_x, d_mean, d_rstd = seen.of_weight_grad(p, q)
+    both = (F.add(first[0], d_g), F.add(first[1], d_x), first[2], F.add(first[3], d_mean), F.add(first[4], d_rstd))
+    return shaped(F, both, (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape))
+
+
+def _batch_norm_inference_vjp(F, g, x, mean, var, weight, eps, needs):
+    rstd = F.rsqrt(F.add(var, eps))
+    seen = Seen(F, g, x, weight, mean, rstd, batch_view(x.shape))
+    d_bias = F.reshape(seen.stat_sum(seen.g), mean.shape) if needs[1] or needs[4] else None
+    d_weight = F.reshape(seen.stat_sum(F.mul(seen.g, seen.xh)), mean.shape) if needs[2] or needs[3] else None
+    scale = rstd if weight is None else F.mul(rstd, weight)
+    d_x = F.reshape(F.mul(seen.g, F.reshape(scale, seen.view.stats)), x.shape) if needs[0] else None
+    d_mean = F.neg(F.mul(d_bias, scale)) if needs[1] else None
+    d_var = F.mul(F.mul(d_weight, scale), F.mul(rstd, -0.5)) if needs[2] else None
+    return d_x, d_mean, d_var, d_weight if needs[3] else None, d_bias if needs[4] else None
+
+
+# ---- ops
+
+
+@op(vjp=_batch_norm_train_vjp, ref=_batch_norm_ref, samples=_BATCH_SAMPLES, tol=4,
+    errors=[(S((1, 3), None, None, None, None), r"\[batch_norm\] training needs more than one value per channel; x=\(1, 3\)")])  # fmt: skip
+def batch_norm_train(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None,
+    running_var: Tensor | None = None, *, momentum: float = 0.1, eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Batch norm by the batch's own statistics: the result, the means and one over the standard deviations.
+
+    Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
+    """
+    x, weight, bias, running_mean, running_var = launch.as_tensors("batch_norm", x, weight, bias, running_mean, running_var)
+    _check_batch("batch_norm", x, weight, bias, running_mean, running_var)
+    if x.shape[1] and x.size == x.shape[1]:
+        raise ShapeError(message("batch_norm", "training needs more than one value per channel", x=x.shape))
+    running = (running_mean, running_var)
+    if x.backend == "cpu":
+        return _train_cpu(x, weight, bias, running, momentum, eps)
+    if not x.size:
+        dtype, channels = statistics_dtype(x), x.shape[1:2]
+        rstd = Tensor.full(channels, eps**-0.5, dtype, queue=x.queue)
+        return Tensor.empty(x.shape, x.dtype, queue=x.queue), Tensor.zeros(channels, dtype, queue=x.queue), rstd
+    return _train_cl(x, weight, bias, running, momentum, eps)
+
+
+@op(vjp=_batch_norm_grad_vjp, ref=_batch_norm_grad_ref, cpu=_batch_norm_grad_cpu, samples=_BATCH_GRAD_SAMPLES, tol=8)
+def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`batch_norm_train`: input, weight, bias."""
+    upstream, x, weight, mean, rstd = launch.as_tensors("batch_norm_grad", upstream, x, weight, mean, rstd)
+    _check_batch("batch_norm_grad", x, weight, None, mean, rstd)
+    if x.backend == "cpu":
+        return launch.run_cpu(_batch_norm_grad_cpu, upstream, x, weight, mean, rstd, dtype=(x.dtype, mean.dtype, mean.dtype))
+    y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    if not x.size:
+        return y, Tensor.zeros(mean.shape, mean.dtype, queue=x.queue), Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
+    sizes = parts_of(x.queue, *batch_view(x.shape).shape)
+    operands = operands_of(upstream, x, y, weight, weight, mean)
+    defines = defines_of(weight, weight, per_element=sizes.span == 1, columns=sizes.span == 1)
+    given = (upstream, x, x if weight is None else weight, mean, rstd)
+    if _fuses(x.queue, x, sizes.span):
+        weight_grad, bias_grad = pair(mean.shape, x, mean.dtype)
+        run_channels("batch_norm_grad_channels", operands, defines, x.queue, sizes, sizes.channels, *given, y, weight_grad, bias_grad)
+        return y, weight_grad, bias_grad
+    weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, sizes, 0, 1)
+    kind, extra, n_rows, n = _apply_args(x, sizes.span)
+    count = float(sizes.images * sizes.span)
+    run_rows(f"batch_norm_grad_{kind}", operands, defines, x, n_rows, n, *given, weight_grad, bias_grad, y, count, *extra)
+    return y, weight_grad, bias_grad
+
+
+@op(
+    vjp=_batch_norm_inference_vjp, ref=_batch_norm_inference_ref, cpu=_inference_cpu, tol=4,
+    samples=[S((2, 3, 7, 5), (3,), (3,), (3,), (3,), low=0.1, high=2.0), S((3, 17), (17,), (17,), None, None, low=0.1),
+             S((0, 3), (3,), (3,), None, None, low=0.1)],
+)  # fmt: skip
+def batch_norm_inference(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+) -> Tensor:
+    """Batch norm by given statistics."""
+    x, mean, var, weight, bias = launch.as_tensors("batch_norm", x, mean, var, weight, bias)
+    _check_batch("batch_norm", x, weight, bias, mean, var)
+    if x.backend == "cpu":
+        return launch.run_cpu(_inference_cpu, x, mean, var, weight, bias, eps=eps)
+    y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    if x.size:
+        kind, extra, n_rows, n = _apply_args(x, math.prod(x.shape[2:]))
+        defines = defines_of(weight, bias, per_element=kind == "columns", columns=kind == "columns", variance=True)
+        args = (x, x if weight is None else weight, x if bias is None else bias, mean, var, y, eps, *extra)
+        run_rows(f"norm_apply_{kind}", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args)
+    return y
+
+
+@composite(
+    ref=_batch_norm_public_ref, tol=4,
+    samples=[S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
+    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] running mean and variance come together; mean=True, var=False"),
+            (S((4, 3), None, None, (4,)), r"\[batch_norm\] weight must have shape \(3,\); weight=\(4,\)")],
+)  # fmt: skip
+def batch_norm(
+    F: Any, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Batch norm of ``(N, C, ...)``: in training by the batch's statistics per channel, else by the running ones.
+
+    Training updates ``running_mean`` and ``running_var`` in place, where given:
+    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator.
+
+    >>> from netcl import ops
+    >>> ops.batch_norm([[1.0], [3.0]], training=True, eps=0.0).tolist()
+    [[-1.0], [1.0]]
+    """
+    if training or running_mean is None or running_var is None:
+        return F.batch_norm_train(x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps)[0]
+    return F.batch_norm_inference(x, running_mean, running_var, weight, bias, eps=eps)

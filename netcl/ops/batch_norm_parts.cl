@@ -1,0 +1,135 @@
+// Batch norm in parts: moments of (parts, channels), then one work-item per channel, then the result; and the gradient of the input.
+// Macros of norm.cl and rows.cl: X_T X_LOAD X_VLOAD Z_T Z_LOAD Z_VLOAD W_T B_T M_T M_LOAD M_STORE M_VLOAD R_T Y_T Y_STORE Y_VSTORE REAL VEC
+// GROUP SIZED SHARED SHARED_PASS LANE VARIANCE WEIGHT_OF WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES BIAS_AT FOR_VECTORS FOR_REST FOR_ROWS.
+
+#ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
+#define COLUMNS 0
+#endif
+
+#if !COLUMNS
+SIZED __kernel void moment_parts(__global const X_T* x, __global M_T* means, __global M_T* squares, const int chunk,
+                                 const int parts, const int images, const int channels, const int span) {
+  SHARED
+  const int row = get_global_id(0) / GROUP;
+  if (row >= parts * channels) return;
+  const int from = row / channels * chunk;
+  const pair moments = channel_moments(x, row % channels, channels, span, from, min(from + chunk, images) SHARED_PASS);
+  if (LANE == 0) {
+    M_STORE(means, row, moments.x);
+    M_STORE(squares, row, moments.y);
+  }
+}
+#else
+SIZED __kernel void moment_parts(__global const X_T* x, __global M_T* means, __global M_T* squares, const int chunk,
+                                 const int parts, const int images, const int channels, const int span) {
+  const int blocks = (channels + VEC - 1) / VEC;
+  const int part = get_global_id(0) / blocks, column = get_global_id(0) % blocks * VEC, left = channels - column;
+  if (part >= parts) return;
+  const int from = part * chunk, to = min(from + chunk, images);
+  vec mean = 0, square = 0;
+  for (int image = from; image < to; ++image) mean += X_lanes(x, (long)image * channels + column, left);
+  mean /= (real)(to - from);
+  for (int image = from; image < to; ++image) {
+    const vec d = X_lanes(x, (long)image * channels + column, left) - mean;
+    square += d * d;
+  }
+  M_store_lanes(means, (long)part * channels + column, left, mean);
+  M_store_lanes(squares, (long)part * channels + column, left, square);
+}
+#endif
+
+// Joins the moments of parts: sums of squares about different means (Chan, Golub, LeVeque 1979).
+__kernel void join_moments(__global const M_T* part_means, __global const M_T* part_squares, __global M_T* means, __global M_T* rstds,
+                           __global R_T* running_mean, __global R_T* running_var, const REAL eps, const REAL momentum, const int chunk,
+                           const int parts, const int images, const int channels, const int span) {
+  const int c = get_global_id(0);
+  if (c >= channels) return;
+  real mean = 0, square = 0, count = 0;
+  for (int part = 0; part < parts; ++part) {
+    const real more = (real)(min((part + 1) * chunk, images) - part * chunk) * span;
+    const real d = M_LOAD(part_means, part * channels + c) - mean;
+    count += more;
+    mean += d * (more / count);
+    square += M_LOAD(part_squares, part * channels + c) + d * d * ((count - more) * more / count);
+  }
+  M_STORE(means, c, mean);
+  M_STORE(rstds, c, inverse_root(square / count, eps));
+  update_running(running_mean, running_var, c, mean, square, count, momentum);
+}
+
+#if !COLUMNS
+// y = (x - mean) / std * weight + bias; a row is one channel of one image.
+SIZED __kernel void norm_apply_rows(__global const X_T* x, __global const W_T* weight, __global const B_T* bias, __global const M_T* means,
+                                    __global const M_T* stds, __global Y_T* y, const REAL eps, const int channels, const int rows,
+                                    const int n, const int each) {
+  FOR_ROWS(row, rows, each) {
+    const int c = row % channels;
+    const real mean = M_LOAD(means, c), s = M_LOAD(stds, c);
+    const real w = WEIGHT_OF(c) * (VARIANCE ? inverse_root(s, eps) : s), b = BIAS_OF(c);
+    __global const X_T* xr = x + (long)row * n;
+    __global Y_T* yr = y + (long)row * n;
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, (X_VLOAD(xr, i) - mean) * w + b);
+    FOR_REST(i, n) Y_STORE(yr, i, (X_LOAD(xr, i) - mean) * w + b);
+  }
+}
+#else
+// The same where a row is one image: n channels of span 1.
+SIZED __kernel void norm_apply_columns(__global const X_T* x, __global const W_T* weight, __global const B_T* bias,
+                                       __global const M_T* means, __global const M_T* stds, __global Y_T* y, const REAL eps,
+                                       const int rows, const int n, const int each) {
+  const real w = 1, b = 0;
+  FOR_ROWS(row, rows, each) {
+    __global const X_T* xr = x + (long)row * n;
+    __global Y_T* yr = y + (long)row * n;
+    FOR_VECTORS(i, n) {
+      const vec s = M_VLOAD(stds, i);
+      const vec scale = WEIGHT_LANES(i) * (VARIANCE ? 1 / sqrt(s + eps) : s);
+      Y_VSTORE(yr, i, (X_VLOAD(xr, i) - M_VLOAD(means, i)) * scale + BIAS_LANES(i));
+    }
+    FOR_REST(i, n) {
+      const real s = M_LOAD(stds, i);
+      const real scale = WEIGHT_AT(i) * (VARIANCE ? inverse_root(s, eps) : s);
+      Y_STORE(yr, i, (X_LOAD(xr, i) - M_LOAD(means, i)) * scale + BIAS_AT(i));
+    }
+  }
+}
+#endif
+
+#if !COLUMNS
+SIZED __kernel void batch_norm_grad_rows(__global const X_T* g, __global const Z_T* x, __global const W_T* weight, __global const M_T* means,
+                                         __global const M_T* rstds, __global const M_T* weight_grad, __global const M_T* bias_grad,
+                                         __global Y_T* y, const REAL count, const int channels, const int rows, const int n, const int each) {
+  FOR_ROWS(row, rows, each) {
+    const int c = row % channels;
+    const real mean = M_LOAD(means, c), rstd = M_LOAD(rstds, c), scale = WEIGHT_OF(c) * rstd;
+    const real first = M_LOAD(bias_grad, c) / count, second = M_LOAD(weight_grad, c) * rstd / count;
+    __global const X_T* gr = g + (long)row * n;
+    __global const Z_T* xr = x + (long)row * n;
+    __global Y_T* yr = y + (long)row * n;
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, scale * (X_VLOAD(gr, i) - first - (Z_VLOAD(xr, i) - mean) * second));
+    FOR_REST(i, n) Y_STORE(yr, i, scale * (X_LOAD(gr, i) - first - (Z_LOAD(xr, i) - mean) * second));
+  }
+}
+#else
+SIZED __kernel void batch_norm_grad_columns(__global const X_T* g, __global const Z_T* x, __global const W_T* weight,
+                                            __global const M_T* means, __global const M_T* rstds, __global const M_T* weight_grad,
+                                            __global const M_T* bias_grad, __global Y_T* y, const REAL count, const int rows, const int n,
+                                            const int each) {
+  const real w = 1;
+  FOR_ROWS(row, rows, each) {
+    __global const X_T* gr = g + (long)row * n;
+    __global const Z_T* xr = x + (long)row * n;
+    __global Y_T* yr = y + (long)row * n;
+    FOR_VECTORS(i, n) {
+      const vec rstd = M_VLOAD(rstds, i), xh = (Z_VLOAD(xr, i) - M_VLOAD(means, i)) * rstd;
+      const vec inner = X_VLOAD(gr, i) - M_VLOAD(bias_grad, i) / count - xh * M_VLOAD(weight_grad, i) / count;
+      Y_VSTORE(yr, i, rstd * WEIGHT_LANES(i) * inner);
+    }
+    FOR_REST(i, n) {
+      const real rstd = M_LOAD(rstds, i), xh = (Z_LOAD(xr, i) - M_LOAD(means, i)) * rstd;
+      const real inner = X_LOAD(gr, i) - M_LOAD(bias_grad, i) / count - xh * M_LOAD(weight_grad, i) / count;
+      Y_STORE(yr, i, rstd * WEIGHT_AT(i) * inner);
+    }
+  }
+}
+#endif

@@ -1,0 +1,513 @@
+"""Normalisation: batch, layer, RMS, group and instance norm.
+
+Layer, RMS, group and instance norm are one op, ``row_norm``: every row of neighbouring elements gets statistics of its own.
+Batch norm shares statistics over a channel. Forward ops give the statistics they used beside the result; gradients take
+them, have kernels of their own, and can be differentiated again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch, rows
+from netcl.ops.registry import S, composite, op
+
+PARTS_ITEMS = 16384  # work-items a GPU should have at the least before channels are folded in one part
+
+_ROW_SAMPLES = [
+    S((3, 5), (5,), (5,)), S((2, 3, 257), (3, 257), (3, 257), axes=2), S((4, 255), None, None), S((2, 33), (33,), None, centered=False),
+    S((2, 6, 7, 5), (6,), (6,), groups=3), S((2, 4, 3), None, None, groups=4), S((3, 4), (4,), (4,), groups=2), S((0, 5), (5,), (5,)),
+]  # fmt: skip
+_ROW_GRAD_SAMPLES = [
+    S((3, 5), (3, 5), (5,), (3,), (3,), high=2.0), S((2, 3, 57), (2, 3, 57), (3, 57), (2,), (2,), axes=2),
+    S((4, 255), (4, 255), None, (4,), (4,)),
+    S((2, 33), (2, 33), (33,), (2,), (2,), centered=False), S((2, 6, 7, 5), (2, 6, 7, 5), (6,), (2, 3), (2, 3), groups=3),
+    S((0, 5), (0, 5), (5,), (0,), (0,)),
+]  # fmt: skip
+_WEIGHT_GRAD_SAMPLES = [
+    S((3, 5), (3, 5), (3,), (3,)), S((300, 17), (300, 17), (300,), (300,)), S((2, 3, 57), (2, 3, 57), (2,), (2,), axes=2),
+    S((2, 6, 7, 5), (2, 6, 7, 5), (2, 3), (2, 3), groups=3), S((0, 5), (0, 5), (0,), (0,)),
+]  # fmt: skip
+
+
+class View(NamedTuple):
+    """How a tensor is seen: its shape, the shapes in which statistics and weights meet it, the axes each is shared over."""
+
+    shape: tuple[int, ...]
+    stats: tuple[int, ...]
+    affine: tuple[int, ...]
+    stat_axes: tuple[int, ...]
+    affine_axes: tuple[int, ...]
+
+    @property
+    def shared(self) -> int:
+        """Elements that share a statistic."""
+        return math.prod(self.shape[axis] for axis in self.stat_axes)
+
+
+def _row_view(shape: tuple[int, ...], axes: int, groups: int) -> View:
+    if groups:
+        images, channels = shape[:2]
+        seen = (images, groups, channels // groups, math.prod(shape[2:]))
+        return View(seen, (images, groups, 1, 1), (1, groups, channels // groups, 1), (2, 3), (0, 3))
+    lead = len(shape) - axes
+    affine = (*(1,) * lead, *shape[lead:])
+    return View(shape, (*shape[:lead], *(1,) * axes), affine, tuple(range(lead, len(shape))), tuple(range(lead)))
+
+
+def batch_view(shape: tuple[int, ...]) -> View:
+    images, channels = shape[:2]
+    return View((images, channels, math.prod(shape[2:])), (1, channels, 1), (1, channels, 1), (0, 2), (0, 2))
+
+
+def _stats_shape(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, ...]:
+    return (shape[0], groups) if groups else shape[: len(shape) - axes]
+
+
+# ---- checks
+
+
+def check_affine(name: str, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> None:
+    for title, t in (("weight", weight), ("bias", bias)):
+        if t is not None:
+            launch.check_dtype(name, t, name=title)
+            if t.shape != shape:
+                raise ShapeError(message(name, f"{title} must have shape {shape}", **{title: t.shape}))
+
+
+def _check_row(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
+    launch.check_dtype(name, x)
+    if groups and (x.ndim < 2 or groups < 0 or x.shape[1] % groups):
+        raise ShapeError(message(name, f"the channels cannot be split into {groups} groups", x=x.shape))
+    if not groups and not 1 <= axes <= x.ndim:
+        raise ShapeError(message(name, f"x has {x.ndim} axes, {axes} cannot be normalised over", x=x.shape))
+    check_affine(name, x.shape[1:2] if groups else x.shape[x.ndim - axes :], weight, bias)
+
+
+def statistics_dtype(x: Tensor) -> str:
+    return "float64" if x.dtype == "float64" else "float32"
+
+
+# ---- the plain definitions
+
+
+def apply_affine(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, view: View) -> np.ndarray:
+    y = x if weight is None else x * weight.reshape(view.affine)
+    return y if bias is None else y + bias.reshape(view.affine)
+
+
+def _row_norm_ref(x, weight=None, bias=None, axes=1, groups=0, centered=True, eps=1e-5):
+    view, stats = _row_view(x.shape, axes, groups), _stats_shape(x.shape, axes, groups)
+    seen = x.reshape(view.shape)
+    mean = seen.mean(view.stat_axes, keepdims=True) if centered else np.zeros(view.stats)
+    rstd = 1 / np.sqrt(((seen - mean) ** 2).mean(view.stat_axes, keepdims=True) + eps)
+    y = apply_affine((seen - mean) * rstd, weight, bias, view)
+    return y.reshape(x.shape), mean.reshape(stats), rstd.reshape(stats)
+
+
+def _row_norm_grad_ref(upstream, x, weight, mean, rstd, axes=1, groups=0, centered=True):
+    """The Jacobian of every row, one by one."""
+    view = _row_view(x.shape, axes, groups)
+    n = view.shared
+    flat = (mean.size, n)
+    xh = ((x.reshape(view.shape) - mean.reshape(view.stats)) * rstd.reshape(view.stats)).reshape(flat)
+    gw = (upstream.reshape(view.shape) * (1 if weight is None else weight.reshape(view.affine))).reshape(flat)
+    jacobian = np.eye(n) - (1 / n if centered else 0) - xh[:, :, None] * xh[:, None, :] / n
+    return (rstd.reshape(-1, 1) * np.einsum("rij,rj->ri", jacobian, gw)).reshape(x.shape)
+
+
+def _row_norm_weight_grad_ref(upstream, x, mean, rstd, axes=1, groups=0):
+    view = _row_view(x.shape, axes, groups)
+    shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
+    g, xh = upstream.reshape(view.shape), (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd.reshape(view.stats)
+    return (g * xh).sum(view.affine_axes).reshape(shape), g.sum(view.affine_axes).reshape(shape)
+
+
+# ---- NumPy
+
+
+def moments(x: np.ndarray, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The deviations from the mean, the mean and one over the standard deviation."""
+    n = max(view.shared, 1)
+    mean = x.sum(view.stat_axes, keepdims=True) / n if centered else np.zeros(view.stats, x.dtype)
+    deviation = x - mean if centered else x
+    return deviation, mean, 1 / np.sqrt(np.square(deviation).sum(view.stat_axes, keepdims=True) / n + eps)
+
+
+def _row_norm_cpu(x: Any, weight: Any, bias: Any, axes: int, groups: int, centered: bool, eps: float) -> tuple[np.ndarray, ...]:
+    view, stats = _row_view(x.shape, axes, groups), _stats_shape(x.shape, axes, groups)
+    deviation, mean, rstd = moments(x.reshape(view.shape), view, x.dtype.type(eps), centered)
+    y = apply_affine(deviation * rstd, weight, bias, view)
+    return y.reshape(x.shape), mean.reshape(stats), rstd.reshape(stats)
+
+
+def input_gradient(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True) -> np.ndarray:
+    n = max(view.shared, 1)
+    rstd = rstd.reshape(view.stats)
+    gw = g.reshape(view.shape) * (1 if weight is None else weight.reshape(view.affine))
+    xh = (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd
+    inner = gw - xh * ((gw * xh).sum(view.stat_axes, keepdims=True) / n)
+    if centered:
+        inner -= gw.sum(view.stat_axes, keepdims=True) / n
+    return (rstd * inner).reshape(x.shape)
+
+
+def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    g = g.reshape(view.shape)
+    xh = (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd.reshape(view.stats)
+    return (g * xh).sum(view.affine_axes).reshape(shape), g.sum(view.affine_axes).reshape(shape)
+
+
+# ---- OpenCL
+
+FILES = {
+    "norm_rows": "norm_rows.cl", "norm_grad_rows": "norm_rows.cl", "batch_norm_channels": "batch_norm.cl",
+    "batch_norm_grad_channels": "batch_norm.cl", "sum_parts": "norm_sums.cl", "join_sums": "norm_sums.cl",
+    "moment_parts": "batch_norm_parts.cl",
+    "join_moments": "batch_norm_parts.cl", "norm_apply_rows": "batch_norm_parts.cl", "norm_apply_columns": "batch_norm_parts.cl",
+    "batch_norm_grad_rows": "batch_norm_parts.cl", "batch_norm_grad_columns": "batch_norm_parts.cl",
+}  # fmt: skip
+
+
+def operands_of(x: Tensor, z: Tensor, y: Tensor, weight: Any, bias: Any, stats: Tensor, running: Any = None) -> dict[str, str]:
+    names = {"X": x, "Z": z, "W": weight, "B": bias, "M": stats, "R": running, "Y": y}
+    return {name: (stats if t is None else t).dtype for name, t in names.items()}
+
+
+def defines_of(weight: Any, bias: Any, per_element: bool, **more: bool) -> dict[str, int]:
+    given = {"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "PER_ELEMENT": per_element}
+    return {name.upper(): int(value) for name, value in {**given, **more}.items()}
+
+
+def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int, int, int]:
+    """Groups, channels of a row, rows, elements of a row."""
+    if groups:
+        channels = shape[1] // groups
+        return groups, channels, shape[0] * groups, channels * math.prod(shape[2:])
+    return 1, 1, math.prod(shape[: len(shape) - axes]), math.prod(shape[len(shape) - axes :])
+
+
+def run_rows(kernel: str, operands: dict[str, str], defines: dict[str, int], like: Tensor, n_rows: int, n: int, *args: Any) -> None:
+    rows.run_rows(like.queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, n_rows, n, *args, **defines)
+
+
+class Channels(NamedTuple):
+    """Sizes of (images, channels, span), and how its channels are folded: parts of ``chunk`` images."""
+
+    images: int
+    channels: int
+    span: int
+    chunk: int
+    parts: int
+
+
+def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
+    cpu, _, units = rows.device_of(queue)
+    items = channels if cpu else channels * min(span, 256)
+    wanted = -(-(2 * units if cpu else PARTS_ITEMS) // max(items, 1))
+    chunk = -(-images // max(1, min(wanted, images)))
+    return Channels(images, channels, span, chunk, -(-images // max(chunk, 1)))
+
+
+def run_channels(
+    kernel: str, operands: dict[str, str], defines: dict[str, int], queue: Any, sizes: Channels, folds: int, *args: Any
+) -> None:
+    """Launch a kernel with ``folds`` folds of a part of a channel; where the span is 1, of a vector of channels."""
+    columns = bool(defines.get("COLUMNS"))
+    spread = (rows.column_spread if columns else rows.channel_spread)(queue, sizes.span, "float64" in operands.values())
+    found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, spread, defines)
+    items = folds // sizes.channels * -(-sizes.channels // spread.vec) if columns else folds * spread.group
+    found(queue, items, spread.local, *args, sizes.images, sizes.channels, sizes.span)
+
+
+def run_join(kernel: str, operands: dict[str, str], defines: dict[str, int], queue: Any, channels: int, *args: Any) -> None:
+    found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines)
+    found(queue, channels, launch.LOCAL_1D, *args)
+
+
+def pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+    return Tensor.empty(shape, dtype, queue=like.queue), Tensor.empty(shape, dtype, queue=like.queue)
+
+
+def sums(
+    operands: dict[str, str], g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
+) -> tuple[Tensor, Tensor]:
+    """The sums of g xh and of g over each channel: the gradients of weight and bias."""
+    defines = {"COLUMNS": int(sizes.span == 1 and by == 1)}
+    firsts, seconds = pair((sizes.parts, sizes.channels), g, mean.dtype)
+    args = (g, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
+    run_channels("sum_parts", operands, defines, g.queue, sizes, sizes.parts * sizes.channels, *args)
+    if sizes.parts == 1:
+        return seconds._view((sizes.channels,)), firsts._view((sizes.channels,))
+    bias_grad, weight_grad = pair((sizes.channels,), g, mean.dtype)
+    run_join("join_sums", operands, defines, g.queue, sizes.channels, firsts, seconds, bias_grad, weight_grad, sizes.parts, sizes.channels)
+    return weight_grad, bias_grad
+
+
+# ---- gradients of gradients
+
+
+class Seen:
+    """What the second derivatives share: everything in the shapes of a view, over the ops ``F``."""
+
+    def __init__(self, F: Any, g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View):
+        self.F, self.view = F, view
+        self.g = F.reshape(g, view.shape)
+        self.rstd = F.reshape(rstd, view.stats)
+        self.deviation = F.sub(F.reshape(x, view.shape), F.reshape(mean, view.stats))
+        self.xh = F.mul(self.deviation, self.rstd)
+        self.weight = None if weight is None else F.reshape(weight, view.affine)
+
+    def weighted(self, t: Any) -> Any:
+        return t if self.weight is None else self.F.mul(t, self.weight)
+
+    def stat_sum(self, t: Any) -> Any:
+        return self.F.sum(t, axis=self.view.stat_axes, keepdims=True)
+
+    def stat_mean(self, t: Any) -> Any:
+        return self.F.mul(self.stat_sum(t), 1 / max(self.view.shared, 1))
+
+    def through_xh(self, d_xh: Any) -> tuple[Any, Any, Any]:
+        """Gradients of x, mean and rstd from that of xh."""
+        d_x = self.F.mul(d_xh, self.rstd)
+        return d_x, self.F.neg(self.stat_sum(d_x)), self.stat_sum(self.F.mul(d_xh, self.deviation))
+
+    def of_input_grad(self, u: Any, centered: bool) -> tuple[Any, ...]:
+        """Gradients of upstream, x, weight, mean and rstd from ``u``, that of the input's gradient."""
+        F, xh = self.F, self.xh
+        u, gw = F.reshape(u, self.view.shape), self.weighted(self.g)
+        u_xh, gw_xh = self.stat_mean(F.mul(u, xh)), self.stat_mean(F.mul(gw, xh))
+        u_centered = F.sub(u, self.stat_mean(u)) if centered else u
+        gw_centered = F.sub(gw, self.stat_mean(gw)) if centered else gw
+        d_gw = F.mul(self.rstd, F.sub(u_centered, F.mul(xh, u_xh)))
+        d_xh = F.neg(F.mul(self.rstd, F.add(F.mul(u, gw_xh), F.mul(gw, u_xh))))
+        d_x, d_mean, d_rstd = self.through_xh(d_xh)
+        d_rstd = F.add(d_rstd, self.stat_sum(F.mul(u, F.sub(gw_centered, F.mul(xh, gw_xh)))))
+        d_weight = None if self.weight is None else F.sum(F.mul(d_gw, self.g), axis=self.view.affine_axes, keepdims=True)
+        return self.weighted(d_gw), d_x, d_weight, d_mean, d_rstd
+
+    def of_weight_grad(self, p: Any, q: Any) -> tuple[Any, ...]:
+        """Gradients of upstream, x, mean and rstd from those of the weight's gradient (``p``) and the bias's (``q``)."""
+        F = self.F
+        d_g = F.mul(F.reshape(p, self.view.affine), self.xh) if p is not None else F.mul(self.g, 0)
+        if q is not None:
+            d_g = F.add(d_g, F.reshape(q, self.view.affine))
+        d_xh = F.mul(F.reshape(p, self.view.affine), self.g) if p is not None else F.mul(self.g, 0)
+        return d_g, *self.through_xh(d_xh)
+
+
+def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | None]) -> tuple[Any, ...]:
+    return tuple(None if t is None or shape is None else F.reshape(t, shape) for t, shape in zip(gradients, shapes, strict=True))
+
+
+def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
+    """Add to the gradient of x what arrives through the statistics themselves (in second derivatives)."""
+    scale = 1 / max(view.shared, 1)
+    if g_mean is not None and centered:
+        flow = F.mul(F.reshape(g_mean, view.stats), scale)
+        d_x = F.add(d_x, F.reshape(F.add(F.mul(F.reshape(x, view.shape), 0), flow), x.shape))
+    if g_rstd is not None:
+        seen, cube = F.sub(F.reshape(x, view.shape), F.reshape(mean, view.stats)), F.mul(rstd, F.mul(rstd, rstd))
+        flow = F.mul(seen, F.mul(F.reshape(F.mul(g_rstd, cube), view.stats), -scale))
+        d_x = F.add(d_x, F.reshape(flow, x.shape))
+    return d_x
+
+
+def _row_norm_vjp(F, g, out, x, weight, axes, groups, centered, needs):
+    gy, g_mean, g_rstd = g
+    _, mean, rstd = out
+    where = {"axes": axes, "groups": groups}
+    gy = F.mul(x, 0) if gy is None else gy
+    d_x = F.row_norm_grad(gy, x, weight, mean, rstd, centered=centered, **where) if needs[0] else None
+    if needs[0]:
+        d_x = through_statistics(F, d_x, g_mean, g_rstd, x, mean, rstd, _row_view(x.shape, axes, groups), centered)
+    d_weight, d_bias = F.row_norm_weight_grad(gy, x, mean, rstd, **where) if needs[1] or needs[2] else (None, None)
+    return d_x, d_weight, d_bias
+
+
+def _row_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd, axes, groups, centered):
+    seen = Seen(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups))
+    shapes = (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape)
+    return shaped(F, seen.of_input_grad(g, centered), shapes)
+
+
+def _row_norm_weight_grad_vjp(F, g, upstream, x, mean, rstd, axes, groups):
+    seen = Seen(F, upstream, x, None, mean, rstd, _row_view(x.shape, axes, groups))
+    return shaped(F, seen.of_weight_grad(*g), (x.shape, x.shape, mean.shape, rstd.shape))
+
+
+# ---- ops
+
+
+@op(vjp=_row_norm_vjp, ref=_row_norm_ref, cpu=_row_norm_cpu, samples=_ROW_SAMPLES, tol=4)
+def row_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, axes: int = 1, groups: int = 0, centered: bool = True,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Normalise rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
+
+    Gives the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
+    """
+    x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
+    _check_row("row_norm", x, weight, bias, axes, groups)
+    dtype, stats = statistics_dtype(x), _stats_shape(x.shape, axes, groups)
+    if x.backend == "cpu":
+        return launch.run_cpu(
+            _row_norm_cpu, x, weight, bias, dtype=(x.dtype, dtype, dtype), axes=axes, groups=groups, centered=centered, eps=eps
+        )
+    y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    mean, rstd = pair(stats, x, dtype)
+    if x.size:
+        n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
+        defines = defines_of(weight, bias, not groups, centered=centered)
+        args = (x, x if weight is None else weight, x if bias is None else bias, y, mean, rstd, n_groups, channels, eps)
+        run_rows("norm_rows", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args)
+    return y, mean, rstd
+
+
+@op(vjp=_row_norm_grad_vjp, ref=_row_norm_grad_ref, cpu=input_gradient, samples=_ROW_GRAD_SAMPLES, tol=4)
+def row_norm_grad(
+    upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
+    centered: bool = True,
+) -> Tensor:  # fmt: skip
+    """The gradient of :func:`row_norm`'s input."""
+    upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grad", upstream, x, weight, mean, rstd)
+    _check_row("row_norm_grad", x, weight, None, axes, groups)
+    if x.backend == "cpu":
+        view = _row_view(x.shape, axes, groups)
+        return launch.run_cpu(input_gradient, upstream, x, weight, mean, rstd, dtype=x.dtype, view=view, centered=centered)
+    y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    if x.size:
+        n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
+        defines = defines_of(weight, weight, not groups, centered=centered)
+        args = (upstream, x, x if weight is None else weight, mean, rstd, y, n_groups, channels)
+        run_rows("norm_grad_rows", operands_of(upstream, x, y, weight, weight, mean), defines, x, n_rows, n, *args)
+    return y
+
+
+@op(vjp=_row_norm_weight_grad_vjp, ref=_row_norm_weight_grad_ref, cpu=weight_gradients, samples=_WEIGHT_GRAD_SAMPLES, tol=8)
+def row_norm_weight_grad(
+    upstream: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`row_norm`'s weight and bias."""
+    upstream, x, mean, rstd = launch.as_tensors("row_norm_weight_grad", upstream, x, mean, rstd)
+    _check_row("row_norm_weight_grad", x, None, None, axes, groups)
+    shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
+    if x.backend == "cpu":
+        view = _row_view(x.shape, axes, groups)
+        return launch.run_cpu(weight_gradients, upstream, x, mean, rstd, dtype=mean.dtype, view=view, shape=shape)
+    if not x.size:
+        return Tensor.zeros(shape, mean.dtype, queue=x.queue), Tensor.zeros(shape, mean.dtype, queue=x.queue)
+    operands = operands_of(upstream, x, x, None, None, mean)
+    if groups:
+        sizes = parts_of(x.queue, *batch_view(x.shape).shape)
+        return sums(operands, upstream, x, mean, rstd, sizes, groups, x.shape[1] // groups)
+    n_rows = math.prod(x.shape[: x.ndim - axes])
+    weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, parts_of(x.queue, n_rows, math.prod(shape), 1), 1, 1)
+    return weight_grad._view(shape), bias_grad._view(shape)
+
+
+# ---- what users call
+
+
+def _layer_norm_ref(x, normalized_shape, weight=None, bias=None, eps=1e-5):
+    axes = tuple(range(x.ndim - np.size(normalized_shape), x.ndim))
+    y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _rms_norm_ref(x, normalized_shape, weight=None, eps=1e-6):
+    axes = tuple(range(x.ndim - np.size(normalized_shape), x.ndim))
+    return x / np.sqrt((x * x).mean(axes, keepdims=True) + eps) * (1 if weight is None else weight)
+
+
+def _group_norm_ref(x, num_groups, weight=None, bias=None, eps=1e-5):
+    y = np.empty_like(x)
+    for image, group in np.ndindex(x.shape[0], num_groups):
+        part = np.s_[image, group * x.shape[1] // num_groups : (group + 1) * x.shape[1] // num_groups]
+        y[part] = (x[part] - x[part].mean()) / math.sqrt(x[part].var() + eps)
+    per_channel = (-1, *(1,) * (x.ndim - 2))
+    y = y if weight is None else y * weight.reshape(per_channel)
+    return y if bias is None else y + bias.reshape(per_channel)
+
+
+def _shape_of(x: Any) -> tuple[int, ...]:
+    return x.shape if isinstance(x, Tensor) else np.shape(x)
+
+
+def _trailing(name: str, x: Any, normalized_shape: int | Sequence[int]) -> int:
+    """How many axes a normalised shape names; it must be the end of the tensor's."""
+    wanted = (normalized_shape,) if isinstance(normalized_shape, (int, np.integer)) else tuple(normalized_shape)
+    shape = _shape_of(x)
+    if not wanted or shape[-len(wanted) :] != wanted:
+        raise ShapeError(message(name, f"x does not end in the normalized shape {wanted}", x=shape))
+    return len(wanted)
+
+
+def _channels_of(name: str, x: Any) -> int:
+    shape = _shape_of(x)
+    if len(shape) < 2:
+        raise ShapeError(message(name, "x must be (N, C, ...)", x=shape))
+    return shape[1]
+
+
+@composite(
+    ref=_layer_norm_ref, inputs=("x", "weight", "bias"), tol=4,
+    samples=[S((3, 5), 5, (5,), (5,)), S((2, 3, 257), 257), S((2, 5, 7), normalized_shape=(5, 7))],
+    errors=[(S((3, 5), 4), r"\[layer_norm\] x does not end in the normalized shape \(4,\); x=\(3, 5\)"),
+            (S((3, 5), 5, (4,)), r"\[row_norm\] weight must have shape \(5,\); weight=\(4,\)")],
+)  # fmt: skip
+def layer_norm(
+    F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Layer norm over the trailing axes: ``(x - mean) / sqrt(var + eps) * weight + bias``, statistics per row.
+
+    >>> from netcl import ops
+    >>> ops.layer_norm([[1.0, 3.0]], 2, eps=0.0).tolist()
+    [[-1.0, 1.0]]
+    """
+    return F.row_norm(x, weight, bias, axes=_trailing("layer_norm", x, normalized_shape), eps=eps)[0]
+
+
+@composite(
+    ref=_rms_norm_ref, inputs=("x", "weight"), tol=4,
+    samples=[S((3, 5), 5, (5,)), S((2, 3, 257), 257)],
+    errors=[(S((3, 5), 4), r"\[rms_norm\] x does not end in the normalized shape \(4,\); x=\(3, 5\)")],
+)  # fmt: skip
+def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``.
+
+    >>> from netcl import ops
+    >>> ops.rms_norm([[3.0, 3.0]], 2, eps=0.0).tolist()
+    [[1.0, 1.0]]
+    """
+    return F.row_norm(x, weight, None, axes=_trailing("rms_norm", x, normalized_shape), centered=False, eps=eps)[0]
+
+
+@composite(
+    ref=_group_norm_ref, inputs=("x", "weight", "bias"), tol=4,
+    samples=[S((2, 6, 5), 3, (6,), (6,)), S((2, 4, 3, 3), 1), S((3, 4), 2)],
+    errors=[(S((2, 6, 5), 4), r"\[row_norm\] the channels cannot be split into 4 groups; x=\(2, 6, 5\)")],
+)  # fmt: skip
+def group_norm(F: Any, x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """Group norm of ``(N, C, ...)``: statistics per image and group of channels, weight and bias per channel."""
+    _channels_of("group_norm", x)
+    return F.row_norm(x, weight, bias, groups=num_groups, eps=eps)[0]
+
+
+@composite(
+    ref=lambda x, weight=None, bias=None, eps=1e-5: _group_norm_ref(x, x.shape[1], weight, bias, eps), tol=4,
+    samples=[S((2, 3, 4, 5), (3,), (3,)), S((2, 3, 33))],
+    errors=[(S((3,)), r"\[instance_norm\] x must be \(N, C, ...\); x=\(3,\)")],
+)  # fmt: skip
+def instance_norm(F: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
+    """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
+    channels = _channels_of("instance_norm", x)
+    return F.row_norm(x, weight, bias, groups=channels, eps=eps)[0] if channels else x
