@@ -19,6 +19,7 @@ _AUTOGRAD = "matmul elementwise_binary relu bias_add reduce_sum softmax conv2d n
 _SHORTCUTS = {
     **dict.fromkeys(_AUTOGRAD.split(), "netcl.autograd"),
     **dict.fromkeys(("build_matmul_kernel", "manual_seed"), "netcl.ops"),
+    **dict.fromkeys(("save", "load"), "netcl.io"),
     "device": "netcl.core.device",
     "Tensor": "netcl.core.tensor",
     "KernelSpec": "netcl.core.kernels.primitives",

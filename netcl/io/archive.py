@@ -1,0 +1,325 @@
+"""The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written whole or not at all.
+
+Nothing read here is trusted: names, sizes and checksums are looked at before memory is taken for them, arrays of objects are
+refused, and nothing is ever unpickled or written to a path that a file names.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import json
+import math
+import os
+import re
+import secrets
+import struct
+import time
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.io.opcodes import Refused
+
+fcntl: Any = None
+with suppress(ImportError):  # Windows has none; there, a file that is being written cannot be removed anyway
+    fcntl = importlib.import_module("fcntl")
+
+VERSION = 1
+META = "__netcl_meta__"
+EXPANSION = 200  # a deflated archive may grow to this many times its size, which real weights never do
+FREE_BYTES = 1 << 26  # and small ones to this
+#: What a ``.netcl`` file may hold, and what opens it.
+OPENED_BY = {"model": "load_model", "checkpoint": "load_checkpoint", "state": "netcl.load", "params": "load_params"}
+_SWEEP_SECONDS = 60
+_NPY = b"\x93NUMPY"
+#: What readers of zip archives raise over damaged bytes; a RecursionError, over JSON, is a RuntimeError.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, OverflowError, OSError)
+_NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError)
+_BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f\x7f]")
+
+
+class FileError(ValueError):
+    """A file that is damaged, foreign, newer than this netcl, or does not fit what it is to be loaded into."""
+
+
+def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
+    """A :class:`FileError` in the house's form."""
+    return FileError(message(op, what, remedy, **values))
+
+
+# ---- writing
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write to that takes the place of ``path`` when all of it is on the disk, and leaves no trace otherwise."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(message("save", "there is no such folder", folder=target.parent))
+    _sweep(target.parent)
+    temporary = target.with_name(f".writing-{secrets.token_hex(8)}")
+    try:
+        with open(temporary, "x+b") as file:
+            _lock(file.fileno())
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def _lock(descriptor: int) -> bool:
+    """Mark a file as being written; the mark goes with the process, however that ends."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left half-written."""
+    for path in folder.glob(".writing-*"):
+        with suppress(OSError), open(path, "rb") as file:
+            if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock(file.fileno()):
+                path.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """A replaced name is on the disk only when its folder is; Windows cannot open one."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:  # some network file systems refuse this for folders
+        pass
+    finally:
+        os.close(handle)
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], op: str) -> None:
+    """An NPZ file under exactly this name."""
+    for name, array in arrays.items():
+        if not isinstance(name, str) or bad_name(name):
+            raise refusal(op, "a name that cannot be an entry of a file", "use letters, digits, dots and underscores", name=repr(name))
+        if array.dtype.hasobject or array.dtype.kind not in "biufcU":
+            raise refusal(op, f"arrays of dtype {array.dtype} are not saved", "convert it to numbers", name=name)
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            # A fixed date: the same content gives the same bytes.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array, order="C"), allow_pickle=False)
+
+
+def write(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], op: str) -> None:
+    """A ``.netcl`` file: ``meta`` as JSON, with the checksum of every array, and the arrays."""
+    if META in arrays:
+        raise refusal(op, "the name is taken", name=META)
+    sums = {name: checksum(array) for name, array in arrays.items()}
+    text = json.dumps({"version": VERSION, **meta, "sha256": sums}, allow_nan=False)
+    write_arrays(path, {META: np.array(text), **arrays}, op)
+
+
+def checksum(array: np.ndarray) -> str:
+    """SHA-256 of dtype, shape and bytes."""
+    digest = hashlib.sha256(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).data if array.size else b"")
+    return digest.hexdigest()
+
+
+# ---- reading
+
+
+class Archive(NamedTuple):
+    """What a ``.netcl`` file holds."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def bad_name(name: str) -> bool:
+    """Whether a name of an entry tries to be a path to somewhere else."""
+    return _BAD_NAME.search(name) is not None
+
+
+@contextmanager
+def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseException], ...] = _DAMAGED) -> Iterator[None]:
+    """Turn what readers raise over damaged bytes into one error that names the file."""
+    try:
+        yield
+    except (FileError, DtypeError, ShapeError, FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except Refused as fault:
+        raise refusal(op, str(fault), file=path) from None
+    except kinds as fault:
+        raise refusal(op, "the file is damaged or of another format", reason=_reason(fault), file=path) from fault
+
+
+def _reason(fault: BaseException) -> str:
+    return f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
+
+
+def limit_for(path: str | os.PathLike[str], max_bytes: int | None) -> int:
+    """How many bytes the content of a file may take in memory."""
+    return max_bytes if max_bytes is not None else max(FREE_BYTES, EXPANSION * os.path.getsize(path))
+
+
+class Entries:
+    """The entries of a zip archive, looked over before any is read."""
+
+    def __init__(self, path: str | os.PathLike[str], op: str, max_bytes: int | None = None):
+        self.path, self.op = path, op
+        with refusing(op, path):
+            self.zip = zipfile.ZipFile(path)
+        try:
+            self.infos = self._checked(limit_for(path, max_bytes))
+        except FileError:
+            self.zip.close()
+            raise
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.zip.close()
+
+    def refuse(self, what: str, remedy: str = "", **values: object) -> FileError:
+        """An error about this file."""
+        return refusal(self.op, what, remedy, **values, file=self.path)
+
+    def _checked(self, limit: int) -> dict[str, zipfile.ZipInfo]:
+        infos: dict[str, zipfile.ZipInfo] = {}
+        size, packed, total = os.path.getsize(self.path), 0, 0
+        for info in self.zip.infolist():
+            if bad_name(info.filename):
+                raise self.refuse("an entry's name is a path to somewhere else", name=repr(info.filename))
+            if info.filename in infos:
+                raise self.refuse("two entries have the same name", name=repr(info.filename))
+            if info.flag_bits & 1:
+                raise self.refuse("an entry is encrypted", name=repr(info.filename))
+            infos[info.filename] = info
+            packed, total = packed + info.compress_size, total + info.file_size
+        if packed > size:
+            raise self.refuse("the entries overlap or are cut off", entries=f"{packed} bytes", bytes=size)
+        if total > limit:
+            remedy = "if you trust the file, pass max_bytes="
+            raise self.refuse("the file would unpack to more than is plausible", remedy, unpacked=total, limit=limit)
+        return infos
+
+    def read(self, name: str) -> np.ndarray:
+        """The bytes of an entry, as memory of their own; length and CRC are checked."""
+        info = self.infos[name]
+        with refusing(self.op, f"{self.path}:{name}"), self.zip.open(info) as entry:
+            data = np.empty(info.file_size, np.uint8)
+            at = 0
+            while at < data.size:
+                got = entry.readinto(data[at:].data)  # type: ignore[attr-defined]
+                if not got:
+                    raise EOFError(f"{data.size - at} of {data.size} bytes are missing")
+                at += got
+            if entry.read(1):
+                raise EOFError("there is more than was declared")
+        return data
+
+
+def read_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file; arrays of objects are refused, whatever is pickled in them."""
+    with Entries(path, op, max_bytes) as entries:
+        found = {}
+        for name in entries.infos:
+            if not name.endswith(".npy") or bad_name(name[:-4]):
+                raise entries.refuse("an entry is not an array", name=repr(name))
+            found[name[:-4]] = array_of(entries, name)
+    return found
+
+
+def array_of(entries: Entries, name: str) -> np.ndarray:
+    """The array of an NPY entry."""
+    data = entries.read(name)
+    with refusing(entries.op, f"{entries.path}:{name}", _NO_HEADER):
+        dtype, fortran, shape, start = _header(data)
+    if dtype.kind not in "biufcU" or dtype.hasobject:
+        raise entries.refuse(
+            f"an entry holds dtype {dtype}, not numbers", "objects are pickled, and pickles are never opened", name=repr(name)
+        )
+    expected = math.prod(shape) * dtype.itemsize
+    if expected != data.size - start:
+        raise entries.refuse("an entry has more or fewer bytes than its shape says", name=repr(name), shape=shape, bytes=data.size - start)
+    values = data[start:].copy() if start % max(dtype.alignment, 1) else data[start:]
+    if fortran:
+        return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T)
+    return values.view(dtype).reshape(shape)
+
+
+def _header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:
+    """dtype, order, shape and offset of the values of an NPY entry. ``literal_eval`` reads literals and runs nothing."""
+    head = data[:12].tobytes()
+    if head[:6] != _NPY or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
+        raise ValueError("not an NPY array")
+    width = 2 if head[6] == 1 else 4
+    start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
+    if start > min(data.size, 1 << 16):
+        raise ValueError("the header is longer than any header is")
+    fields = ast.literal_eval(data[8 + width : start].tobytes().decode("latin1").strip())
+    descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
+    if not (isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)):
+        raise ValueError("a header field has the wrong type")
+    if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 64:
+        raise ValueError(f"the shape is {shape}")
+    return np.dtype(descr), fortran, shape, start
+
+
+def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None = None) -> Archive:
+    """The content of a ``.netcl`` file of a kind, every checksum verified."""
+    arrays = read_arrays(path, op, max_bytes)
+    meta = parse_meta(arrays.pop(META, None), path, op)
+    if meta["kind"] != kind:
+        remedy = OPENED_BY.get(meta["kind"], "")
+        raise refusal(op, f"the file holds a {meta['kind']}, not a {kind}", remedy and f"{remedy} opens it", file=path)
+    sums = meta.pop("sha256", None)
+    if not isinstance(sums, dict):
+        raise refusal(op, "the file has no checksums", file=path)
+    names_differ(op, path, "entries", sums, arrays)
+    for name, array in arrays.items():
+        if checksum(array) != sums[name]:
+            raise refusal(op, "an entry does not match its checksum", "the file was damaged or changed", name=repr(name), file=path)
+    return Archive(meta, arrays)
+
+
+def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:
+    """The JSON of ``__netcl_meta__``, if this netcl can read what it describes."""
+    if stored is None or stored.dtype.kind != "U" or stored.shape != ():
+        raise refusal(op, f"the file has no {META}", "it was not written by netcl, or with save_params", file=path)
+    with refusing(op, path):
+        meta = json.loads(str(stored))
+    version = meta.get("version") if isinstance(meta, dict) else None
+    if type(version) is not int or version < 1 or not isinstance(meta.get("kind"), str):
+        raise refusal(op, f"{META} is not what netcl writes", file=path)
+    if version > VERSION:
+        raise refusal(op, "the file was written by a newer netcl", "update netcl", version=version, known=VERSION, file=path)
+    return meta
+
+
+def names_differ(op: str, path: object, what: str, expected: Iterable[str], found: Iterable[str]) -> None:
+    """Refuse names that are missing or too many, naming them."""
+    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or extra:
+        values = {key: _some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}
+        raise refusal(op, f"the {what} are not the expected ones", **values, file=path)
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,272 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, in one file that is either whole or not there.
+
+Weights, buffers, optimizer, scheduler, loss scaler, position of the loader, random streams, step, and whatever else is given.
+Files are replaced atomically and every entry has a checksum; a checkpoint is looked over completely before anything is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.device import get_active_device
+from netcl.core.errors import message
+from netcl.io import archive, tree
+from netcl.io.archive import refusal
+from netcl.io.model import fitting
+from netcl.ops import random
+
+SAVE, LOAD = "save_checkpoint", "load_checkpoint"
+_NAME = re.compile(r"step-(\d{6,})\.netcl")
+
+
+class Checkpoint(NamedTuple):
+    """What :func:`load_checkpoint` says about what it loaded."""
+
+    step: int
+    extra: Any
+    path: Path
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], *, model: Any = None, optimizer: Any = None, scheduler: Any = None, scaler: Any = None,
+    loader: Any = None, ema: Any = None, rng: Any = None, step: int = 0, extra: Any = None, keep_last: int | None = None,
+) -> Path:  # fmt: skip
+    """Write a checkpoint and return its path.
+
+    - **path**: a file, or a folder, in which the file is called ``step-000123.netcl``.
+    - **model, optimizer, scheduler, scaler, loader, ema**: anything with ``state_dict()``.
+    - **rng**: a NumPy generator, or a dictionary of them. netcl's own random streams are always kept.
+    - **extra**: any nesting of dictionaries, lists, numbers, texts, arrays and tensors.
+    - **keep_last**: in a folder, how many checkpoints stay; older ones are removed when the new one is safe.
+    """
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        raise ValueError(message(SAVE, "a step is a number from 0 on", step=repr(step)))
+    if keep_last is not None and keep_last < 1:
+        raise ValueError(message(SAVE, "at least one checkpoint must be kept", keep_last=keep_last))
+    target = _target(Path(path), int(step), keep_last)
+    parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)
+    states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
+    states |= {
+        "random": _streams(model),
+        "rng": {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()},
+    }
+    packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
+    archive.write(target, {"kind": "checkpoint", "step": int(step), "state": packed}, arrays, SAVE)
+    if keep_last is not None:
+        _prune(target, keep_last)
+    return target
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], *, model: Any = None, optimizer: Any = None, scheduler: Any = None, scaler: Any = None,
+    loader: Any = None, ema: Any = None, rng: Any = None, max_bytes: int | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Put a checkpoint (or the latest one of a folder) back into the given objects; returns ``step``, ``extra`` and ``path``.
+
+    Everything given must be in the file, and fit. Checksums, names, shapes and dtypes are checked before anything is changed; should
+    an object refuse its state nevertheless, those that were already loaded get their old state back.
+    """
+    found = _found(Path(path))
+    meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
+    state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
+    step = meta.get("step")
+    if not isinstance(state, dict) or type(step) is not int or step < 0:
+        raise refusal(LOAD, f"{archive.META} is not what netcl writes", file=found)
+    parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
+    generators = _generators(rng, LOAD)
+    _check(parts, generators, state, found)
+    _restore(parts, state)
+    for name, generator in generators.items():
+        generator.bit_generator.state = state["rng"][name]
+    _put_streams(model, state.get("random", []))
+    return Checkpoint(step, _on_device(state.get("extra")), found)
+
+
+def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
+    """The checkpoints of a folder, the oldest step first."""
+    found = [(int(match[1]), path) for path in Path(folder).glob("step-*.netcl") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def latest(folder: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint of a folder with the highest step, or ``None``."""
+    found = checkpoints(folder)
+    return found[-1] if found else None
+
+
+# ---- files
+
+
+def _target(path: Path, step: int, keep_last: int | None) -> Path:
+    if path.is_dir() or keep_last is not None or not path.suffix:
+        path.mkdir(parents=True, exist_ok=True)
+        return path / f"step-{step:06d}.netcl"
+    return path
+
+
+def _found(path: Path) -> Path:
+    if not path.is_dir():
+        if not path.exists():
+            raise FileNotFoundError(message(LOAD, "there is no such checkpoint", file=path))
+        return path
+    newest = latest(path)
+    if newest is None:
+        raise FileNotFoundError(message(LOAD, "the folder holds no checkpoint", "they are called step-000123.netcl", folder=path))
+    return newest
+
+
+def _prune(written: Path, keep: int) -> None:
+    others = [path for path in checkpoints(written.parent) if path != written]
+    for path in others[: max(0, len(others) - (keep - 1))]:
+        path.unlink(missing_ok=True)
+
+
+# ---- state
+
+
+class _HostTensor:
+    """A tensor that is still on the host; shape and dtype can be compared before any device memory is taken."""
+
+    def __init__(self, stored: np.ndarray, dtype: str):
+        self.stored, self.dtype, self.shape = stored, dtype, stored.shape
+
+    def on(self, queue: Any) -> Any:
+        return tree.tensor_of(self.stored, self.dtype, queue)
+
+
+def _on_device(value: Any, queue: Any = None) -> Any:
+    """A state with its tensors on a queue, or on the active device."""
+    if isinstance(value, _HostTensor):
+        return value.on(queue)
+    if isinstance(value, dict):
+        return {key: _on_device(item, queue) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_device(item, queue) for item in value)
+    return value
+
+
+def _given(**parts: Any) -> dict[str, Any]:
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _state_of(name: str, part: Any, op: str) -> Any:
+    missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(part, method, None))]
+    if missing:
+        raise TypeError(message(op, f"the {name} has no {missing[0]}()", given=type(part).__name__))
+    return part.state_dict()
+
+
+def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
+    generators = rng if isinstance(rng, Mapping) else {} if rng is None else {"rng": rng}
+    wrong = [name for name, generator in generators.items() if not isinstance(generator, np.random.Generator)]
+    if wrong:
+        raise TypeError(message(op, "rng takes NumPy generators", "make them with np.random.default_rng", wrong=wrong))
+    return dict(generators)
+
+
+def _queues(model: Any) -> list[Any]:
+    """Where random numbers are drawn: the devices of the model, then the active one; each once."""
+    tensors = [*model.parameters(), *model.buffers()] if model is not None and hasattr(model, "parameters") else []
+    found: list[Any] = []
+    for queue in [*(tensor.queue for tensor in tensors), get_active_device().queue]:
+        if not any(queue is known for known in found):
+            found.append(queue)
+    return found
+
+
+def _streams(model: Any) -> list[dict[str, int]]:
+    return [random.get_state(queue).as_dict() for queue in _queues(model)]
+
+
+def _put_streams(model: Any, streams: list[dict[str, int]]) -> None:
+    """Streams go back in their order; on a machine with fewer devices the rest is dropped, on one with more the seed is shared."""
+    if streams:
+        random.manual_seed(streams[0]["seed"])
+    for queue, stream in zip(_queues(model), streams, strict=False):
+        random.set_state(stream, queue)
+
+
+# ---- looking before changing
+
+
+def _check(parts: Mapping[str, Any], generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
+    absent = [name for name in parts if name not in state]
+    if absent:
+        there = [name for name in state if name not in ("random", "rng", "extra")]
+        raise refusal(LOAD, f"the checkpoint has no {', '.join(absent)}", there=there, file=path)
+    for name in sorted(parts, key=lambda name: name != "model"):  # what is wrong with the model explains the rest
+        own = _state_of(name, parts[name], LOAD)
+        if name == "model":
+            _check_model(own, state[name], path)
+        else:
+            _check_alike(name, own, state[name], path)
+    _check_random(generators, state, path)
+
+
+def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
+    if not isinstance(given, dict) or not all(isinstance(value, _HostTensor | np.ndarray) for value in given.values()):
+        raise refusal(LOAD, "the model of the checkpoint is not a dictionary of tensors", file=path)
+    fitting(own, given, path, LOAD)
+    other = [
+        f"{name} is {given[name].dtype}, the model has {own[name].dtype}" for name in own if str(own[name].dtype) != str(given[name].dtype)
+    ]
+    if other:
+        raise refusal(LOAD, "weights have other dtypes than the model's", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
+
+
+def _check_alike(name: str, own: Any, given: Any, path: Path) -> None:
+    """An optimizer's groups and sizes must be those of the one it is loaded into; other states need only be of the same form."""
+    if type(own) is not type(given):
+        kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
+        raise refusal(LOAD, f"the {name} of the checkpoint has another form", **kinds, file=path)
+    if not isinstance(own, dict) or "param_groups" not in own:
+        return
+    sizes = [[len(group["params"]) for group in state["param_groups"]] if _grouped(state) else None for state in (own, given)]
+    if sizes[0] != sizes[1]:
+        what = f"the {name} of the checkpoint has other parameter groups"
+        raise refusal(LOAD, what, "make the optimizer as in the run that saved", own=sizes[0], checkpoint=sizes[1], file=path)
+
+
+def _grouped(state: Any) -> bool:
+    groups = state.get("param_groups")
+    return isinstance(groups, list) and all(isinstance(group, dict) and isinstance(group.get("params"), list | tuple) for group in groups)
+
+
+def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
+    streams, saved = state.get("random", []), state.get("rng", {})
+    if not isinstance(streams, list) or not isinstance(saved, dict) or any(not _is_stream(stream) for stream in streams):
+        raise refusal(LOAD, "the random streams of the checkpoint are not what netcl writes", file=path)
+    for name, generator in generators.items():
+        kind = saved[name].get("bit_generator") if isinstance(saved.get(name), dict) else None
+        own = generator.bit_generator.state["bit_generator"]
+        if kind != own:
+            raise refusal(LOAD, f"the checkpoint has no state for the generator {name!r}", own=own, checkpoint=kind, file=path)
+
+
+def _is_stream(stream: Any) -> bool:
+    return isinstance(stream, dict) and all(type(stream.get(key)) is int and 0 <= stream[key] < 2**64 for key in ("seed", "counter"))
+
+
+# ---- changing
+
+
+def _restore(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Load the parts, the model last; if one refuses, put back what the others had."""
+    with ExitStack() as undo:
+        for name, part in parts.items():
+            if name != "model":  # which comes last and, having been checked, only ever fails with its device
+                undo.callback(_snapshot(part))
+            part.load_state_dict(_on_device(state[name], getattr(part, "queue", None)))
+        undo.pop_all()
+
+
+def _snapshot(part: Any) -> Callable[[], Any]:
+    packed, arrays = tree.pack(part.state_dict(), op=LOAD)
+    return lambda: part.load_state_dict(tree.unpack(packed, arrays, LOAD))

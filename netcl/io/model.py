@@ -1,0 +1,97 @@
+"""Models in one file: the architecture as data, and the weights.
+
+>>> import tempfile, pathlib
+>>> from netcl import nn
+>>> from netcl.io import load_model, save_model
+>>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     save_model(model, pathlib.Path(folder) / "model.netcl")
+...     again = load_model(pathlib.Path(folder) / "model.netcl")
+>>> again([[1.0, 2.0, 3.0, 4.0]]).tolist() == model([[1.0, 2.0, 3.0, 4.0]]).tolist()
+True
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from netcl import nn
+from netcl.core import dtype as dtypes
+from netcl.core.errors import OutOfMemoryError
+from netcl.core.tensor import _queue
+from netcl.io import archive, tree
+from netcl.io.archive import names_differ, refusal
+from netcl.nn.parameter import stand_on
+from netcl.ops import random
+
+_NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError, OutOfMemoryError)
+
+
+def save_model(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write a model: its architecture (any class known to ``nn.register_layer``) and its weights, under exactly this name.
+
+    The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. It takes the
+    place of an older one only when all of it is on the disk. To resume training, use ``save_checkpoint``.
+    """
+    config = nn.config_of(model)
+    state = model.state_dict()
+    arrays = {name: tree.host_bits(tensor) for name, tensor in state.items()}
+    meta = {
+        "kind": "model",
+        "type": config["type"],
+        "config": tree.pack(config, op="save_model")[0],
+        "dtypes": {name: tensor.dtype for name, tensor in state.items()},
+        "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+        "training": model.training,
+    }
+    archive.write(path, meta, arrays, "save_model")
+
+
+def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | None = None) -> Any:
+    """The model of a file of :func:`save_model`, on the active device or on ``device`` (a selector, handle or queue)."""
+    meta, arrays = archive.read(path, "load_model", "model", max_bytes)
+    stored = meta.get("dtypes")
+    if not isinstance(stored, dict) or not isinstance(meta.get("frozen"), list):
+        raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
+    names_differ("load_model", path, "weights", stored, arrays)
+    values = {name: _decoded(array, stored[name], name, path) for name, array in arrays.items()}
+    model = _built(meta, path, device)
+    fitting(model.state_dict(), values, path, "load_model")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in stored and tensor.dtype != stored[name]:
+            stand_on(tensor, tensor.detach().to(stored[name]))
+        if name in meta["frozen"]:
+            tensor.requires_grad = False
+    model.load_state_dict(values)
+    return model.train(bool(meta.get("training", True)))
+
+
+def _built(meta: Mapping[str, Any], path: object, device: Any) -> Any:
+    queue = _queue(device if hasattr(device, "finish") else None, None, None if hasattr(device, "finish") else device)
+    before = random.get_state(queue)  # fresh weights are drawn and thrown away: the program's own numbers must not change
+    try:
+        return nn.build(tree.unpack(meta.get("config"), {}, "load_model"), queue)
+    except _NOT_BUILT as fault:
+        what = "the model of the file cannot be built"
+        raise refusal("load_model", what, reason=f"{type(fault).__name__}: {fault}", file=path) from fault
+    finally:
+        random.set_state(before, queue)
+
+
+def _decoded(array: np.ndarray, dtype: Any, name: str, path: object) -> np.ndarray:
+    row = dtypes.DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if row is None or row.storage != array.dtype:
+        raise refusal("load_model", "a weight has another dtype than the file says", name=name, array=array.dtype, said=dtype, file=path)
+    return dtypes.decode(array, row)
+
+
+def fitting(own: Mapping[str, Any], given: Mapping[str, np.ndarray], path: object, op: str) -> None:
+    """Refuse weights that are not those of a model, before any is changed."""
+    names_differ(op, path, f"weights of the file ({len(given)})", own, given)
+    wrong = [f"{name} is {given[name].shape}, the model has {own[name].shape}" for name in own if own[name].shape != given[name].shape]
+    if wrong:
+        raise refusal(op, "weights have other shapes than the model's", shapes=f"[{'; '.join(wrong[:4])}]", count=len(wrong), file=path)

@@ -1,0 +1,183 @@
+"""Dictionaries of arrays in files: NPZ and safetensors, and ``netcl.save`` / ``netcl.load`` over every format there is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor, _queue
+from netcl.io import archive, tree
+from netcl.io.archive import META, refusal, refusing
+from netcl.io.torch_format import load_torch, save_torch
+
+_DIGEST = "netcl.sha256"
+
+
+def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
+    """The arrays of a module or of a dictionary of arrays and tensors; bfloat16 as ``ml_dtypes`` has it."""
+    state = value.state_dict() if hasattr(value, "state_dict") else value
+    if not isinstance(state, Mapping):
+        raise refusal(op, "takes a module or a dictionary of arrays", given=type(value).__name__)
+    found: dict[str, np.ndarray] = {}
+    for name, item in state.items():
+        if isinstance(item, Tensor):
+            found[name] = tree.from_bits(tree.host_bits(item), item.dtype)
+        elif isinstance(item, np.ndarray | np.generic | int | float | list):
+            found[name] = np.asarray(item)
+        else:
+            what = f"an item is a {type(item).__name__}, not an array"
+            raise refusal(op, what, "nested states go into .netcl or .pt files: netcl.save", name=repr(name))
+    return found
+
+
+# ---- NPZ
+
+
+def save_params(params: Any, path: str | os.PathLike[str]) -> None:
+    """Write a dictionary of arrays or tensors (or a module's) as an NPZ file under exactly this name; ``np.load`` reads it."""
+    arrays = host_state(params, "save_params")
+    stored = {name: tree.bits(array) for name, array in arrays.items()}
+    wide = {name: dtype for name, (_, dtype) in stored.items() if dtype == "bfloat16"}
+    if META in stored:
+        raise refusal("save_params", "the name is taken", name=META)
+    meta = {META: np.array(json.dumps({"version": archive.VERSION, "kind": "params", "dtypes": wide}))} if wide else {}
+    archive.write_arrays(path, {**meta, **{name: array for name, (array, _) in stored.items()}}, "save_params")
+
+
+def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file: of :func:`save_params`, of NumPy, or the weights of a ``.netcl`` file."""
+    arrays = archive.read_arrays(path, "load_params", max_bytes)
+    wide = archive.parse_meta(arrays.pop(META), path, "load_params").get("dtypes", {}) if META in arrays else {}
+    if not isinstance(wide, dict) or any(
+        name not in arrays or arrays[name].dtype != np.uint16 for name, d in wide.items() if d == "bfloat16"
+    ):
+        raise refusal("load_params", f"{META} names arrays that are not there", file=path)
+    return {name: tree.from_bits(array, wide.get(name, "")) for name, array in arrays.items()}
+
+
+# ---- safetensors
+
+
+def _library() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError:
+        raise ImportError(message("safetensors", "the package safetensors is needed", "pip install safetensors ml_dtypes")) from None
+    return safetensors
+
+
+def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a dictionary of arrays or tensors (or a module's state) as a safetensors file, with a checksum in its metadata."""
+    library = _library()
+    # The library takes the address of an array and ignores its strides.
+    arrays = {
+        name: np.array(array, array.dtype.newbyteorder("="), order="C") for name, array in host_state(params, "save_safetensors").items()
+    }
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufcV" or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
+            raise refusal("save_safetensors", f"arrays of dtype {array.dtype} are not saved", "convert it to numbers", name=repr(name))
+    notes = {"format": "pt", **(metadata or {}), _DIGEST: _digest(arrays)}
+    with archive.replacing(path) as file:
+        file.write(library.numpy.save(arrays, metadata=notes))
+
+
+def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file; bfloat16 needs ``ml_dtypes``."""
+    library, found = _library(), {}
+    if not Path(path).is_file():
+        raise FileNotFoundError(message("load_safetensors", "there is no such file", file=path))
+    with (
+        refusing("load_safetensors", path, (library.SafetensorError, ValueError, OSError)),
+        library.safe_open(path, framework="np") as file,
+    ):
+        notes = file.metadata() or {}
+        for name in file.keys():  # noqa: SIM118 (not a mapping)
+            if file.get_slice(name).get_dtype() == "BF16":
+                tree.bfloat16()
+            found[name] = np.array(file.get_tensor(name))
+    if _DIGEST in notes and notes[_DIGEST] != _digest(found):
+        raise refusal("load_safetensors", "the arrays do not match their checksum", "the file was damaged or changed", file=path)
+    return found
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    sums = [[name, archive.checksum(tree.bits(array)[0])] for name, array in sorted(arrays.items())]
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+
+# ---- by the name of the file
+
+_SAVERS: dict[str, Callable[[Any, Any], Any]] = {
+    ".npz": save_params, ".safetensors": save_safetensors, ".pt": save_torch, ".pth": save_torch, ".bin": save_torch,
+}  # fmt: skip
+
+
+def save(value: Any, path: str | os.PathLike[str]) -> None:
+    """``netcl.save``: a module, a state dict or any nesting of plain values, arrays and tensors, in the format the suffix names.
+
+    ``.netcl`` keeps a module with its architecture, and nested states exactly; ``.npz``, ``.safetensors`` and ``.pt`` / ``.pth`` /
+    ``.bin`` keep the weights.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix in _SAVERS:
+        _SAVERS[suffix](value, path)
+    elif suffix != ".netcl":
+        raise refusal("save", "the suffix names no format", f"known: .netcl, {', '.join(_SAVERS)}", file=path)
+    elif hasattr(value, "state_dict"):
+        from netcl.io.model import save_model
+
+        save_model(value, path)
+    else:
+        state, arrays = tree.pack(value, op="save")
+        archive.write(path, {"kind": "state", "state": state}, arrays, "save")
+
+
+def load(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | None = None) -> Any:
+    """``netcl.load``: what :func:`save` wrote, or a file of torch, safetensors or NumPy; told apart by its content.
+
+    Arrays of foreign files become tensors on the active (or the given) device; ``load_params``, ``load_safetensors`` and
+    ``load_torch`` leave them on the host.
+    """
+    queue = _queue(None, None, device)
+    with open(path, "rb") as file:
+        head = file.read(9)
+    if head[:2] == b"PK":
+        with archive.Entries(path, "load", max_bytes) as entries:
+            names = set(entries.infos)
+        if f"{META}.npy" in names:
+            return _load_netcl(path, device, queue, max_bytes)
+        if all(name.endswith(".npy") for name in names):
+            return _tensors(load_params(path, max_bytes=max_bytes), queue)
+    if head[:2] in (b"PK", b"\x80\x02"):
+        return load_torch(path, max_bytes=max_bytes, convert=lambda array: Tensor.from_host(queue, array, _dtype(array)))
+    if head[8:9] == b"{":
+        return _tensors(load_safetensors(path), queue)
+    raise refusal("load", "the file is of no known format", "ONNX models are opened by import_onnx", file=path)
+
+
+def _tensors(arrays: Mapping[str, np.ndarray], queue: Any) -> dict[str, Tensor]:
+    return {name: Tensor.from_host(queue, array, _dtype(array)) for name, array in arrays.items()}
+
+
+def _dtype(array: np.ndarray) -> str | None:
+    return "float64" if array.dtype == np.float64 else None
+
+
+def _load_netcl(path: str | os.PathLike[str], device: Any, queue: Any, max_bytes: int | None) -> Any:
+    with archive.Entries(path, "load", max_bytes) as entries:
+        kind = archive.parse_meta(archive.array_of(entries, f"{META}.npy"), path, "load")["kind"]
+    if kind == "params":
+        return _tensors(load_params(path, max_bytes=max_bytes), queue)
+    if kind == "model":
+        from netcl.io.model import load_model
+
+        return load_model(path, device, max_bytes=max_bytes)
+    meta, arrays = archive.read(path, "load", "state", max_bytes)
+    return tree.unpack(meta.get("state"), arrays, "load", lambda stored, dtype: tree.tensor_of(stored, dtype, queue))

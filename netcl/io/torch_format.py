@@ -1,0 +1,298 @@
+"""State dicts of PyTorch (``.pt``, ``.pth``, ``.bin``), read and written without it.
+
+Both containers are known: the zip archive of torch 1.6 and later, and the stream of older ones. Files are read by
+:mod:`netcl.io.opcodes`, which calls nothing that is not listed here, so a hostile file can be opened safely.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core.tensor import Tensor
+from netcl.io import archive, opcodes, tree
+from netcl.io.archive import Entries, refusal, refusing
+from netcl.io.opcodes import Allowed, Attributes, Refused, Writer
+
+OP_LOAD, OP_SAVE = "load_torch", "save_torch"
+#: NumPy dtype, torch's dtype and torch's storage class; unsigned types of more than 8 bits have no storage class.
+_DTYPES = (
+    ("float32", "float32", "FloatStorage"), ("float64", "float64", "DoubleStorage"), ("float16", "float16", "HalfStorage"),
+    ("bfloat16", "bfloat16", "BFloat16Storage"), ("int64", "int64", "LongStorage"), ("int32", "int32", "IntStorage"),
+    ("int16", "int16", "ShortStorage"), ("int8", "int8", "CharStorage"), ("uint8", "uint8", "ByteStorage"), ("bool", "bool", "BoolStorage"),
+    ("complex64", "complex64", "ComplexFloatStorage"), ("complex128", "complex128", "ComplexDoubleStorage"),
+)  # fmt: skip
+_UNSIGNED = ("uint16", "uint32", "uint64")
+_STORAGE_OF = {name: storage for name, _, storage in _DTYPES}
+_MAGIC = 0x1950A86A20F9469CFC6C
+_ALIGNMENT = 64  # torch maps storages into memory when they start at multiples of this
+_DAMAGED = (ValueError, TypeError, KeyError, IndexError, OverflowError, UnicodeDecodeError, EOFError, RecursionError)
+
+
+# ---- reading
+
+
+def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, convert: Callable[[np.ndarray], Any] | None = None) -> Any:
+    """The content of a file of ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, texts and tensors.
+
+    Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or what ``convert`` makes of those; parameters become their values.
+    Anything else a file asks for is refused by name.
+    """
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if head[:2] == b"PK":
+        with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED):
+            return _Zip(entries, archive.limit_for(path, max_bytes), convert).value()
+    if head[:2] != b"\x80\x02":
+        raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
+    with refusing(OP_LOAD, path, _DAMAGED):
+        return _stream(Path(path).read_bytes(), archive.limit_for(path, max_bytes), convert)
+
+
+class _Storage:
+    """Bytes that tensors are windows of."""
+
+    def __init__(self, dtype: str, data: np.ndarray | None):
+        self.dtype, self.data = dtype, data
+
+
+class _Reader:
+    """What a program may build: containers, and tensors over the storages of its file."""
+
+    def __init__(self, limit: int, big_endian: bool = False, convert: Callable[[np.ndarray], Any] | None = None):
+        self.left, self.big_endian, self.convert = limit, big_endian, convert or (lambda array: array)
+        plain = {
+            "collections.OrderedDict": Allowed("OrderedDict", lambda pairs=(): Attributes(opcodes.checked(pairs))),
+            "torch._utils._rebuild_tensor": Allowed("tensor", self.tensor),
+            "torch._utils._rebuild_tensor_v2": Allowed("tensor", self.tensor),
+            "torch._utils._rebuild_tensor_v3": Allowed("tensor", self.tensor_of),
+            "torch._utils._rebuild_parameter": Allowed("parameter", lambda data, *rest: data),
+            "torch._utils._rebuild_parameter_with_state": Allowed("parameter", lambda data, *rest: data),
+            "torch.Size": Allowed("Size", lambda sizes=(): tuple(_integers(sizes))),
+            "torch.device": Allowed("device", lambda kind, index=None: _device(kind, index)),
+            "torch.storage.UntypedStorage": Allowed("UntypedStorage", value="uint8"),
+        }
+        names = {f"torch.{torch}": Allowed(torch, value=name) for name, torch, _ in (*_DTYPES, *((u, u, "") for u in _UNSIGNED))}
+        self.names: dict[str, Allowed] = {**plain, **names, **{f"torch.{s}": Allowed(s, value=name) for name, _, s in _DTYPES}}
+
+    def tensor(self, storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any) -> Any:
+        return self.window(storage, getattr(storage, "dtype", ""), offset, size, stride)
+
+    def tensor_of(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> Any:
+        return self.window(storage, dtype.value if isinstance(dtype, Allowed) else "", offset, size, stride)
+
+    def window(self, storage: Any, dtype: str, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
+        if not isinstance(storage, _Storage) or not dtype:
+            raise Refused("a tensor is made of something other than a storage")
+        if storage.data is None:
+            return None
+        size, stride = _integers(size), _integers(stride)
+        _integers([offset])
+        if len(size) != len(stride) or len(size) > 64:
+            raise Refused(f"a tensor has {len(size)} sizes and {len(stride)} strides")
+        kind = tree.bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if math.prod(size) else 0
+        count = storage.data.size // kind.itemsize
+        if (math.prod(size) and last >= count) or storage.data.size % kind.itemsize:
+            raise Refused(f"a tensor of size {size}, stride {stride} and offset {offset} reaches beyond its storage of {count} elements")
+        self.left -= math.prod(size) * kind.itemsize
+        if self.left < 0:
+            raise Refused("the tensors are larger than is plausible for this file; if you trust it, pass max_bytes=")
+        return self.convert(_window(storage.data.view(kind), offset, size, stride, self.big_endian))
+
+
+def _integers(values: Any) -> tuple[int, ...]:
+    # What is wrong is not shown: a tuple of tuples that share their parts takes for ever to print.
+    if not isinstance(values, list | tuple) or not all(type(n) is int and n >= 0 for n in values):
+        raise Refused("a size, stride or offset is not made of numbers from 0 on")
+    return tuple(values)
+
+
+def _device(kind: Any, index: Any) -> str:
+    if not isinstance(kind, str) or not (index is None or type(index) is int):
+        raise Refused("a device is not a name and a number")
+    return kind if index is None else f"{kind}:{index}"
+
+
+def _window(flat: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], swapped: bool) -> np.ndarray:
+    if not math.prod(size):
+        return np.empty(size, flat.dtype)
+    steps = tuple(step * flat.itemsize for step in stride)
+    values = np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat[offset:], size, steps)).reshape(size)
+    return values.byteswap() if swapped else values
+
+
+class _Zip:
+    """The archive of torch 1.6 and later: one folder with ``data.pkl`` and ``data/<key>`` per storage."""
+
+    def __init__(self, entries: Entries, limit: int, convert: Callable[[np.ndarray], Any] | None):
+        self.entries = entries
+        found = [name for name in entries.infos if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(found) != 1:
+            raise entries.refuse("this is a zip archive, but not one of torch.save", "a .netcl file is opened by load_model")
+        self.folder = found[0].removesuffix("data.pkl")
+        order = f"{self.folder}byteorder"
+        self.reader = _Reader(limit, order in entries.infos and entries.read(order).tobytes() == b"big", convert)
+        self.known: dict[str, _Storage] = {}
+
+    def value(self) -> Any:
+        program = self.entries.read(f"{self.folder}data.pkl").tobytes()
+        return opcodes.run(program, self.reader.names, self.persistent)[0]
+
+    def persistent(self, reference: Any) -> _Storage:
+        dtype, key, count = _reference(reference)
+        name = f"{self.folder}data/{key}"
+        if name not in self.entries.infos:
+            raise Refused(f"storage {key!r} is not in the file")
+        if key not in self.known:
+            self.known[key] = _Storage(dtype, self.entries.read(name))
+        storage = self.known[key]
+        if storage.dtype != dtype or storage.data is None or storage.data.size != count * _size(dtype):
+            raise Refused(f"storage {key!r} has another size or dtype than the program says")
+        return storage
+
+
+def _size(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def _reference(reference: Any) -> tuple[str, str, int]:
+    """dtype, key and number of elements of ``("storage", class, key, location, numel)``."""
+    if not isinstance(reference, tuple) or len(reference) < 5 or reference[0] != "storage" or not isinstance(reference[1], Allowed):
+        raise Refused("a reference to something other than a storage")
+    _, kind, key, _, count = reference[:5]
+    if not isinstance(key, str) or not key.isascii() or not key.replace("_", "").isalnum() or not kind.value:
+        raise Refused("a storage has a name that is not a number or an identifier, or no dtype")
+    _integers([count])
+    if len(reference) > 5 and reference[5] is not None:
+        raise Refused("a storage that is a view of another")
+    return kind.value, key, count
+
+
+def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None) -> Any:
+    """Files of torch before 1.6: magic number, version, facts of the machine, the program, keys, and the storages in a row."""
+    nothing = _Reader(0)
+    at, head = 0, []
+    for _ in range(3):
+        value, at = opcodes.run(data, nothing.names, _no_storage, at)
+        head.append(value)
+    if head[:2] != [_MAGIC, 1001] or not isinstance(head[2], dict):
+        raise Refused("not a file of torch.save")
+    declared: dict[str, tuple[str, int]] = {}
+
+    def declare(reference: Any) -> _Storage:
+        dtype, key, count = _reference(reference)
+        declared[key] = (dtype, count)
+        return _Storage(dtype, None)
+
+    _, end = opcodes.run(data, nothing.names, declare, at)  # the storages come after the program, so it is run twice
+    keys, position = opcodes.run(data, nothing.names, _no_storage, end)
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(declared):
+        raise Refused("the storages are not those the program uses")
+    storages = {}
+    for key in keys:
+        dtype, count = declared[key]
+        nbytes = count * _size(dtype)
+        if position + 8 + nbytes > len(data):
+            raise Refused("the file is cut off")
+        if int.from_bytes(data[position : position + 8], "little") != count:
+            raise Refused(f"storage {key!r} has another size than the program says")
+        storages[key] = _Storage(dtype, np.frombuffer(data, np.uint8, nbytes, position + 8).copy())
+        position += 8 + nbytes
+    reader = _Reader(limit, head[2].get("little_endian") is False, convert)
+    return opcodes.run(data, reader.names, lambda reference: storages[_reference(reference)[1]], at)[0]
+
+
+def _no_storage(reference: Any) -> Any:
+    raise Refused("a storage where there can be none")
+
+
+# ---- writing
+
+
+def save_torch(value: Any, path: str | os.PathLike[str]) -> None:
+    """Write what ``torch.load(path, weights_only=True)`` reads: a module's state dict, or a nesting of dictionaries, lists, tuples,
+    numbers, texts, arrays and tensors."""
+    state = value.state_dict() if hasattr(value, "state_dict") else value
+    writer = _TorchWriter()
+    try:
+        writer.value(state, "")
+    except RecursionError:
+        raise refusal(OP_SAVE, "the value is nested too deeply, or contains itself") from None
+    with archive.replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as out:
+        _entry(out, file, "data.pkl", writer.writer.finish())
+        _entry(out, file, "byteorder", b"little")
+        for key, data in enumerate(writer.storages):
+            _entry(out, file, f"data/{key}", data)
+        _entry(out, file, "version", b"3\n")
+
+
+def _entry(out: zipfile.ZipFile, file: Any, name: str, data: Any) -> None:
+    """An entry whose bytes start at a multiple of 64, as torch's own do; the gap is an extra field that readers skip."""
+    info = zipfile.ZipInfo(f"archive/{name}")
+    gap = -(file.tell() + 30 + len(info.filename) + 4) % _ALIGNMENT
+    info.extra = b"FB" + gap.to_bytes(2, "little") + b"Z" * gap
+    out.writestr(info, data)
+
+
+class _TorchWriter:
+    def __init__(self) -> None:
+        self.writer = Writer()
+        self.storages: list[bytes] = []
+
+    def value(self, value: Any, where: str) -> None:
+        if isinstance(value, Tensor):
+            self.tensor(tree.host_bits(value), value.dtype, where)
+        elif isinstance(value, np.ndarray | np.generic):
+            self.tensor(*tree.bits(np.asarray(value)), where)
+        elif isinstance(value, Mapping):
+            self.mapping(value, where)
+        elif isinstance(value, list):
+            self.writer.add(b"](")
+            self.items(value, where)
+            self.writer.add(b"e")
+        elif isinstance(value, tuple):
+            self.writer.add(b"(")
+            self.items(value, where)
+            self.writer.add(b"t")
+        elif not self.writer.plain(value):
+            what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
+            raise refusal(OP_SAVE, what, "dictionaries, lists, tuples, numbers, texts, arrays and tensors can", at=where or "/")
+
+    def items(self, values: Any, where: str) -> None:
+        for i, item in enumerate(values):
+            self.value(item, f"{where}/{i}")
+
+    def mapping(self, value: Mapping[Any, Any], where: str) -> None:
+        self.writer.add(b"}(")
+        for key, item in value.items():
+            if not self.writer.plain(key):
+                raise refusal(OP_SAVE, "a key is neither a text nor a number", key=repr(key), at=where or "/")
+            self.value(item, f"{where}/{key}")
+        self.writer.add(b"u")
+
+    def tensor(self, stored: np.ndarray, dtype: str, where: str) -> None:
+        if dtype not in _STORAGE_OF:
+            raise refusal(OP_SAVE, f"torch has no tensors of dtype {dtype}", f"known: {', '.join(_STORAGE_OF)}", at=where or "/")
+        out, size = self.writer, stored.shape
+        out.name("torch._utils", "_rebuild_tensor_v2")
+        out.add(b"((")
+        out.text("storage")
+        out.name("torch", _STORAGE_OF[dtype])
+        out.text(str(len(self.storages)))
+        out.text("cpu")
+        out.integer(stored.size)
+        out.add(b"tQ")
+        out.integer(0)
+        out.integers(size)
+        out.integers([math.prod(size[i + 1 :]) for i in range(len(size))])
+        out.add(b"\x89")
+        out.name("collections", "OrderedDict")
+        out.add(b")RtR")
+        self.storages.append(np.ascontiguousarray(stored, stored.dtype.newbyteorder("<")).tobytes())

@@ -1,0 +1,147 @@
+"""Nested state as JSON and arrays: what ``state_dict()`` of anything returns, exactly as it was.
+
+Dictionaries with any keys, lists, tuples, numbers, texts, arrays and tensors. Arrays and tensors become entries of a file,
+named by where they stood; the JSON points to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.io.archive import FileError, bad_name, refusal
+
+_TAGS = ("$array", "$tensor", "$number", "$float", "$tuple", "$pairs")
+_NATIVE = "biufc"
+
+
+def bits(array: np.ndarray) -> tuple[np.ndarray, str]:
+    """An array as NPY can hold it, and the name of its dtype: bfloat16 is kept as its 16 bits."""
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16), "bfloat16"
+    return array, array.dtype.name
+
+
+def host_bits(tensor: Tensor) -> np.ndarray:
+    """The stored values of a tensor: bfloat16 as its 16 bits."""
+    row = dtypes.DTYPES[tensor.dtype]
+    return dtypes.encode(tensor.to_host(), row)
+
+
+def from_bits(array: np.ndarray, name: str) -> np.ndarray:
+    """The array that :func:`bits` took apart."""
+    if name != "bfloat16":
+        return array
+    return array.view(bfloat16())
+
+
+def bfloat16() -> np.dtype:
+    """NumPy's dtype of bfloat16, which ``ml_dtypes`` brings."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ImportError(message("bfloat16", "ml_dtypes is needed for bfloat16 arrays", "pip install ml_dtypes")) from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:
+    """A tensor of stored values on a queue, or on the active device."""
+    values = dtypes.decode(array, dtypes.lookup(name))
+    return Tensor.from_host(values, dtype=name) if queue is None else Tensor.from_host(queue, values, name)
+
+
+def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str, np.ndarray]]:
+    """A JSON value and the arrays it points to.
+
+    >>> pack({"step": 3, "m": np.zeros(2)}, "adam")
+    ({'step': 3, 'm': {'$array': 'adam.m', 'dtype': 'float64'}}, {'adam.m': array([0., 0.])})
+    """
+    arrays: dict[str, np.ndarray] = {}
+
+    def leaf(tag: str, stored: np.ndarray, dtype: str, where: str) -> dict[str, str]:
+        name = where if not bad_name(where) and where not in arrays else f"{prefix or 'array'}.{len(arrays)}"
+        arrays[name] = stored
+        return {tag: name, "dtype": dtype}
+
+    def walk(value: Any, where: str) -> Any:
+        if isinstance(value, Tensor):
+            return leaf("$tensor", host_bits(value), value.dtype, where)
+        if isinstance(value, np.ndarray):
+            stored, dtype = bits(value)
+            if stored.dtype.kind not in _NATIVE:
+                raise refusal(op, f"arrays of dtype {dtype} are not saved", "convert it to numbers", at=where)
+            return leaf("$array", stored, dtype, where)
+        if isinstance(value, Mapping):
+            return _packed_mapping(value, where, walk)
+        if isinstance(value, list | tuple):
+            items = [walk(item, _joined(where, i)) for i, item in enumerate(value)]
+            return items if isinstance(value, list) else {"$tuple": items}
+        return _packed_plain(value, where, op)
+
+    try:
+        return walk(value, prefix), arrays
+    except RecursionError:
+        raise refusal(op, "the state is nested too deeply, or contains itself", at=prefix) from None
+
+
+def _joined(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _packed_mapping(value: Mapping[Any, Any], where: str, walk: Callable[[Any, str], Any]) -> dict[str, Any]:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: walk(item, _joined(where, key)) for key, item in value.items()}
+    return {"$pairs": [[walk(key, where), walk(item, _joined(where, key))] for key, item in value.items()]}
+
+
+def _packed_plain(value: Any, where: str, op: str) -> Any:
+    if isinstance(value, np.generic):
+        if value.dtype.kind not in _NATIVE or value.dtype.kind == "c":
+            raise refusal(op, f"a {value.dtype} cannot be saved", at=where)
+        return {"$number": _packed_plain(value.item(), where, op), "dtype": value.dtype.name}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
+    raise refusal(op, what, "state is made of dictionaries, lists, tuples, numbers, texts, arrays and tensors", at=where)
+
+
+def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tensor: Callable[[np.ndarray, str], Any] = tensor_of) -> Any:
+    """What :func:`pack` took apart; ``tensor(stored, dtype)`` makes what was a tensor."""
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, list):
+            return [walk(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        tag = next(iter(value), "")
+        return _TAKEN[tag](value, walk) if tag in _TAGS else {key: walk(item) for key, item in value.items()}
+
+    def array(value: dict[str, Any], walk: Any) -> Any:
+        stored, name = arrays[value[next(iter(value))]], value["dtype"]
+        if (stored.dtype.name != name) and not (name == "bfloat16" and stored.dtype == np.uint16):
+            raise ValueError(f"an array of {stored.dtype} is said to be {name}")
+        return from_bits(stored, name) if "$array" in value else tensor(stored, name)
+
+    _TAKEN: dict[str, Callable[..., Any]] = {**_PLAIN, "$array": array, "$tensor": array}
+    try:
+        return walk(value)
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as fault:
+        if isinstance(fault, FileError):
+            raise
+        raise refusal(op, "the state in the file is not what netcl writes", reason=f"{type(fault).__name__}: {fault}") from fault
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "$number": lambda value, walk: np.dtype(value["dtype"]).type(walk(value["$number"])),
+    "$float": lambda value, walk: {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value["$float"]],
+    "$tuple": lambda value, walk: tuple(walk(item) for item in value["$tuple"]),
+    "$pairs": lambda value, walk: {walk(key): walk(item) for key, item in value["$pairs"]},
+}
