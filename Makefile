@@ -27,6 +27,7 @@ lint: $(VENV)/.dev
 
 docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_tables.py
+	$(BIN)/python tools/op_stubs.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }

@@ -10,12 +10,20 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def docs_tables():
-    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "tools/docs_tables.py")
+def tool(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def docs_tables():
+    return tool("docs_tables")
+
+
+def test_the_signatures_of_the_ops_are_up_to_date(capsys):
+    assert tool("op_stubs").main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_the_tables_of_the_docs_are_up_to_date(docs_tables, capsys):

@@ -49,7 +49,30 @@ def dtypes() -> str:
     return _table(("dtype", "aliases", "bytes", "stored as", "computed in", "`to_host()` gives"), rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"environment": environment, "error_classes": error_classes, "dtypes": dtypes}
+def op_table() -> str:
+    """One line per op; the dtypes are those the row's own samples pass with on the NumPy backend, not what someone wrote down."""
+    from netcl import selftest
+    from netcl.core.device import manager
+    from netcl.ops.registry import ALIASES, REGISTRY, Pointwise, Reduction
+
+    numpy = manager.default("cpu")
+    assert numpy is not None
+    taken: dict[str, list[str]] = {}
+    for result in selftest.results(numpy):
+        if result.check in selftest.FLOATS and result.state == "ok":
+            taken.setdefault(result.op, []).append(result.check)
+    second = {name: [a for a, of in ALIASES.items() if of == name] for name in REGISTRY}
+    rows = []
+    for name, row in sorted(REGISTRY.items()):
+        floats = "all" if len(taken.get(name, ())) == len(selftest.FLOATS) else ", ".join(taken.get(name, ())) or "integers"
+        fuses = "yes" if isinstance(row, Pointwise | Reduction) else ""
+        doc = (row.doc.splitlines() or [""])[0]
+        names = ", ".join(map(_code, [name, *second[name]]))
+        rows.append((names, floats, "NumPy, OpenCL", "yes" if row.differentiable else "", fuses, row.amp, doc))
+    return _table(("op", "float dtypes", "devices", "gradient", "fuses (JIT)", "autocast", "what it does"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"environment": environment, "error_classes": error_classes, "dtypes": dtypes, "ops": op_table}
 
 
 def render(text: str) -> str:
