@@ -159,23 +159,30 @@ class Port(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a kernel walks: outer axes above the inner one, vector width, alignment, 32- or 64-bit indices."""
+    """How a kernel walks: outer axes above the inner one, vector width, alignment, 32- or 64-bit indices.
+
+    ``half_bits``: halves are converted by integer arithmetic. CPU drivers call a function per element for ``vload_half``.
+    """
 
     rank: int = 0
     width: int = 1
     aligned: bool = True
     integer: str = "int"
+    half_bits: bool = False
 
 
 def _vector(kind: str, width: int) -> str:
     return kind if width == 1 else f"{kind}{width}"
 
 
-def _load(dtype: DType, compute: str, width: int, aligned: bool) -> str:
+def _load(dtype: DType, compute: str, layout: Layout) -> str:
     """The text that gives elements ``i..`` of ``p`` in the compute type."""
+    width, aligned = layout.width, layout.aligned
     natural = "float" if dtype.name in ("float16", "bfloat16") else dtype.c_storage
     if width == 1:
         text = dtype.load
+    elif dtype.name == "float16" and layout.half_bits:
+        text = f"netcl_of_half_{width}(vload{width}(0, (__global const ushort*)p + i))"
     elif dtype.name == "float16":
         text = f"vload{'a' if aligned else ''}_half{width}(0, p + i)"
     else:
@@ -199,8 +206,11 @@ def _stored(dtype: DType, compute: str, width: int) -> str:
     return "x" if dtype.c_storage == compute else f"convert_{_vector(dtype.c_storage, width)}(x)"
 
 
-def _store(dtype: DType, compute: str, width: int, aligned: bool) -> str:
+def _store(dtype: DType, compute: str, layout: Layout) -> str:
+    width, aligned = layout.width, layout.aligned
     value = _stored(dtype, compute, width)
+    if dtype.name == "float16" and layout.half_bits and width > 1:
+        return f"vstore{width}(netcl_to_half_{width}({value}), 0, (__global ushort*)p + i)"
     if dtype.name == "float16":
         return f"vstore_half_rte({value}, i, p)" if width == 1 else f"vstore{'a' if aligned else ''}_half{width}_rte({value}, 0, p + i)"
     if width == 1:
@@ -218,9 +228,27 @@ def _bfloat16(width: int) -> str:
 }}"""
 
 
+def _half_bits(width: int) -> str:
+    """Half and float converted by their bits, to nearest even: 2**112 moves the exponent, denormals included."""
+    return f"""float{width} netcl_of_half_{width}(ushort{width} h) {{
+  const uint{width} bits = convert_uint{width}(h), rest = (bits & 0x7fffu) << 13;
+  const uint{width} finite = as_uint{width}(as_float{width}(rest) * 0x1p112f);
+  const uint{width} value = select(finite, rest | 0x7f800000u, rest >= 0x0f800000u);
+  return as_float{width}(value | ((bits & 0x8000u) << 16));
+}}
+ushort{width} netcl_to_half_{width}(float{width} x) {{
+  const uint{width} sign = as_uint{width}(x) & 0x80000000u, bits = as_uint{width}(x) ^ sign;
+  const uint{width} normal = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+  const uint{width} small = as_uint{width}(as_float{width}(bits) + 0.5f) - 0x3f000000u;
+  const uint{width} large = select((uint{width})(0x7c00u), (uint{width})(0x7e00u), bits > 0x7f800000u);
+  const uint{width} value = select(select(normal, small, bits < 0x38800000u), large, bits >= 0x47800000u);
+  return convert_ushort{width}(value | (sign >> 16));
+}}"""
+
+
 def _load_function(dtype: DType, compute: str, layout: Layout) -> str:
     head = f"real load_{dtype.name}(__global const {dtype.c_storage}* p, {layout.integer} i, {layout.integer} left) {{"
-    whole = _load(dtype, compute, layout.width, layout.aligned)
+    whole = _load(dtype, compute, layout)
     if layout.width == 1:
         return f"{head} return {whole}; }}"
     return f"""{head}
@@ -244,12 +272,12 @@ def _tail_function(dtype: DType, compute: str, layout: Layout) -> str:
 def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
     head = f"void store_{dtype.name}(__global {dtype.c_storage}* p, {layout.integer} i, {layout.integer} left, real x)"
     if layout.width == 1:
-        return f"{head} {{ {_store(dtype, compute, 1, True)}; }}"
+        return f"{head} {{ {_store(dtype, compute, layout)}; }}"
     lane = f"void store_{dtype.name}_lane(__global {dtype.c_storage}* p, {layout.integer} i, {compute} x)"
-    return f"""{lane} {{ {_store(dtype, compute, 1, True)}; }}
+    return f"""{lane} {{ {_store(dtype, compute, layout._replace(width=1))}; }}
 {head} {{
   if (left >= {layout.width}) {{
-    {_store(dtype, compute, layout.width, layout.aligned)};
+    {_store(dtype, compute, layout)};
     return;
   }}
   {compute} lanes[{layout.width}];
@@ -267,6 +295,8 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
         parts.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
     if any(d.name == "bfloat16" for d in stores):
         parts += [_bfloat16(w) for w in sorted({1, width})]
+    if layout.half_bits and width > 1 and any(d.name == "float16" for d in (*loads, *stores)):
+        parts.append(_half_bits(width))
     for dtype in dict.fromkeys(loads):
         if width > 1:
             parts.append(_tail_function(dtype, compute, layout))

@@ -5,6 +5,7 @@
 //   NEUTRAL                   what combining with changes nothing
 //   fold_map, fold_combine, fold_finish, fold_lanes    the row's formulas; the combination of a vector's lanes
 //   WIDTH, LANES, LOCAL       lanes of a real and their numbers as a mask; work-items of a group
+//   SPAN                      vectors of neighbouring columns that one work-item folds
 // INDEX_T and PARAM_T are replaced in the text, because the types of kernel arguments are read from it.
 //
 // A row may be cut into `slices` of `slice` elements; then y holds one partial result per slice, and a second launch
@@ -74,27 +75,38 @@ void reduce_group(__global const SRC* x, __global const GIVEN* given, __global D
   if (lane == 0) STORE(y, item, 1, fold_finish(fold_lanes(parts[0]), v1, (real)(n), (real)(a0), (real)(a1)));
 }
 
-// One work-item folds one slice of WIDTH neighbouring columns.
+// One work-item folds one slice of SPAN * WIDTH neighbouring columns: CPUs want long pieces of each row, GPUs many work-items.
 __kernel void reduce_columns(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
                              const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
                              const INDEX_T slices) {
-  const INDEX_T across = (inner + WIDTH - 1) / WIDTH;
+  const INDEX_T across = (inner + SPAN * WIDTH - 1) / (SPAN * WIDTH);
   const INDEX_T item = get_global_id(0);
   if (item >= rows * slices * across) return;
   const INDEX_T part_row = item / across;
-  const INDEX_T column = (item - part_row * across) * WIDTH;
+  const INDEX_T column = (item - part_row * across) * (SPAN * WIDTH);
   const INDEX_T row = part_row / slices;
   const INDEX_T begin = (part_row - row * slices) * slice;
   const INDEX_T end = min(begin + slice, count);
-  const real v1 = LOAD_GIVEN(given + row * inner, column, inner - column);
+  const int vectors = (int)min((INDEX_T)SPAN, (inner - column + WIDTH - 1) / WIDTH);
+  real v1[SPAN], part[SPAN], total[SPAN];
+  for (int k = 0; k < vectors; ++k) {
+    const INDEX_T at = column + k * WIDTH;
+    v1[k] = LOAD_GIVEN(given + row * inner, at, inner - at);
+    total[k] = NEUTRAL;
+  }
   x += row * count * inner;
-  real total = NEUTRAL;
   for (INDEX_T start = begin; start < end; start += BLOCK) {
     const INDEX_T stop = min(start + BLOCK, end);
-    real part = NEUTRAL;
+    for (int k = 0; k < vectors; ++k) part[k] = NEUTRAL;
     for (INDEX_T i = start; i < stop; ++i)
-      part = fold_combine(part, fold_map(LOAD(x + i * inner, column, inner - column), v1, (real)(a0), (real)(a1)));
-    total = fold_combine(total, part);
+      for (int k = 0; k < vectors; ++k) {
+        const INDEX_T at = column + k * WIDTH;
+        part[k] = fold_combine(part[k], fold_map(LOAD(x + i * inner, at, inner - at), v1[k], (real)(a0), (real)(a1)));
+      }
+    for (int k = 0; k < vectors; ++k) total[k] = fold_combine(total[k], part[k]);
   }
-  STORE(y + part_row * inner, column, inner - column, fold_finish(total, v1, (real)(n), (real)(a0), (real)(a1)));
+  for (int k = 0; k < vectors; ++k) {
+    const INDEX_T at = column + k * WIDTH;
+    STORE(y + part_row * inner, at, inner - at, fold_finish(total[k], v1[k], (real)(n), (real)(a0), (real)(a1)));
+  }
 }

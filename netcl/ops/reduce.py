@@ -33,6 +33,7 @@ _INFINITE = ("-INFINITY", "INFINITY")
 _LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 _MOST_INT = 2**31 - 2**17
 _MOST_RECIPES = 4096  # per context
+_CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the next row
 
 
 # ---- axes
@@ -121,10 +122,11 @@ def _rotated(width: int, by: int) -> str:
     return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
-def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, local: int) -> str:
+def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, local: int, span: int) -> str:
     values = value_functions([source, given], [target], stage.compute, layout)
     defines = {"SRC": source.c_storage, "GIVEN": given.c_storage, "DST": target.c_storage, "LOAD": f"load_{source.name}",
-               "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": local}  # fmt: skip
+               "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": local,
+               "SPAN": span}  # fmt: skip
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     body = _SOURCE.replace("INDEX_T", layout.integer).replace("PARAM_T", stage.compute)
     return f"{values}\n{_fold_functions(stage, layout.width)}{macros}{body}"
@@ -137,6 +139,7 @@ class Plan(NamedTuple):
     width: int
     local: int
     slices: int
+    span: int = 1
 
 
 def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
@@ -147,8 +150,9 @@ def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
     if shape.inner > 1:
         width = wide if shape.inner >= wide else 1
         wanted = 4 * profile.max_compute_units if cpu else 256 * profile.max_compute_units
-        outputs = shape.rows * -(-shape.inner // width)
-        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.length, outputs, wanted, 256))
+        span = next((n for n in _CPU_SPANS if cpu and shape.inner >= 2 * n * width), 1)
+        outputs = shape.rows * -(-shape.inner // (width * span))
+        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.length, outputs, wanted, 256), span)
     width = wide if shape.length >= 4 * wide else 1
     if cpu:
         return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, 4 * profile.max_compute_units, 16384))
@@ -207,15 +211,16 @@ def _launch(
     slices = -(-shape.length // length)
     columns = chosen.kernel == "reduce_columns"
     aligned = (shape.inner if columns else shape.length) % chosen.width == 0
-    layout = Layout(0, chosen.width, aligned, "int" if math.prod(shape) < _MOST_INT else "long")
+    integer, cpu = "int" if math.prod(shape) < _MOST_INT else "long", profile_of(recipe.queue).device_type == "cpu"
+    layout = Layout(0, chosen.width, aligned, integer, cpu)
     slots = (x, x if given is None else given, target)
     types = tuple(DTYPES[recipe.tensors[slot].dtype] for slot in slots)
-    key = (stage.row.name, "reduce", stage, types, layout, chosen.kernel, chosen.local)
+    key = (stage.row.name, "reduce", stage, types, layout, chosen.kernel, chosen.local, chosen.span)
     state = program.state(recipe.queue)
     if key not in state:
-        text = _source(stage, types[0], types[1], types[2], layout, chosen.local)
+        text = _source(stage, types[0], types[1], types[2], layout, chosen.local, chosen.span)
         state[key] = program.get(recipe.queue, text, chosen.kernel)
-    items = shape.rows * slices * (-(-shape.inner // chosen.width) if columns else 1)
+    items = shape.rows * slices * (-(-shape.inner // (chosen.width * chosen.span)) if columns else 1)
     if chosen.kernel == "reduce_group":
         items *= chosen.local
     local = 64 if chosen.local == 1 and items > 1024 else chosen.local  # a work-group costs a CPU more than an item

@@ -39,8 +39,18 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define V JOIN(REAL, VW)
-#define V_LOAD(p) JOIN(vload, VW)(0, p)
-#define V_STORE(x, p) JOIN(vstore, VW)(x, 0, p)
+#define QUAD JOIN(REAL, 4)
+// Vectors in memory of any alignment. PoCL 3 does not inline vload and vstore on every machine, and a call in the inner loop spills
+// every register; a packed structure is standard and becomes one instruction.
+typedef struct __attribute__((packed)) { V v; } packed_vector;
+typedef struct __attribute__((packed)) { QUAD v; } packed_quad;
+#define G_LOAD(p) (((__global const packed_vector*)(p))->v)
+#define G_STORE(x, p) ((__global packed_vector*)(p))->v = (x)
+#define QUAD_LOAD(p) (((__global const packed_quad*)(p))->v)
+#define QUAD_STORE(x, p) ((__local packed_quad*)(p))->v = (x)
+#define L_LOAD(p) (*(__local const V*)(p))  // panels and tiles are aligned
+#define L_STORE(x, p) *(__local V*)(p) = (x)
+#define P_STORE(x, p) *(V*)(p) = (x)
 #define V_RELU_OF(x) select(x, (V)(0), (x) < (V)(0))
 
 #if NV == 1
@@ -75,20 +85,24 @@
 #endif
 #define ZERO(i, j) V c##i##_##j = (V)(0);
 #define ZERO_ROW(i) COLUMNS(ZERO, i)
-#define B_VECTOR(i, j) const V b##j = V_LOAD(row + j * VW);
+#if PACKED_B
+#define B_VECTOR(i, j) const V b##j = L_LOAD(row + j * VW);
+#else
+#define B_VECTOR(i, j) const V b##j = G_LOAD(row + j * VW);
+#endif
 #define MULTIPLY_ADD(i, j) c##i##_##j += x##i * b##j;
 #define MULTIPLY_ADD_ROW(i) const V x##i = (V)(A_VALUE(i)); COLUMNS(MULTIPLY_ADD, i)
-#define TO_TILE(i, j) V_STORE(c##i##_##j, tile + i * NR + j * VW);
+#define TO_TILE(i, j) P_STORE(c##i##_##j, tile + i * NR + j * VW);
 #define TO_TILE_ROW(i) COLUMNS(TO_TILE, i)
 #define TO_C(i, j)                                                                  \
   {                                                                                 \
     __global REAL* at = (__global REAL*)c + (INDEX)(m0 + i) * n + n1 + j * VW;      \
-    V r = k0 ? V_LOAD(at) + c##i##_##j : c##i##_##j;                                \
+    V r = k0 ? G_LOAD(at) + c##i##_##j : c##i##_##j;                                \
     if (last) r = V_ACTIVATION(r + bias##j);                                        \
-    V_STORE(r, at);                                                                 \
+    G_STORE(r, at);                                                                 \
   }
 #define TO_C_ROW(i) COLUMNS(TO_C, i)
-#define BIAS_VECTOR(i, j) const V bias##j = has_bias ? V_LOAD((__global const REAL*)bias + n1 + j * VW) : (V)(0);
+#define BIAS_VECTOR(i, j) const V bias##j = has_bias ? G_LOAD((__global const REAL*)bias + n1 + j * VW) : (V)(0);
 
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
 static inline void pack_transposed(__global const B_T* restrict b, __local REAL* restrict strip, const int n, const int ldb, const int n1,
@@ -100,13 +114,13 @@ static inline void pack_transposed(__global const B_T* restrict b, __local REAL*
     __global const REAL* s = (__global const REAL*)b + (INDEX)(n1 + j) * ldb + k0;
     int kk = 0;
     for (; kk + 4 <= kc; kk += 4) {
-      const JOIN(REAL, 4) r0 = vload4(0, s + kk), r1 = vload4(0, s + (INDEX)ldb + kk), r2 = vload4(0, s + 2 * (INDEX)ldb + kk),
-                          r3 = vload4(0, s + 3 * (INDEX)ldb + kk);
+      const QUAD r0 = QUAD_LOAD(s + kk), r1 = QUAD_LOAD(s + (INDEX)ldb + kk), r2 = QUAD_LOAD(s + 2 * (INDEX)ldb + kk),
+                 r3 = QUAD_LOAD(s + 3 * (INDEX)ldb + kk);
       __local REAL* d = strip + kk * NR + j;
-      vstore4((JOIN(REAL, 4))(r0.x, r1.x, r2.x, r3.x), 0, d);
-      vstore4((JOIN(REAL, 4))(r0.y, r1.y, r2.y, r3.y), 0, d + NR);
-      vstore4((JOIN(REAL, 4))(r0.z, r1.z, r2.z, r3.z), 0, d + 2 * NR);
-      vstore4((JOIN(REAL, 4))(r0.w, r1.w, r2.w, r3.w), 0, d + 3 * NR);
+      QUAD_STORE((QUAD)(r0.x, r1.x, r2.x, r3.x), d);
+      QUAD_STORE((QUAD)(r0.y, r1.y, r2.y, r3.y), d + NR);
+      QUAD_STORE((QUAD)(r0.z, r1.z, r2.z, r3.z), d + 2 * NR);
+      QUAD_STORE((QUAD)(r0.w, r1.w, r2.w, r3.w), d + 3 * NR);
     }
     for (; kk < kc; ++kk)
       for (int e = 0; e < 4; ++e) strip[kk * NR + j + e] = s[(INDEX)e * ldb + kk];
@@ -126,7 +140,7 @@ static inline void pack_rows(__global const B_T* restrict b, __local REAL* restr
     __global const B_T* s = b + (INDEX)(k0 + kk) * ldb + n1;
 #if B_PLAIN
     if (width == NR) {
-      for (int j = 0; j < NR; j += VW) V_STORE(V_LOAD((__global const REAL*)s + j), d + j);
+      for (int j = 0; j < NR; j += VW) L_STORE(G_LOAD((__global const REAL*)s + j), d + j);
       continue;
     }
 #endif
@@ -231,8 +245,8 @@ void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, cons
 #define DOT_ADD(i, j) d##i##j += x##i * y##j;
 #define DOT_STORE(i, j)                                                                          \
   if (m0 + i < m && n0 + j < n_end) {                                                            \
-    REAL lanes[VW], sum = 0;                                                                     \
-    V_STORE(d##i##j, lanes);                                                                     \
+    REAL lanes[VW] __attribute__((aligned(64))), sum = 0;                                        \
+    P_STORE(d##i##j, lanes);                                                                     \
     for (int l = 0; l < VW; ++l) sum += lanes[l];                                                \
     for (int kk = whole; kk < k; ++kk) sum += p##i[kk] * q##j[kk];                               \
     sum = finish(sum, bias, has_bias, n0 + j);                                                             \
@@ -263,8 +277,8 @@ void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, 
       __global const REAL* p3 = a + (INDEX)min(m0 + 3, m - 1) * k;
       DOT_TILE(DOT_ZERO)
       for (int kk = 0; kk < whole; kk += VW) {
-        const V x0 = V_LOAD(p0 + kk), x1 = V_LOAD(p1 + kk), x2 = V_LOAD(p2 + kk), x3 = V_LOAD(p3 + kk);
-        const V y0 = V_LOAD(q0 + kk), y1 = V_LOAD(q1 + kk), y2 = V_LOAD(q2 + kk), y3 = V_LOAD(q3 + kk);
+        const V x0 = G_LOAD(p0 + kk), x1 = G_LOAD(p1 + kk), x2 = G_LOAD(p2 + kk), x3 = G_LOAD(p3 + kk);
+        const V y0 = G_LOAD(q0 + kk), y1 = G_LOAD(q1 + kk), y2 = G_LOAD(q2 + kk), y3 = G_LOAD(q3 + kk);
         DOT_TILE(DOT_ADD)
       }
       DOT_TILE(DOT_STORE)

@@ -42,7 +42,7 @@ _CPU_DEPTH = 512
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
 _CPU_COLUMNS = 64  # of a panel
 _DOT_ROWS = 64
-_UNPACKED_ROWS = 24
+_UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
 _SPLIT_DEPTH = 512  # least depth of a part of a product that is split along k
 
 
@@ -279,7 +279,8 @@ def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
 def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     """B read where it lies, a tile of all rows at once."""
     lanes = _tile(p, profile).lanes
-    tile = _Tile(next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12)), 2, lanes, 1)
+    height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
+    tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
     rows = _rows(p, tile, -(-p.n // tile.columns), profile)
     macros = tile.macros() | {"KC": 1 << 30, "PACKED_B": 0, "C_PLAIN": p.plain(p.c), "BIAS_PLAIN": p.plain(p.bias)}
     kernel = _kernel(queue, "cpu.cl", "gemm_panel", p, **macros)
@@ -293,10 +294,10 @@ def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProf
     plain = p.plain(p.a) and p.plain(p.b)
     lanes = _tile(p, profile).lanes
     can_dot = plain and p.trans_b and not p.trans_a
-    can_unpack = p.plain(p.b) and not p.trans_b and p.n >= 2 * lanes
+    can_unpack = p.plain(p.b) and not p.trans_b and p.n >= 4 * lanes
     if can_dot and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= 2 * lanes)):
         return _dot(queue, p, profile)
-    if can_unpack and (form == "unpacked" or (not form and p.m <= _UNPACKED_ROWS)):
+    if can_unpack and (form == "unpacked" or (not form and p.m <= _UNPACKED_ROWS.get(lanes, 24))):
         return _unpacked(queue, p, profile)
     return _panels(queue, p, config, profile)
 
