@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from netcl import ops
@@ -24,7 +24,7 @@ def twin(name: str) -> Callable[..., Any]:
     known = _twins.get(name)
     if known is None or known[0] is not row:
         known = _twins[name] = (row, _make(row))
-    return known[1]
+    return known[1] if modes.observer is None else partial(modes.observer, row, known[1])
 
 
 def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -26,12 +26,16 @@ _counter = itertools.count()
 
 
 class _Modes(threading.local):
-    """Per thread: whether ops are recorded, onto which tape, and whether every value is checked."""
+    """Per thread: whether ops are recorded, onto which tape, whether every value is checked, and who is called in place of ops.
+
+    ``observer(row, function, *args, **kwargs)`` is called instead of every op that is looked up while it is set: a trace listens here.
+    """
 
     def __init__(self) -> None:
         self.enabled = True
         self.anomaly = False
         self.tape: Tape | None = None
+        self.observer: Callable[..., Any] | None = None
 
 
 modes = _Modes()
