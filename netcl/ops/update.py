@@ -1,0 +1,430 @@
+"""Many tensors at once: updates of parameters, and norms over all gradients, in a handful of launches.
+
+A :class:`Rule` is the formula of one element in the language of expressions, so one text is the kernel and the NumPy
+form. :func:`apply` runs a rule over lists of tensors: the buffers of a batch (as many as the device takes as kernel
+arguments) go into one launch, and a small table on the device says which work-group works on which elements of which
+tensor. Numbers are kernel arguments: a new learning rate compiles nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.device import handle_of
+from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.kernels import primitives, program
+from netcl.core.tensor import Tensor
+from netcl.ops import codegen, launch
+from netcl.ops.expression import c_name
+from netcl.ops.registry import names, parse
+
+SLOTS = (4, 16, 64)  # tensors of a launch; few sizes, so that few kernels are compiled
+RESERVED = 160  # bytes of kernel parameters kept for the table, the factor and the numbers
+GPU_LOCAL, GPU_WIDTH, GPU_BLOCK = 256, 4, 4096
+CPU_WIDTH = 16
+CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting one costs more; above, cores wait for the last
+NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
+PLANS = 256  # kept per context
+_WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|FACTOR|BIND|NUMBERS|LOADS|LINES|STORES)\b")
+_HEADER = re.compile(r"\A(//[^\n]*\n)+")
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """How each element of some tensors changes.
+
+    ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and ``factor``: a
+    number that lives on the device (a clipping factor, say). ``writes`` says which tensor gets the value of which line.
+
+    >>> halve = Rule("halve", ("x",), (), {"half": "x * 0.5"}, {"x": "half"})
+    >>> t = Tensor.from_host([2.0, 4.0])
+    >>> apply(halve, [[t]])
+    >>> t.tolist()
+    [1.0, 2.0]
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    scalars: tuple[str, ...]
+    lines: Mapping[str, str]
+    writes: Mapping[str, str]
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors whose values the formula uses."""
+        used = frozenset().union(*(names(text) for text in self.lines.values()))
+        return tuple(name for name in self.tensors if name in used)
+
+    @cached_property
+    def body(self) -> codegen.Body:
+        lines = tuple((name, parse(text, self.name)) for name, text in self.lines.items())
+        return codegen.Body(self.reads, (*self.scalars, "factor"), lines, tuple(self.writes.values()))
+
+    def with_copy(self, of: str, name: str) -> Rule:
+        """The same rule, writing what ``of`` gets to a further tensor as well: the half copy of a float32 master, say."""
+        return _with_copy(self, of, name)
+
+
+@cache
+def _with_copy(rule: Rule, of: str, name: str) -> Rule:
+    return Rule(f"{rule.name}_{name}", (*rule.tensors, name), rule.scalars, rule.lines, {**rule.writes, name: rule.writes[of]})
+
+
+SCALE = Rule("scale", ("x",), ("by",), {"scaled": "x * (factor * by)"}, {"x": "scaled"})
+ZERO = Rule("zero", ("x",), (), {"zero": "0"}, {"x": "zero"})
+COPY = Rule("copy", ("x", "y"), (), {"value": "y"}, {"x": "value"})
+CLAMP = Rule("clamp", ("x",), ("most",), {"clamped": "MIN(MAX(x, -most), most)"}, {"x": "clamped"})
+
+
+# ---- plans: which work-group works on what
+
+
+class Batch(NamedTuple):
+    """The tensors of one launch: picks their slots out of a list, the table of blocks, the number of work-groups."""
+
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    blocks: Tensor
+    groups: int
+
+
+class Plan(NamedTuple):
+    """A kernel and its launches for tensors of given dtypes and shapes."""
+
+    kernel: program.Kernel
+    local: int
+    batches: tuple[Batch, ...]
+
+
+class Spread(NamedTuple):
+    """How a device is given work: work-items of a group, vector width, elements of a block."""
+
+    local: int
+    width: int
+    block: int
+
+
+def _spread(queue: Any, total: int) -> Spread:
+    if launch.on_cpu_device(queue):
+        least, most = CPU_BLOCKS
+        share = total // (4 * handle_of(queue).profile.max_compute_units)
+        return Spread(1, CPU_WIDTH, min(max(share, least), most) // CPU_WIDTH * CPU_WIDTH)
+    limit = min(GPU_LOCAL, program.state(queue).max_work_group)
+    return Spread(1 << (limit.bit_length() - 1), GPU_WIDTH, GPU_BLOCK)
+
+
+def slots_for(queue: Any, roles: int, count: int) -> int:
+    """How many tensors a launch takes: the smallest of :data:`SLOTS` that holds ``count``, as far as kernel arguments go."""
+    device = program.state(queue).device
+    most = max(1, (int(device.max_parameter_size) - RESERVED) // (8 * roles))
+    return min(next((size for size in SLOTS if size >= count), SLOTS[-1]), most)
+
+
+def _batches(queue: Any, sizes: Sequence[int], slots: int, block: int) -> tuple[Batch, ...]:
+    full = [i for i, size in enumerate(sizes) if size]
+    made = []
+    for at in range(0, len(full), slots):
+        members = full[at : at + slots]
+        rows = [(slot, begin, min(begin + block, sizes[i])) for slot, i in enumerate(members) for begin in range(0, sizes[i], block)]
+        rows.sort(key=lambda row: row[1] - row[2])  # the longest first, so that no core is left with one at the end
+        padded = (*members, *[members[0]] * (slots - len(members)))
+        pick = itemgetter(*padded) if slots > 1 else _only(members[0])
+        made.append(Batch(pick, Tensor.from_host(queue, np.array(rows, np.int64), persistent=True), len(rows)))
+    return tuple(made)
+
+
+def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    return lambda values: (values[index],)
+
+
+def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
+    """The plan for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
+    plans = program.state(queue).setdefault(("update", "plans"), {})
+    key = (*key, tuple([t.shape for t in roles[0]]))
+    plan = plans.get(key)
+    if plan is None:
+        if len(plans) >= PLANS:
+            plans.clear()
+        sizes = [t.size for t in roles[0]]
+        spread = _spread(queue, sum(sizes))
+        slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
+        plan = plans[key] = Plan(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
+    return plan
+
+
+# ---- kernels
+
+
+def _kernel(
+    queue: Any, rule: Rule, kinds: Sequence[dtypes.DType], factor: dtypes.DType, spread: Spread, slots: int, defines: Mapping[str, Any]
+) -> program.Kernel:
+    compute = _compute(rule.name, queue, [*kinds, factor])
+    source = rule_source(rule, kinds, factor, compute, spread.width, slots, {**defines, "LOCAL": spread.local})
+    return program.get(queue, source, "fold" if defines["FOLD"] else "update")
+
+
+def _compute(name: str, queue: Any, kinds: Sequence[dtypes.DType]) -> str:
+    if all(kind.name != "float64" for kind in kinds):
+        return "float"
+    if not handle_of(queue).profile.has_fp64:
+        remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
+        raise DtypeError(message(name, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
+    return "double"
+
+
+def rule_source(
+    rule: Rule, kinds: Sequence[dtypes.DType], factor: dtypes.DType, compute: str, width: int, slots: int, defines: Mapping[str, Any]
+) -> str:
+    """The program of a rule for tensors of given dtypes, ``slots`` of each in a launch."""
+    of = dict(zip(rule.tensors, kinds, strict=True))
+    layout = codegen.Layout(width=width)
+    values = codegen.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
+    lines = codegen.statements(rule.body, compute)
+    words = _words(rule, of, factor, compute, slots, lines)
+    text = _HEADER.sub("", primitives.cl_source(__file__, "update.cl"))
+    lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
+    head = "".join(f"#define {name} {value}\n" for name, value in {"WIDTH": width, **lanes, **defines}.items())
+    return f"{values}\n{codegen.helper_functions(chr(10).join(lines))}\n{head}{_WORDS.sub(lambda word: words[word[0]], text)}"
+
+
+def _words(
+    rule: Rule, of: Mapping[str, dtypes.DType], factor: dtypes.DType, compute: str, slots: int, lines: Sequence[str]
+) -> dict[str, str]:
+    """What the words of ``update.cl`` stand for."""
+    kinds = {name: f"__global {'' if name in rule.writes else 'const '}{of[name].c_storage}*" for name in rule.tensors}
+    cases = [f"case {slot}: {' '.join(f't_{name} = {name}_{slot};' for name in kinds)} break;" for slot in range(slots)]
+    cases[-1] = cases[-1].replace(f"case {slots - 1}:", "default:")
+    bind = [f"{kind} t_{name};" for name, kind in kinds.items()] + ["switch (slot) {", *(f"  {case}" for case in cases), "}"]
+    bind += [f"t_{name} += first;" for name in kinds]
+    numbers = [f"const real {c_name(name)} = (real)(a_{name});" for name in rule.scalars]
+    if rule.name not in _FOLDS:
+        load = factor.load.replace("p[i]", "factor[0]").replace("(i, p)", "(0, factor)")
+        numbers.append(f"const real factor_ = (real)(({compute})({load}));")
+    return {
+        "BUFFERS": ", ".join(f"{kind} {name}_{slot}" for name, kind in kinds.items() for slot in range(slots)),
+        "SCALARS": "".join(f", const {compute} a_{name}" for name in rule.scalars),
+        "REAL": compute,
+        "FACTOR": factor.c_storage,
+        "BIND": "\n  ".join(bind),
+        "NUMBERS": "\n  ".join(numbers),
+        "LOADS": "\n    ".join(f"const real {c_name(name)} = load_{of[name].name}(t_{name}, i, left);" for name in rule.reads),
+        "LINES": "\n    ".join(lines),
+        "STORES": "\n    ".join(f"store_{of[t].name}(t_{t}, i, left, {c_name(line)});" for t, line in rule.writes.items()),
+    }
+
+
+# ---- updates
+
+
+def apply(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequence[float] = (), factor: Tensor | float = 1.0) -> None:
+    """Change tensors in place by a rule: one list of tensors per name of ``rule.tensors``, all lists of one length.
+
+    ``scalars`` are the values of ``rule.scalars``. ``factor`` may be a tensor with one element on the device of the others:
+    nothing waits for its value. Tensors of different devices or dtypes are launched apart.
+    """
+    for queue, kinds, part in _places(roles):
+        if launch.is_numpy(queue):
+            _apply_numpy(rule, part, scalars, factor)
+        else:
+            _apply_opencl(rule, queue, kinds, part, scalars, factor)
+
+
+def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
+    """The tensors of each device and combination of dtypes."""
+    if not roles[0]:
+        return
+    one_queue = len({id(t.queue) for t in roles[0]}) == 1
+    kinds = [{t.dtype for t in role} for role in roles]
+    if one_queue and all(len(kind) == 1 for kind in kinds):
+        yield roles[0][0].queue, tuple(next(iter(kind)) for kind in kinds), roles
+        return
+    found: dict[tuple[Any, ...], list[tuple[Tensor, ...]]] = {}
+    for row in zip(*roles, strict=True):
+        found.setdefault((row[0].queue, tuple(t.dtype for t in row)), []).append(row)
+    for (queue, names_of), rows in found.items():
+        yield queue, names_of, list(zip(*rows, strict=True))
+
+
+def _apply_opencl(
+    rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], scalars: Sequence[float], factor: Tensor | float
+) -> None:
+    given = factor if isinstance(factor, Tensor) else _number(queue, factor)
+    rows = [dtypes.DTYPES[kind] for kind in kinds]
+
+    def make(spread: Spread, slots: int) -> program.Kernel:
+        return _kernel(queue, rule, rows, dtypes.DTYPES[given.dtype], spread, slots, {"FOLD": 0})
+
+    plan = _plan(queue, (rule, kinds, given.dtype), make, roles)
+    for batch in plan.batches:
+        buffers = [tensor for role in roles for tensor in batch.pick(role)]
+        plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, given, *scalars)
+
+
+def _number(queue: Any, value: float) -> Tensor:
+    """A number on the device; the one of "no factor" is kept."""
+    if value != 1.0:
+        return Tensor.from_host(queue, np.float32(value))
+    state = program.state(queue)
+    if ("update", "one") not in state:
+        state[("update", "one")] = Tensor.from_host(queue, np.float32(1), persistent=True)
+    return state[("update", "one")]
+
+
+def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequence[float], factor: Tensor | float) -> None:
+    wide = any(role[0].dtype == "float64" for role in roles)
+    function = codegen.numpy_function(rule.body, "double" if wide else "float")
+    kind = np.dtype(np.float64 if wide else np.float32)
+    numbers = [kind.type(value) for value in (*scalars, float(factor))]
+    with np.errstate(all="ignore"):
+        for row in zip(*roles, strict=True):
+            tensors = dict(zip(rule.tensors, row, strict=True))
+            flat = {name: t.array.reshape(-1) for name, t in tensors.items()}
+            for start in range(0, row[0].size, NUMPY_BLOCK):
+                part = slice(start, start + NUMPY_BLOCK)
+                results = function(*(_wide(flat[name][part], tensors[name], kind) for name in rule.reads), *numbers)
+                for name, result in zip(rule.writes, results, strict=True):
+                    flat[name][part] = dtypes.encode(np.asarray(result), dtypes.DTYPES[tensors[name].dtype])
+
+
+def _wide(stored: np.ndarray, of: Tensor, kind: np.dtype) -> np.ndarray:
+    return dtypes.decode(stored, dtypes.DTYPES[of.dtype]).astype(kind, copy=False)
+
+
+def scale(tensors: Sequence[Tensor], by: Tensor | float) -> None:
+    """Multiply tensors in place by a number, or by a tensor with one element that stays on the device.
+
+    >>> t = Tensor.from_host([1.0, 2.0])
+    >>> scale([t], 3.0)
+    >>> t.tolist()
+    [3.0, 6.0]
+    """
+    if isinstance(by, Tensor):
+        apply(SCALE, [tensors], (1.0,), by)
+    else:
+        apply(SCALE, [tensors], (float(by),))
+
+
+def zero(tensors: Sequence[Tensor]) -> None:
+    """Set every element to 0, in place."""
+    apply(ZERO, [tensors])
+
+
+def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Overwrite each target with its source, converting dtypes."""
+    apply(COPY, [targets, sources])
+
+
+def clamp(tensors: Sequence[Tensor], most: float) -> None:
+    """Bring every element into ``-most .. most``, in place."""
+    apply(CLAMP, [tensors], (most,))
+
+
+# ---- norms
+
+
+_FOLDS: dict[str, Rule] = {
+    name: Rule(name, ("g",), ("order",), {"value": text}, {})
+    for name, text in {
+        "norm_2": "g * g",
+        "norm_1": "ABS(g)",
+        "norm_inf": "ABS(g)",
+        "norm_p": "POW(ABS(g), order)",
+        "nonfinite": "WHERE(ISFINITE(g), 0, 1)",
+    }.items()
+}
+_ENDS = {"norm_2": 2, "norm_1": 1, "norm_inf": 0, "norm_p": 3, "nonfinite": 0}
+_MAXIMA = ("norm_inf", "nonfinite")
+
+
+def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
+    """The norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
+
+    Nothing waits for the values. NaN and infinity go through to both.
+
+    >>> total, factor = norm([Tensor.from_host([3.0]), Tensor.from_host([[4.0]])], max_norm=10.0)
+    >>> total.item(), factor.item()
+    (5.0, 1.0)
+    """
+    order = float(order)
+    if not order > 0:
+        raise ShapeError(message("norm", "the order of a norm is a positive number or infinity", order=order))
+    known = {1.0: "norm_1", 2.0: "norm_2", math.inf: "norm_inf"}
+    return _fold(known.get(order, "norm_p"), tensors, order if math.isfinite(order) else 1.0, max_norm)
+
+
+def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
+    """1.0 if any element is NaN or infinite, else 0.0: a 0-d tensor on the device of the tensors.
+
+    >>> nonfinite([Tensor.from_host([1.0, float("inf")])]).item()
+    1.0
+    """
+    return _fold("nonfinite", tensors, 1.0, math.inf)[0]
+
+
+def _fold(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -> tuple[Tensor, Tensor]:
+    if not tensors:
+        raise ShapeError(message(name, "there are no tensors to fold"))
+    first = tensors[0]
+    for t in tensors:
+        launch.check_dtype(name, t, name="a tensor")
+        if t.queue is not first.queue and (first.context is None or t.context != first.context):
+            where = {"first": first.device.device_name, "other": t.device.device_name}
+            raise DeviceError(message(name, "the tensors live on different devices", "fold those of each device apart", **where))
+    wide = any(t.dtype == "float64" for t in tensors)
+    fold = _fold_numpy if first.backend == "cpu" else _fold_opencl
+    return fold(name, tensors, "float64" if wide else "float32", order, max_norm)
+
+
+def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
+    queue, rule, real = tensors[0].queue, _FOLDS[name], dtypes.DTYPES[kind]
+    defines = {"FOLD": 1, "MAXIMUM": int(name in _MAXIMA), "ORDER": _ENDS[name]}
+    plans = []
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        same = [t for t in tensors if t.dtype == dtype]
+
+        def make(spread: Spread, slots: int, dtype: str = dtype) -> program.Kernel:
+            return _kernel(queue, rule, [dtypes.DTYPES[dtype]], real, spread, slots, defines)
+
+        plans.append((_plan(queue, (rule, dtype, kind), make, [same]), same))
+    count = sum(batch.groups for plan, _ in plans for batch in plan.batches)
+    partial, total, factor = (Tensor.empty(shape, kind, queue=queue) for shape in ((max(count, 1),), (), ()))
+    start = 0
+    for plan, same in plans:
+        for batch in plan.batches:
+            plan.kernel(queue, batch.groups * plan.local, plan.local, *batch.pick(same), batch.blocks, partial, start, order)
+            start += batch.groups
+    plan = plans[0][0]
+    plan.kernel.program.kernel("finish")(queue, plan.local, plan.local, partial, total, factor, count, order, max_norm)
+    return total, factor
+
+
+def _fold_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
+    total = np.float64(0)
+    with np.errstate(all="ignore"):
+        for t in tensors:
+            values = launch.decoded(t).reshape(-1)
+            for start in range(0, values.size, NUMPY_BLOCK):
+                part = _partial(name, values[start : start + NUMPY_BLOCK], order)
+                total = np.maximum(total, part) if name in _MAXIMA else total + part
+        root = {2: np.sqrt(total), 3: total ** (1 / order)}.get(_ENDS[name], total)
+        factor = np.minimum(max_norm / (root + 1e-6), 1.0)
+    queue, real = tensors[0].queue, dtypes.DTYPES[kind].storage
+    return Tensor._of_array(np.asarray(root, real), kind, queue), Tensor._of_array(np.asarray(factor, real), kind, queue)
+
+
+def _partial(name: str, values: np.ndarray, order: float) -> Any:
+    """Sums are kept in float64: NumPy adds float32 in float32."""
+    if name == "nonfinite":
+        return np.float64(not np.isfinite(values).all())
+    if name == "norm_inf":
+        return np.abs(values).max().astype(np.float64)
+    wide = values.astype(np.float64)
+    return wide @ wide if name == "norm_2" else (np.abs(wide) ** order).sum()
