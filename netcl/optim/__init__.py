@@ -1,0 +1,31 @@
+"""Optimizers, learning-rate schedules, gradient clipping, averages of weights.
+
+All parameters of a model are updated in a handful of launches; options of an update are numbers handed to the kernel, so
+changing them compiles nothing. State has torch's form, and a torch optimizer's ``state_dict`` loads.
+"""
+
+from netcl.optim.adam import Adam, AdamW
+from netcl.optim.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
+from netcl.optim.ema import ModelEMA
+from netcl.optim.lion import Lion
+from netcl.optim.optimizer import Optimizer
+from netcl.optim.rmsprop import RMSProp, RMSprop
+from netcl.optim.schedule import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    Scheduler,
+    StepLR,
+    WarmupCosine,
+)
+from netcl.optim.sgd import SGD, Momentum
+
+__all__ = [
+    "SGD", "Adam", "AdamW", "CosineAnnealingLR", "ExponentialLR", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum", "MultiStepLR",
+    "OneCycleLR", "Optimizer", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Scheduler", "StepLR", "WarmupCosine", "clip_grad_norm",
+    "clip_grad_norm_device", "clip_grad_value",
+]  # fmt: skip

@@ -1,0 +1,101 @@
+"""Adam and AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from netcl.core.errors import message
+from netcl.ops.update import Rule
+from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
+
+
+@cache
+def _rule(amsgrad: bool) -> Rule:
+    lines = {
+        "grad": "g * (factor * sign) + weight_decay * p",
+        "new_m": "m + (grad - m) * take1",
+        "new_v": "beta2 * v + take2 * grad * grad",
+        **({"new_most": "MAX(most, new_v)"} if amsgrad else {}),
+        "denominator": f"SQRT({'new_most' if amsgrad else 'new_v'}) * correction + eps",
+        "new_p": "p * keep - step_size * new_m / denominator",
+    }
+    tensors, writes = ("p", "g", "m", "v"), {"p": "new_p", "m": "new_m", "v": "new_v"}
+    scalars = ("step_size", "weight_decay", "keep", "sign", "take1", "beta2", "take2", "correction", "eps")
+    if amsgrad:
+        return Rule("amsgrad", (*tensors, "most"), scalars, lines, {**writes, "most": "new_most"})
+    return Rule("adam", tensors, scalars, lines, writes)
+
+
+class Adam(Optimizer):
+    """Running averages of the gradient and of its square: ``p -= lr * m' / (sqrt(v') + eps)``, primes for bias correction.
+
+    ``amsgrad`` divides by the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient;
+    with ``decoupled_weight_decay`` it shrinks the parameter instead, which is :class:`AdamW`. ``master_weights`` keeps
+    float32 copies of half parameters.
+
+    >>> from netcl.core.tensor import Tensor
+    >>> w = Tensor.from_host([1.0, 2.0], requires_grad=True)
+    >>> opt = Adam([w], lr=0.5)
+    >>> w.grad = Tensor.from_host([3.0, -100.0])
+    >>> opt.step()
+    >>> w.to_host().round(5).tolist()
+    [0.5, 2.5]
+    """
+
+    names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    counts = True
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False, decoupled_weight_decay: bool = False,
+        master_weights: bool = False,
+    ):  # fmt: skip
+        super().__init__(params, {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay, "master_weights": master_weights,
+        })  # fmt: skip
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        check_betas(self.op, group["betas"])
+        check_number(self.op, "eps", group["eps"])
+
+    def tensors(self, group: Group) -> tuple[str, ...]:
+        return self.names if group["amsgrad"] else self.names[:2]
+
+    def rule(self, group: Group) -> Rule:
+        return _rule(bool(group["amsgrad"]))
+
+    def numbers(self, group: Group, age: int) -> Mapping[str, float]:
+        beta1, beta2 = group["betas"]
+        decay, decoupled = group["weight_decay"], group["decoupled_weight_decay"]
+        return {
+            "step_size": group["lr"] / (1 - beta1**age),
+            "weight_decay": 0.0 if decoupled else decay,
+            "keep": 1 - group["lr"] * decay if decoupled else 1.0,
+            "sign": -1.0 if group["maximize"] else 1.0,
+            "take1": 1 - beta1,
+            "beta2": beta2,
+            "take2": 1 - beta2,
+            "correction": 1 / math.sqrt(1 - beta2**age),
+            "eps": group["eps"],
+        }
+
+
+class AdamW(Adam):
+    """:class:`Adam` whose weight decay shrinks the parameters by ``1 - lr * weight_decay`` and leaves the averages alone."""
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, master_weights: bool = False,
+    ):  # fmt: skip
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True,
+                         master_weights=master_weights)  # fmt: skip
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        if not group["decoupled_weight_decay"]:
+            raise ValueError(message(self.op, "weight decay is always decoupled here", "use Adam"))

@@ -1,0 +1,116 @@
+"""Gradients kept within bounds: by the norm of all of them together, or element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import update
+
+Parameters = Tensor | Iterable[Tensor]
+
+
+def _gradients(op: str, parameters: Parameters, **bound: float) -> list[Tensor]:
+    for name, value in bound.items():
+        if not value >= 0:
+            raise ValueError(message(op, f"{name} cannot be negative or NaN", **{name: value}))
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return [p.grad for p in given if p.grad is not None]
+
+
+def _check_order(op: str, norm_type: float) -> float:
+    order = float(norm_type)
+    if not order > 0:
+        raise ShapeError(message(op, "norm_type must be a positive number or infinity", norm_type=norm_type))
+    return order
+
+
+def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    found: dict[object, list[Tensor]] = {}
+    for t in tensors:
+        found.setdefault(t.context, []).append(t)
+    return list(found.values())
+
+
+def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
+    """The norm over several devices, from the norms of each: all are started before the first is read."""
+    norms = [total.item() for total in [update.norm(tensors, order)[0] for tensors in devices]]
+    if len(norms) == 1:
+        return float(norms[0])
+    with np.errstate(all="ignore"):
+        return float(np.linalg.norm(np.array(norms, np.float64), order))
+
+
+def clip_factor(gradients: Sequence[Tensor], max_norm: float, order: float = 2.0) -> tuple[Tensor, Tensor | float]:
+    """The norm of all gradients and the factor that brings it down to ``max_norm``, both on the device if there is one only."""
+    devices = _by_device(gradients)
+    if len(devices) == 1:
+        return update.norm(gradients, order, max_norm)
+    total = _host_norm(devices, order)
+    return Tensor.from_host(gradients[0].queue, np.float32(total)), _factor(total, max_norm)
+
+
+def _factor(total: float, max_norm: float) -> float:
+    factor = max_norm / (total + 1e-6)
+    return 1.0 if factor > 1 else factor  # a NaN stays one
+
+
+def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
+    """Scale gradients in place so that their norm, taken over all of them together, is at most ``max_norm``; gives the norm.
+
+    Waits for the device, since the norm is a Python number. ``norm_type`` is the order: a positive number or ``math.inf``.
+    A norm that is NaN or infinite makes the gradients so, or raises if ``error_if_nonfinite``.
+
+    >>> w = Tensor.from_host([0.0, 0.0], requires_grad=True)
+    >>> w.grad = Tensor.from_host([30.0, 40.0])
+    >>> clip_grad_norm([w], max_norm=5.0)
+    50.0
+    >>> w.grad.to_host().round(4).tolist()
+    [3.0, 4.0]
+    """
+    op = "clip_grad_norm"
+    gradients, order = _gradients(op, parameters, max_norm=max_norm), _check_order(op, norm_type)
+    if not gradients:
+        return 0.0
+    total = _host_norm(_by_device(gradients), order)
+    if error_if_nonfinite and not math.isfinite(total):
+        remedy = "skip this step, or find the first bad op with netcl.autograd.detect_anomaly()"
+        raise FloatingPointError(message(op, "the norm of the gradients is not finite", remedy, norm=total))
+    factor = _factor(total, max_norm)
+    if factor != 1.0:
+        update.scale(gradients, factor)
+    return total
+
+
+def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """As :func:`clip_grad_norm`, without waiting: norm and factor stay on the device, and the norm is given as a 0-d tensor.
+
+    All gradients must live on one device.
+    """
+    op = "clip_grad_norm_device"
+    gradients, order = _gradients(op, parameters, max_norm=max_norm), _check_order(op, norm_type)
+    if not gradients:
+        return Tensor.zeros(())
+    devices = _by_device(gradients)
+    if len(devices) > 1:
+        places = [tensors[0].device.device_name for tensors in devices]
+        raise DeviceError(message(op, "the gradients live on different devices", "use clip_grad_norm", devices=places))
+    total, factor = update.norm(gradients, order, max_norm)
+    update.scale(gradients, factor)
+    return total
+
+
+def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
+    """Bring every element of every gradient into ``-clip_value .. clip_value``, in place.
+
+    >>> w = Tensor.from_host([0.0, 0.0], requires_grad=True)
+    >>> w.grad = Tensor.from_host([0.5, -7.0])
+    >>> clip_grad_value([w], 1.0)
+    >>> w.grad.tolist()
+    [0.5, -1.0]
+    """
+    update.clamp(_gradients("clip_grad_value", parameters, clip_value=clip_value), float(clip_value))

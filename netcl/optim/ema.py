@@ -1,0 +1,120 @@
+"""A running average of a model's weights, to evaluate with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import update
+from netcl.optim.optimizer import HALVES, check_number
+
+_RULE = update.Rule("ema", ("e", "p"), ("take",), {"new_e": "e + (p - e) * take"}, {"e": "new_e"})
+
+
+def _named(model: Any) -> dict[str, Tensor]:
+    """The parameters of a module, a mapping or a list, by name."""
+    if hasattr(model, "named_parameters"):
+        pairs: Iterable[tuple[str, Any]] = model.named_parameters()
+    elif isinstance(model, Mapping):
+        pairs = model.items()
+    else:
+        pairs = ((str(i), p) for i, p in enumerate([model] if isinstance(model, Tensor) else model))
+    named = dict(pairs)
+    for name, p in named.items():
+        if not isinstance(p, Tensor) or not dtypes.DTYPES[p.dtype].is_float:
+            raise TypeError(message("ModelEMA", f"{name!r} is not a tensor of floats", "pass a module or its parameters"))
+    if not named:
+        raise ValueError(message("ModelEMA", "there are no parameters to average", "pass a module or its parameters"))
+    return named
+
+
+class ModelEMA:
+    """Keeps ``shadow = decay * shadow + (1 - decay) * weight`` for every parameter of a model.
+
+    Call :meth:`update` after each optimizer step; ``with ema.applied(): ...`` evaluates with the averages. Averages of half
+    parameters are kept in float32. Buffers (running statistics) stay the model's own. ``warmup`` lets early averages follow
+    faster: step n uses a decay of at most ``(1 + n) / (10 + n)``.
+
+    ``model`` is a module, a dict of tensors by name, or a list of tensors.
+
+    >>> w = Tensor.from_host([1.0])
+    >>> ema = ModelEMA([w], decay=0.5)
+    >>> ema.update(), w.from_host([3.0]), ema.update()  # doctest: +ELLIPSIS
+    (None, Tensor(...), None)
+    >>> with ema.applied():
+    ...     w.tolist()
+    [2.0]
+    >>> w.tolist()
+    [3.0]
+    """
+
+    def __init__(self, model: Any, decay: float = 0.999, *, warmup: bool = False):
+        check_number("ModelEMA", "decay", decay, 0.0, 1.0 + 2**-52)
+        self.decay = float(decay)
+        self.warmup = warmup
+        self.updates = 0
+        self._parameters = _named(model)
+        self.shadow = {name: Tensor.empty(p.shape, _kind(p), queue=p.queue, persistent=True) for name, p in self._parameters.items()}
+        self._kept: list[Tensor] | None = None
+        update.copy(list(self.shadow.values()), list(self._parameters.values()))
+
+    def update(self) -> None:
+        """Let the averages follow the parameters by one step."""
+        if self._kept is not None:
+            raise RuntimeError(message("ModelEMA", "the averages are applied to the model", "call restore() before update()"))
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
+        update.apply(_RULE, [list(self.shadow.values()), list(self._parameters.values())], (1 - decay,))
+
+    def apply(self) -> None:
+        """Put the averages into the model; :meth:`restore` brings its own weights back."""
+        if self._kept is not None:
+            raise RuntimeError(message("ModelEMA", "the averages are applied already", "call restore() first"))
+        self._kept = [p._copy() for p in self._parameters.values()]
+        update.copy(list(self._parameters.values()), list(self.shadow.values()))
+
+    def restore(self) -> None:
+        """Put the model's own weights back after :meth:`apply`."""
+        if self._kept is None:
+            raise RuntimeError(message("ModelEMA", "there is nothing to restore", "call apply() first"))
+        update.copy(list(self._parameters.values()), self._kept)
+        self._kept = None
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The averages in the model for a block."""
+        self.apply()
+        try:
+            yield
+        finally:
+            self.restore()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Averages by name (the tensors themselves, not copies), decay and number of updates."""
+        return {"decay": self.decay, "warmup": self.warmup, "updates": self.updates, "shadow": dict(self.shadow)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a :meth:`state_dict`; nothing is changed if a name or a shape does not fit."""
+        saved = state_dict["shadow"]
+        missing, unexpected = (sorted(set(a) - set(b)) for a, b in ((self.shadow, saved), (saved, self.shadow)))
+        if missing or unexpected:
+            what = "the state was saved for other parameters"
+            raise ValueError(message("ModelEMA", what, missing=missing, unexpected=unexpected))
+        values = {name: saved[name].to_host() if isinstance(saved[name], Tensor) else np.asarray(saved[name]) for name in self.shadow}
+        for name, t in self.shadow.items():
+            if values[name].shape != t.shape:
+                raise ShapeError(message("ModelEMA", f"{name!r} has another shape", saved=values[name].shape, parameter=t.shape))
+        self.decay, self.updates = float(state_dict["decay"]), int(state_dict["updates"])
+        self.warmup = bool(state_dict.get("warmup", self.warmup))
+        for name, t in self.shadow.items():
+            t.from_host(values[name])
+
+
+def _kind(p: Tensor) -> str:
+    return "float32" if p.dtype in HALVES else p.dtype

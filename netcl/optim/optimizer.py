@@ -1,0 +1,306 @@
+"""What all optimizers share: parameter groups, state, and one update of all parameters in a handful of launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import update
+from netcl.optim.clip import clip_factor
+
+Group = dict[str, Any]
+HALVES = ("float16", "bfloat16")
+#: Switches of torch's implementation that mean nothing here; they are dropped when a torch state is loaded.
+TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", "param_names"})
+
+#: Keys a group may have beside an optimizer's options; any other is taken for a misspelt option.
+EXTRA_OPTIONS = frozenset({"params", "name", "initial_lr"})
+
+
+def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
+    """``ValueError`` unless ``value`` is a number with ``low <= value < below``."""
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not number or not low <= value < below:
+        bounds = f"at least {low:g}" if below == math.inf else f"at least {low:g} and below {below:g}"
+        raise ValueError(message(op, f"{name} must be a number, {bounds}", **{name: value}))
+
+
+def check_betas(op: str, betas: Any) -> None:
+    """``ValueError`` unless ``betas`` are two numbers in [0, 1)."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(message(op, "betas are two numbers", betas=betas))
+    for i, beta in enumerate(betas, 1):
+        check_number(op, f"beta{i}", beta, 0.0, 1.0)
+
+
+class Optimizer:
+    """Changes parameters by their gradients.
+
+    ``params`` are tensors, or dicts with the key ``"params"`` and options of their own: parameter groups. A subclass says
+    what an element's new value is (:meth:`rule`), what it remembers of each parameter (:meth:`tensors`) and which numbers
+    change from step to step (:meth:`numbers`); everything else is here.
+
+    ``param_groups`` is a list of dicts that may be changed between steps (``opt.param_groups[0]["lr"] = 0.01``); ``state``
+    maps a parameter to what is remembered of it. Parameters without a gradient are left out of a step.
+    """
+
+    #: Every name a parameter's state may have, in the order a torch state has them.
+    names: ClassVar[tuple[str, ...]] = ()
+    #: Whether the number of a parameter's steps is part of its state.
+    counts: ClassVar[bool] = False
+
+    def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]):
+        self.op = type(self).__name__
+        if isinstance(params, Tensor):
+            raise TypeError(message(self.op, "parameters are given as a list", "pass [tensor], or model.parameters()", shape=params.shape))
+        given = list(params)
+        if not given:
+            raise ValueError(message(self.op, "there are no parameters to optimize", "pass model.parameters()"))
+        self.defaults = dict(defaults)
+        self.param_groups: list[Group] = []
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        self._places: dict[int, str] = {}
+        for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
+            self.add_param_group(group)
+
+    # ---- what a subclass says
+
+    def rule(self, group: Group) -> update.Rule:
+        """The update of one element; its tensors are ``p``, ``g`` and one per name of :meth:`tensors`."""
+        raise NotImplementedError
+
+    def tensors(self, group: Group) -> tuple[str, ...]:
+        """The names of the tensors that are remembered of each parameter of a group."""
+        raise NotImplementedError
+
+    def numbers(self, group: Group, age: int) -> Mapping[str, float]:
+        """The values of the rule's scalars for parameters of which ``age`` steps were taken, this one included."""
+        raise NotImplementedError
+
+    def check(self, group: Group) -> None:
+        """Raise if an option of a group is out of range."""
+        check_number(self.op, "lr", group["lr"])
+        check_number(self.op, "weight_decay", group["weight_decay"])
+
+    # ---- groups
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Add parameters with options of their own; options that are not named are the optimizer's.
+
+        >>> from netcl.optim import SGD
+        >>> a, b = (Tensor.from_host([1.0], requires_grad=True) for _ in range(2))
+        >>> opt = SGD([a], lr=0.1)
+        >>> opt.add_param_group({"params": [b], "lr": 0.01})
+        >>> [group["lr"] for group in opt.param_groups]
+        [0.1, 0.01]
+        """
+        if not isinstance(group, Mapping) or "params" not in group:
+            raise TypeError(message(self.op, "a parameter group is a dict with the key 'params'", group=type(group).__name__))
+        params = group["params"]
+        made = {**self.defaults, **group, "params": [params] if isinstance(params, Tensor) else list(params)}
+        unknown = sorted(set(group) - set(self.defaults) - EXTRA_OPTIONS)
+        if unknown:
+            raise ValueError(message(self.op, f"a parameter group has no option {unknown[0]!r}", f"known are {', '.join(self.defaults)}"))
+        if not made["params"]:
+            raise ValueError(message(self.op, "a parameter group is empty", group=len(self.param_groups)))
+        self.check(made)
+        places: dict[int, str] = {}
+        for i, p in enumerate(made["params"]):
+            place = f"parameter {i} of group {len(self.param_groups)}"
+            self._check_parameter(p, place, places)
+            places[id(p)] = place
+        self._places |= places
+        self.param_groups.append(made)
+
+    def _check_parameter(self, p: Any, place: str, earlier: Mapping[int, str]) -> None:
+        if not isinstance(p, Tensor):
+            raise TypeError(message(self.op, f"{place} is not a Tensor", "pass model.parameters()", type=type(p).__name__))
+        if not dtypes.DTYPES[p.dtype].is_float:
+            raise DtypeError(message(self.op, f"{place} is not of a float dtype", dtype=p.dtype, shape=p.shape))
+        if p.grad_fn is not None:
+            remedy = "optimize the tensor it was computed from, or its detach()"
+            raise ValueError(message(self.op, f"{place} was computed from other tensors", remedy, by=p.grad_fn.name, shape=p.shape))
+        again = earlier.get(id(p)) or self._places.get(id(p))
+        if again:
+            raise ValueError(message(self.op, f"{place} is given twice", "name every parameter once", first=again, shape=p.shape))
+
+    # ---- steps
+
+    def step(self, max_norm: float | None = None) -> Tensor | None:
+        """Change every parameter that has a gradient.
+
+        ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
+        the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor that nothing has waited for.
+        """
+        live = [(group, self._with_gradient(group)) for group in self.param_groups]
+        gradients = [g for _, params in live for p in params if (g := p.grad) is not None]
+        if max_norm is not None:
+            check_number(self.op, "max_norm", max_norm)
+        total, factor = clip_factor(gradients, max_norm) if max_norm is not None and gradients else (None, 1.0)
+        for group, params in live:
+            rule = self.rule(group)
+            for age, roles in self._roles(group, params):
+                numbers = self.numbers(group, age)
+                used = rule if len(roles) == len(rule.tensors) else rule.with_copy("p", "low")
+                update.apply(used, roles, [numbers[name] for name in rule.scalars], factor)
+        return total
+
+    def _with_gradient(self, group: Group) -> list[Tensor]:
+        found = []
+        for p in group["params"]:
+            g = p.grad
+            if g is not None:
+                if g.shape != p.shape or g.queue is not p.queue or g.dtype != p.dtype:
+                    self._check_gradient(p, g)
+                found.append(p)
+        return found
+
+    def _check_gradient(self, p: Tensor, g: Tensor) -> None:
+        if g.shape != p.shape:
+            raise ShapeError(message(self.op, "a gradient has another shape than its parameter", gradient=g.shape, parameter=p.shape))
+        if g.queue is not p.queue and (p.context is None or g.context != p.context):
+            where = {"gradient": g.device.device_name, "parameter": p.device.device_name}
+            raise DeviceError(message(self.op, "a gradient lives on another device than its parameter", shape=p.shape, **where))
+        if not dtypes.DTYPES[g.dtype].is_float:
+            raise DtypeError(message(self.op, "a gradient is not of a float dtype", dtype=g.dtype, shape=g.shape))
+
+    def _roles(self, group: Group, params: Sequence[Tensor]) -> Iterator[tuple[int, list[list[Tensor]]]]:
+        """Parameters of one age together: the age, and one list of tensors per role."""
+        names = self.tensors(group)
+        found: dict[tuple[int, bool], list[list[Tensor]]] = {}
+        for p in params:
+            state = self.state.setdefault(p, {})
+            age = self._age(state)
+            row: list[Any] = [p, p.grad, *[state[name] if name in state else self._remember(p, state, name) for name in names]]
+            mastered = group["master_weights"] and p.dtype in HALVES
+            if mastered:
+                row = [self._master(p, state), *row[1:], p]
+            roles = found.setdefault((age, mastered), [[] for _ in row])
+            for role, t in zip(roles, row, strict=True):
+                role.append(t)
+        return ((age, roles) for (age, _), roles in found.items())
+
+    def _age(self, state: dict[str, Any]) -> int:
+        """The number of this step for a parameter; where that is not counted, 1 for its first step and 2 for all others."""
+        if self.counts:
+            state["step"] = state.get("step", 0) + 1
+            return state["step"]
+        return 2 if any(name in state for name in self.names) else 1
+
+    def _remember(self, p: Tensor, state: dict[str, Any], name: str) -> Tensor:
+        """A new tensor of zeros in a parameter's state; float32 also for halves."""
+        state[name] = Tensor.zeros(p.shape, "float64" if p.dtype == "float64" else "float32", queue=p.queue, persistent=True)
+        return state[name]
+
+    def _master(self, p: Tensor, state: dict[str, Any]) -> Tensor:
+        if "master" not in state:
+            state["master"] = Tensor.empty(p.shape, "float32", queue=p.queue, persistent=True)
+            update.copy([state["master"]], [p])
+        return state["master"]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or (``set_to_none=False``) fill them with zeros in place."""
+        given = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if set_to_none:
+            for p in given:
+                p.grad = None
+            return
+        for p in given:
+            p.grad.grad_fn, p.grad.requires_grad = None, False
+        update.zero([p.grad for p in given])
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in torch's form: ``state`` by the number of the parameter, and ``param_groups``.
+
+        The tensors are the optimizer's own, not copies: a later step changes them.
+        """
+        number = {id(p): i for i, p in enumerate(self._parameters())}
+        groups = [{**{key: value for key, value in group.items() if key != "params"}, "params": [number[id(p)] for p in group["params"]]}
+                  for group in self.param_groups]  # fmt: skip
+        return {"state": {number[id(p)]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a :meth:`state_dict`, or from one that torch made for the same parameters in the same order.
+
+        Tensors may be netcl's, NumPy arrays or anything with ``__array__``; they are copied. Nothing is changed if something
+        does not fit.
+        """
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+            raise ValueError(message(self.op, "an optimizer's state has the keys 'state' and 'param_groups'", has=_keys(state_dict)))
+        groups = self._loaded_groups(state_dict["param_groups"])
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = dict(zip(numbers, self._parameters(), strict=True))
+        group_of = {id(p): group for group in groups for p in group["params"]}
+        state = {}
+        for number, saved in state_dict["state"].items():
+            number = int(number) if isinstance(number, str) and number.isdecimal() else number
+            if number not in parameters:
+                raise ValueError(message(self.op, f"the state names parameter {number!r}, which no group has", parameters=len(numbers)))
+            p = parameters[number]
+            state[p] = self._loaded_state(p, number, saved, group_of[id(p)])
+        self.state = state
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.clear()
+            group.update(loaded)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[Group]:
+        have, given = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
+        if have != given:
+            what = "the state was saved with other parameter groups"
+            raise ValueError(message(self.op, what, parameters_of_groups=have, saved=given))
+        loaded = []
+        for group, of in zip(self.param_groups, saved, strict=True):
+            options = {key: self._plain(value) for key, value in of.items() if key not in TORCH_SWITCHES and key != "params"}
+            made = {**group, **options, "params": group["params"]}
+            self.check(made)
+            loaded.append(made)
+        return loaded
+
+    def _plain(self, value: Any) -> Any:
+        """An option as it was before a file made a list or a 0-d array of it."""
+        if isinstance(value, (list, tuple)):
+            return tuple(self._plain(part) for part in value)
+        return value.item() if hasattr(value, "item") else value
+
+    def _loaded_state(self, p: Tensor, number: int, saved: Mapping[str, Any], group: Group) -> dict[str, Any]:
+        given = {name: value for name, value in saved.items() if value is not None}
+        unknown = sorted(set(given) - {*self.names, "master"} - ({"step"} if self.counts else set()))
+        if unknown:
+            remedy = f"known are {', '.join(self.names)}: was it saved by another optimizer?"
+            raise ValueError(message(self.op, f"the state of parameter {number} has the unknown entry {unknown[0]!r}", remedy))
+        missing = [name for name in (*(("step",) if self.counts else ()), *self.tensors(group)) if given and name not in given]
+        if missing:
+            raise ValueError(message(self.op, f"the state of parameter {number} lacks {missing[0]!r}", has=_keys(given)))
+        made: dict[str, Any] = {"step": int(np.asarray(given["step"]))} if "step" in given else {}
+        for name in (*self.names, "master"):
+            if name in given:
+                made[name] = self._loaded_tensor(p, number, name, given[name])
+        return made
+
+    def _loaded_tensor(self, p: Tensor, number: int, name: str, value: Any) -> Tensor:
+        values = value.to_host() if isinstance(value, Tensor) else np.asarray(value)
+        if values.shape != p.shape:
+            what = f"{name!r} of parameter {number} has another shape than the parameter"
+            raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
+        kind = "float64" if p.dtype == "float64" else "float32"
+        return Tensor.from_host(p.queue, values, kind, persistent=True)
+
+    def __repr__(self) -> str:
+        lines = [f"  group {i}: {len(group['params'])} parameters, " + ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")
+                 for i, group in enumerate(self.param_groups)]  # fmt: skip
+        return "\n".join([f"{self.op}(", *lines, ")"])
+
+
+def _keys(of: Any) -> list[str]:
+    return sorted(map(str, of)) if isinstance(of, Mapping) else [type(of).__name__]

@@ -1,0 +1,406 @@
+"""Learning rates that change: schedulers take the optimizer and set ``lr`` of its groups at every :meth:`Scheduler.step`.
+
+The numbers are torch's, bit for bit where its schedulers are recursive: each new rate is made from the group's present
+one, so that several schedulers may act on one optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from netcl.core.errors import message
+from netcl.optim.optimizer import Group, Optimizer, check_number
+
+
+def _check_steps(op: str, **steps: Any) -> None:
+    for name, value in steps.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(message(op, f"{name} must be a positive integer", **{name: value}))
+
+
+def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
+    """One value for every group, or one for each."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value] * count
+    if len(values) != count:
+        raise ValueError(message(op, f"{name} has one value per parameter group", given=len(values), groups=count))
+    return values
+
+
+def _check_optimizer(op: str, optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(message(op, "the first argument is the optimizer", given=type(optimizer).__name__))
+
+
+class Scheduler:
+    """Sets the learning rate of every group, once at the start and then at each :meth:`step`.
+
+    A subclass gives :meth:`rates`. ``last_epoch`` counts the steps; to resume, load the state of optimizer and scheduler.
+    """
+
+    _not_saved: tuple[str, ...] = ("optimizer",)
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
+        op = type(self).__name__
+        _check_optimizer(op, optimizer)
+        for i, group in enumerate(optimizer.param_groups):
+            if last_epoch == -1:
+                group.setdefault("initial_lr", group["lr"])
+            elif "initial_lr" not in group:
+                remedy = "load the optimizer's state first, or leave last_epoch out"
+                raise ValueError(message(op, f"group {i} has no 'initial_lr' to resume from", remedy, last_epoch=last_epoch))
+        self.optimizer = optimizer
+        self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+        self.last_epoch = last_epoch
+        self._advance(first=True)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        """The learning rate of every group at ``last_epoch``; ``first`` in the constructor."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> list[Group]:
+        return self.optimizer.param_groups
+
+    def present(self) -> list[float]:
+        """The learning rates as they are."""
+        return [group["lr"] for group in self.groups]
+
+    def step(self) -> None:
+        """Go on by one step (or epoch: whatever the schedule was told to count)."""
+        self._advance()
+
+    def _advance(self, first: bool = False) -> None:
+        self.last_epoch += 1
+        for group, rate in zip(self.groups, self.rates(first), strict=True):
+            group["lr"] = rate
+        self._last_lr = self.present()
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of every group, as this scheduler set it last."""
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer: numbers, strings and lists of them."""
+        return {key: value for key, value in vars(self).items() if key not in self._not_saved}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a :meth:`state_dict`; entries that this scheduler does not have (torch's, say) are passed over."""
+        own = self.state_dict()
+        missing = sorted({"last_epoch", "_last_lr", "base_lrs", "best"} & set(own) - set(state_dict))
+        if missing:
+            raise ValueError(message(type(self).__name__, f"the state lacks {missing[0]!r}", "was it saved by another scheduler?"))
+        vars(self).update({key: state_dict[key] for key in own if key in state_dict})
+
+
+class LambdaLR(Scheduler):
+    """``initial lr * lr_lambda(step)``; one function, or one per group. Functions are not part of the state.
+
+    >>> from netcl.core.tensor import Tensor
+    >>> from netcl.optim import SGD
+    >>> opt = SGD([Tensor.from_host([1.0])], lr=1.0)
+    >>> schedule = LambdaLR(opt, lambda step: 0.5**step)
+    >>> schedule.step()
+    >>> opt.param_groups[0]["lr"]
+    0.5
+    """
+
+    _not_saved = ("optimizer", "lr_lambdas")
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]], last_epoch: int = -1):
+        _check_optimizer("LambdaLR", optimizer)
+        self.lr_lambdas = _per_group("LambdaLR", "lr_lambda", lr_lambda, len(optimizer.param_groups))
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        return [base * function(self.last_epoch) for base, function in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+
+
+class StepLR(Scheduler):
+    """Multiplies by ``gamma`` every ``step_size`` steps."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
+        _check_steps("StepLR", step_size=step_size)
+        self.step_size = step_size
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        due = self.last_epoch > 0 and self.last_epoch % self.step_size == 0
+        return [lr * self.gamma for lr in self.present()] if due else self.present()
+
+
+class MultiStepLR(Scheduler):
+    """Multiplies by ``gamma`` at each of the ``milestones`` (twice at one that is named twice)."""
+
+    def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1):
+        self.milestones = sorted(milestones)
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        times = self.milestones.count(self.last_epoch)
+        return [lr * self.gamma**times for lr in self.present()] if times else self.present()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As of every scheduler; torch counts its milestones in a dict."""
+        super().load_state_dict(state_dict)
+        if isinstance(self.milestones, Mapping):
+            self.milestones = sorted(Counter({int(at): times for at, times in self.milestones.items()}).elements())
+
+
+class ExponentialLR(Scheduler):
+    """Multiplies by ``gamma`` at every step."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1):
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        return self.present() if first else [lr * self.gamma for lr in self.present()]
+
+
+class LinearLR(Scheduler):
+    """Moves a factor on the learning rate evenly from ``start_factor`` to ``end_factor`` in ``total_iters`` steps."""
+
+    def __init__(
+        self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
+    ):
+        if not 0 < start_factor <= 1:
+            raise ValueError(message("LinearLR", "start_factor must be above 0 and at most 1", start_factor=start_factor))
+        if not 0 <= end_factor <= 1:
+            raise ValueError(message("LinearLR", "end_factor must be from 0 to 1", end_factor=end_factor))
+        _check_steps("LinearLR", total_iters=total_iters)
+        self.start_factor = start_factor
+        self.end_factor = end_factor
+        self.total_iters = total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        if self.last_epoch == 0:
+            return [lr * self.start_factor for lr in self.present()]
+        if first or self.last_epoch > self.total_iters:
+            return self.present()
+        rise = self.end_factor - self.start_factor
+        before = self.total_iters * self.start_factor + (self.last_epoch - 1) * rise
+        return [lr * (1.0 + rise / before) for lr in self.present()]
+
+
+class CosineAnnealingLR(Scheduler):
+    """Half a cosine from the initial learning rate down to ``eta_min`` in ``T_max`` steps, and back up in as many."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
+        _check_steps("CosineAnnealingLR", T_max=T_max)
+        self.T_max = T_max
+        self.eta_min = eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        if first:
+            return self.present()
+        if (self.last_epoch - 1 - self.T_max) % (2 * self.T_max) == 0:  # the rate is eta_min: a ratio would divide by 0
+            rise = 1 - math.cos(math.pi / self.T_max)
+            return [lr + (base - self.eta_min) * rise / 2 for lr, base in zip(self.present(), self.base_lrs, strict=True)]
+        now, before = (1 + math.cos(math.pi * step / self.T_max) for step in (self.last_epoch, self.last_epoch - 1))
+        return [now / before * (lr - self.eta_min) + self.eta_min for lr in self.present()]
+
+
+class WarmupCosine(Scheduler):
+    """Rises evenly for ``warmup_steps``, then follows half a cosine down to ``min_lr`` at ``total_steps``, and stays there.
+
+    The first rate is ``start_factor`` times the initial one, by default ``1 / (warmup_steps + 1)``, so that no step is lost
+    at a rate of 0.
+
+    >>> from netcl.core.tensor import Tensor
+    >>> from netcl.optim import SGD
+    >>> opt = SGD([Tensor.from_host([1.0])], lr=1.0)
+    >>> schedule = WarmupCosine(opt, warmup_steps=3, total_steps=5)
+    >>> rates = [opt.param_groups[0]["lr"]]
+    >>> for _ in range(5):
+    ...     schedule.step()
+    ...     rates.append(round(opt.param_groups[0]["lr"], 6))
+    >>> rates
+    [0.25, 0.5, 0.75, 1.0, 0.5, 0.0]
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, warmup_steps: int, total_steps: int, min_lr: float = 0.0, start_factor: float | None = None,
+        last_epoch: int = -1,
+    ):  # fmt: skip
+        _check_steps("WarmupCosine", total_steps=total_steps)
+        if not 0 <= warmup_steps < total_steps:
+            what = "warmup_steps must be from 0 to total_steps - 1"
+            raise ValueError(message("WarmupCosine", what, warmup_steps=warmup_steps, total_steps=total_steps))
+        self.warmup_steps = warmup_steps
+        self.total_steps = total_steps
+        self.min_lr = min_lr
+        self.start_factor = 1 / (warmup_steps + 1) if start_factor is None else start_factor
+        check_number("WarmupCosine", "start_factor", self.start_factor)
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        step, warm = self.last_epoch, self.warmup_steps
+        if step < warm:
+            factor = self.start_factor + (1 - self.start_factor) * step / warm
+            return [base * factor for base in self.base_lrs]
+        done = min((step - warm) / (self.total_steps - warm), 1.0)
+        return [self.min_lr + (base - self.min_lr) * (1 + math.cos(math.pi * done)) / 2 for base in self.base_lrs]
+
+
+class OneCycleLR(Scheduler):
+    """Up from ``max_lr / div_factor`` to ``max_lr`` in the first ``pct_start`` of the steps, then down to almost nothing.
+
+    The length is ``total_steps``, or ``epochs * steps_per_epoch``. ``cycle_momentum`` moves momentum (or the first beta) the
+    other way, between ``max_momentum`` and ``base_momentum``. The lowest rate is the first one over ``final_div_factor``.
+    ``three_phase`` comes down as slowly as it went up before the last descent.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None, epochs: int | None = None,
+        steps_per_epoch: int | None = None, pct_start: float = 0.3, anneal_strategy: str = "cos", cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.85, max_momentum: float | Sequence[float] = 0.95, div_factor: float = 25.0,
+        final_div_factor: float = 1e4, three_phase: bool = False, last_epoch: int = -1,
+    ):  # fmt: skip
+        op = "OneCycleLR"
+        _check_optimizer(op, optimizer)
+        self.total_steps = _cycle_length(total_steps, epochs, steps_per_epoch)
+        check_number(op, "pct_start", pct_start, 0.0, 1.0 + 2**-52)
+        if anneal_strategy not in ("cos", "linear"):
+            raise ValueError(message(op, "anneal_strategy is 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
+        if cycle_momentum and not {"momentum", "betas"} & set(optimizer.defaults):
+            raise ValueError(message(op, "the optimizer has neither a momentum nor betas", "pass cycle_momentum=False"))
+        self.anneal_strategy = anneal_strategy
+        self.cycle_momentum = cycle_momentum
+        self.phases = _phases(self.total_steps, pct_start, three_phase)
+        self.optimizer = optimizer
+        if last_epoch == -1:
+            self._mark_groups(max_lr, base_momentum, max_momentum, div_factor, final_div_factor)
+        super().__init__(optimizer, last_epoch)
+
+    def _mark_groups(self, max_lr: Any, base_momentum: Any, max_momentum: Any, div_factor: float, final_div_factor: float) -> None:
+        """The ends of the cycle go into the groups, where torch keeps them too."""
+        count = len(self.groups)
+        lists = {"max_lr": max_lr, "base_momentum": base_momentum, "max_momentum": max_momentum}
+        for name, value in lists.items():
+            for group, given in zip(self.groups, _per_group("OneCycleLR", name, value, count), strict=True):
+                if name == "max_lr" or self.cycle_momentum:
+                    group[name] = given
+        for group in self.groups:
+            group["initial_lr"] = group["max_lr"] / div_factor
+            group["min_lr"] = group["initial_lr"] / final_div_factor
+
+    def rates(self, first: bool) -> Sequence[float]:
+        if self.last_epoch > self.total_steps:
+            remedy = "make total_steps larger, or stop stepping the scheduler"
+            raise ValueError(message("OneCycleLR", "the cycle is over", remedy, step=self.last_epoch, total_steps=self.total_steps))
+        at = next((i for i, phase in enumerate(self.phases) if self.last_epoch <= phase[0]), len(self.phases) - 1)
+        start = self.phases[at - 1][0] if at else 0.0
+        end, *ends = self.phases[at]
+        done = (self.last_epoch - start) / (end - start)
+        return [self._at(group, ends, done) for group in self.groups]
+
+    def _at(self, group: Group, ends: Sequence[str], done: float) -> float:
+        if self.cycle_momentum:
+            momentum = self._between(group[ends[2]], group[ends[3]], done)
+            if "betas" in group:
+                group["betas"] = (momentum, *group["betas"][1:])
+            else:
+                group["momentum"] = momentum
+        return self._between(group[ends[0]], group[ends[1]], done)
+
+    def _between(self, start: float, end: float, done: float) -> float:
+        if self.anneal_strategy == "linear":
+            return (end - start) * done + start
+        return end + (start - end) / 2.0 * (math.cos(math.pi * done) + 1)
+
+
+def _cycle_length(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:
+    if total_steps is not None:
+        _check_steps("OneCycleLR", total_steps=total_steps)
+        return total_steps
+    if epochs is None or steps_per_epoch is None:
+        raise ValueError(message("OneCycleLR", "the length of the cycle is needed", "pass total_steps, or epochs and steps_per_epoch"))
+    _check_steps("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
+    return epochs * steps_per_epoch
+
+
+def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:
+    """Per phase: its last step, learning rates from and to, momenta from and to, as keys of a group."""
+    up = [float(pct_start * total) - 1, "initial_lr", "max_lr", "max_momentum", "base_momentum"]
+    if not three:
+        return [up, [total - 1, "max_lr", "min_lr", "base_momentum", "max_momentum"]]
+    down = [float(2 * pct_start * total) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum"]
+    return [up, down, [total - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum"]]
+
+
+class ReduceLROnPlateau:
+    """Multiplies by ``factor`` when a metric has not become better for more than ``patience`` steps.
+
+    ``mode`` says whether smaller (``"min"``) or larger is better, ``threshold`` how much better counts (a share of the best
+    value, or with ``threshold_mode="abs"`` a difference). After a reduction ``cooldown`` steps are not counted. No rate goes
+    below ``min_lr``, and changes smaller than ``eps`` are left out.
+
+    >>> from netcl.core.tensor import Tensor
+    >>> from netcl.optim import SGD
+    >>> opt = SGD([Tensor.from_host([1.0])], lr=1.0)
+    >>> schedule = ReduceLROnPlateau(opt, patience=0)
+    >>> for loss in (1.0, 2.0):
+    ...     schedule.step(loss)
+    >>> opt.param_groups[0]["lr"]
+    0.1
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, mode: str = "min", factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
+        threshold_mode: str = "rel", cooldown: int = 0, min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
+    ):  # fmt: skip
+        op = "ReduceLROnPlateau"
+        _check_optimizer(op, optimizer)
+        check_number(op, "factor", factor, 0.0, 1.0)
+        if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
+            what = "mode is 'min' or 'max' and threshold_mode 'rel' or 'abs'"
+            raise ValueError(message(op, what, mode=repr(mode), threshold_mode=repr(threshold_mode)))
+        self.optimizer = optimizer
+        self.mode, self.factor, self.patience, self.cooldown = mode, factor, patience, cooldown
+        self.threshold, self.threshold_mode, self.eps = threshold, threshold_mode, eps
+        self.min_lrs = _per_group(op, "min_lr", min_lr, len(optimizer.param_groups))
+        self.best = math.inf if mode == "min" else -math.inf
+        self.num_bad_epochs = self.cooldown_counter = self.last_epoch = 0
+        self._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+    def _is_better(self, value: float) -> bool:
+        if self.threshold_mode == "rel":
+            return value < self.best * (1.0 - self.threshold) if self.mode == "min" else value > self.best * (1.0 + self.threshold)
+        return value < self.best - self.threshold if self.mode == "min" else value > self.best + self.threshold
+
+    def step(self, metrics: Any) -> None:
+        """Tell the metric of this epoch: a number, or a tensor with one element."""
+        value = float(metrics)
+        self.last_epoch += 1
+        better = self._is_better(value)
+        self.num_bad_epochs = 0 if better else self.num_bad_epochs + 1
+        self.best = value if better else self.best
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            self._reduce()
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _reduce(self) -> None:
+        groups = self.optimizer.param_groups
+        for group, least in zip(groups, _per_group("ReduceLROnPlateau", "min_lr", self.min_lrs, len(groups)), strict=True):
+            rate = max(group["lr"] * self.factor, least)
+            if group["lr"] - rate > self.eps:
+                group["lr"] = rate
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of every group after the last step."""
+        return self._last_lr
+
+    state_dict = Scheduler.state_dict
+    load_state_dict = Scheduler.load_state_dict
+    _not_saved = Scheduler._not_saved

@@ -1,0 +1,177 @@
+"""Makes optim.npz: what torch's optimizers and schedulers give, from the same start and the same gradients.
+
+Run with an interpreter that has torch 2.13.0: ``python tests/golden/make_optim.py``. No test needs torch.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+SHAPES = [(), (1,), (3,), (4, 5), (255,), (257,), (2, 3, 3, 3)]
+STEPS, SHOWN = 15, (1, 5, 15)
+CLIP = 2.0
+
+
+class Lion(torch.optim.Optimizer):
+    """The algorithm as its paper prints it (Chen et al. 2023, program 1)."""
+
+    def __init__(self, params, lr, betas, weight_decay):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                update = torch.sign(beta1 * m + (1 - beta1) * p.grad)
+                p -= group["lr"] * (update + group["weight_decay"] * p)
+                m.copy_(beta2 * m + (1 - beta2) * p.grad)
+
+
+OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "RMSProp": torch.optim.RMSprop, "Lion": Lion}
+
+# name: optimizer, its options, whether gradients are clipped, whether the learning rate follows a schedule
+CASES = {
+    "sgd": ("SGD", {"lr": 0.1}, False, False),
+    "sgd_decay": ("SGD", {"lr": 0.1, "weight_decay": 0.01}, False, False),
+    "momentum": ("SGD", {"lr": 0.05, "momentum": 0.9}, False, False),
+    "dampening": ("SGD", {"lr": 0.05, "momentum": 0.8, "dampening": 0.3, "weight_decay": 0.01}, False, False),
+    "nesterov": ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, False, False),
+    "maximize": ("SGD", {"lr": 0.05, "momentum": 0.9, "maximize": True, "weight_decay": 5e-4}, False, False),
+    "nesterov_clip_schedule": ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}, True, True),
+    "adam": ("Adam", {"lr": 0.01}, False, False),
+    "adam_decay": ("Adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.05}, False, False),
+    "adam_maximize": ("Adam", {"lr": 0.01, "maximize": True}, False, False),
+    "amsgrad": ("Adam", {"lr": 0.01, "amsgrad": True}, False, False),
+    "adam_clip_schedule": ("Adam", {"lr": 0.01}, True, True),
+    "adamw": ("AdamW", {"lr": 0.01}, False, False),
+    "adamw_amsgrad": ("AdamW", {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1}, False, False),
+    "adamw_clip_schedule": ("AdamW", {"lr": 0.01, "weight_decay": 0.1}, True, True),
+    "rmsprop": ("RMSProp", {"lr": 0.01}, False, False),
+    "rmsprop_momentum": ("RMSProp", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}, False, False),
+    "rmsprop_centered": ("RMSProp", {"lr": 0.01, "alpha": 0.9, "centered": True}, False, False),
+    "rmsprop_all_clip_schedule": ("RMSProp", {"lr": 0.01, "centered": True, "momentum": 0.5, "eps": 1e-5}, True, True),
+    "lion": ("Lion", {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.0}, False, False),
+    "lion_decay_clip_schedule": ("Lion", {"lr": 0.01, "betas": (0.95, 0.98), "weight_decay": 0.1}, True, True),
+}
+STATES = ("nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule")
+
+# name: optimizer options, scheduler, its arguments, steps
+SCHEDULES = {
+    "step": ("StepLR", {"step_size": 3, "gamma": 0.5}, 20),
+    "multistep": ("MultiStepLR", {"milestones": [2, 5, 5, 11], "gamma": 0.3}, 20),
+    "exponential": ("ExponentialLR", {"gamma": 0.9}, 20),
+    "linear": ("LinearLR", {"start_factor": 0.25, "end_factor": 0.9, "total_iters": 7}, 20),
+    "cosine": ("CosineAnnealingLR", {"T_max": 7, "eta_min": 0.001}, 40),
+    "onecycle": ("OneCycleLR", {"max_lr": 0.5, "total_steps": 30}, 29),
+    "onecycle_three": ("OneCycleLR", {"max_lr": [0.5, 0.7], "epochs": 5, "steps_per_epoch": 6, "three_phase": True, "pct_start": 0.4}, 29),
+    "onecycle_linear": ("OneCycleLR", {"max_lr": 0.5, "total_steps": 30, "anneal_strategy": "linear", "cycle_momentum": False}, 29),
+}
+METRICS = [5, 4, 4, 4.1, 3.9999, 4, 4, 4, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]
+PLATEAUS = {
+    "plateau": {"patience": 2},
+    "plateau_cooldown": {"patience": 1, "cooldown": 2, "factor": 0.5, "threshold": 0.01},
+    "plateau_max": {"mode": "max", "patience": 3, "threshold_mode": "abs", "threshold": 0.5, "min_lr": 0.003},
+}
+CLIPS = {"2": 2.0, "1": 1.0, "inf": math.inf, "3": 3.0}
+
+
+def parameters(start):
+    return [torch.nn.Parameter(torch.from_numpy(np.array(x))) for x in start]
+
+
+def run(name, start, gradients, kept):
+    kind, options, clip, schedule = CASES[name]
+    params = parameters(start)
+    optimizer = OPTIMIZERS[kind](params, **options)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10, eta_min=1e-3) if schedule else None
+    for step in range(1, STEPS + 1):
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = torch.from_numpy(np.array(g[step - 1]))
+        if clip:
+            torch.nn.utils.clip_grad_norm_(params, CLIP)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        if step in SHOWN:
+            kept[f"case.{name}.{step}"] = np.concatenate([p.detach().numpy().reshape(-1) for p in params])
+        if step == SHOWN[1] and name in STATES:
+            keep_state(name, optimizer.state_dict(), kept)
+
+
+def keep_state(name, state, kept):
+    for number, entries in state["state"].items():
+        for key, value in entries.items():
+            kept[f"state.{name}.{number}.{key}"] = value.detach().numpy().copy()
+    kept[f"groups.{name}"] = np.array(json.dumps(state["param_groups"]))
+
+
+def rates(kept):
+    for name, (kind, options, steps) in SCHEDULES.items():
+        params = parameters([np.zeros(1, np.float32)] * 2)
+        optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.03}], lr=0.1, momentum=0.9)
+        scheduler = getattr(torch.optim.lr_scheduler, kind)(optimizer, **options)
+        found = []
+        for _ in range(steps + 1):
+            found.append([value for group in optimizer.param_groups for value in (group["lr"], group["momentum"])])
+            optimizer.step()
+            if len(found) <= steps:
+                scheduler.step()
+        kept[f"rates.{name}"] = np.array(found)
+    for name, options in PLATEAUS.items():
+        optimizer = torch.optim.SGD(parameters([np.zeros(1, np.float32)]), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
+        found = []
+        for metric in METRICS:
+            scheduler.step(metric)
+            found.append(optimizer.param_groups[0]["lr"])
+        kept[f"rates.{name}"] = np.array(found)
+    kept["rates.warmup"] = warmup()
+
+
+def warmup():
+    optimizer = torch.optim.SGD(parameters([np.zeros(1, np.float32)]), lr=0.1)
+    lr = torch.optim.lr_scheduler
+    parts = [lr.LinearLR(optimizer, 1 / 6, 1.0, 5), lr.CosineAnnealingLR(optimizer, 15, 0.001)]
+    scheduler = lr.SequentialLR(optimizer, parts, [5])
+    found = [optimizer.param_groups[0]["lr"]]
+    for _ in range(20):
+        optimizer.step()
+        scheduler.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    return np.array(found)
+
+
+def clips(start, gradients, kept):
+    for name, order in CLIPS.items():
+        params = parameters(start)
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = torch.from_numpy(np.array(g[0]))
+        kept[f"norm.{name}"] = torch.nn.utils.clip_grad_norm_(params, CLIP, order).numpy()
+        kept[f"clipped.{name}"] = np.concatenate([p.grad.numpy().reshape(-1) for p in params])
+
+
+def main():
+    rng = np.random.default_rng(20)
+    start = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+    gradients = [rng.standard_normal((STEPS, *shape)).astype(np.float32) for shape in SHAPES]
+    kept = {f"start.{i}": x for i, x in enumerate(start)} | {f"gradients.{i}": g for i, g in enumerate(gradients)}
+    for name in CASES:
+        run(name, start, gradients, kept)
+    rates(kept)
+    clips(start, gradients, kept)
+    kept["cases"] = np.array(json.dumps({name: case for name, case in CASES.items()}))
+    kept["schedules"] = np.array(json.dumps(SCHEDULES))
+    kept["plateaus"] = np.array(json.dumps(PLATEAUS))
+    kept["metrics"] = np.array(METRICS, np.float64)
+    np.savez_compressed(Path(__file__).with_name("optim.npz"), **kept)
+
+
+if __name__ == "__main__":
+    main()
