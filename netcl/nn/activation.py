@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import netcl.autograd as ag
+from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
 from netcl.nn.parameter import full
@@ -349,3 +350,15 @@ ACTIVATIONS: dict[str, type[Module]] = {
     "silu": SiLU, "swish": SiLU, "mish": Mish, "sigmoid": Sigmoid, "log_sigmoid": LogSigmoid, "tanh": Tanh, "softplus": Softplus,
     "softsign": Softsign, "hard_sigmoid": Hardsigmoid, "hard_swish": Hardswish, "hard_tanh": Hardtanh,
 }  # fmt: skip
+
+
+def make_activation(name: str) -> Module:
+    """The activation of a name.
+
+    >>> from netcl import nn
+    >>> nn.activation.make_activation("gelu")
+    GELU(approximate='none')
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(message("activation", "unknown activation", f"known: {', '.join(ACTIVATIONS)}", activation=repr(name)))
+    return ACTIVATIONS[name]()

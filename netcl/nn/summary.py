@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,18 @@ def _shape_text(shape: Any) -> str:
     return "-" if shape is None else str(shape)
 
 
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """Evaluation mode for a block; every module inside gets its own mode back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.__dict__["training"] = mode
+
+
 def summarize(module: Any, input_shape: Any, dtype: str) -> Summary:
     """Run ``module`` once, in evaluation mode, and tell what every module inside gave."""
     shapes = [input_shape] if not input_shape or isinstance(input_shape[0], int) else list(input_shape)
@@ -59,16 +72,12 @@ def summarize(module: Any, input_shape: Any, dtype: str) -> Summary:
         seen.setdefault(id(part), _shapes(out))
         own[id(part)] = own.get(id(part), 0) + part.flops(args, out)
 
-    modes = [(part, part.training) for part in module.modules()]
-    handles = [part.register_forward_hook(note) for part in module.modules()]
-    try:
-        with ag.no_grad():
-            module.eval()(*[Tensor.zeros(tuple(shape), dtype, queue=module.queue) for shape in shapes])
-    finally:
-        for handle in handles:
-            handle.remove()
-        for part, mode in modes:
-            part.__dict__["training"] = mode
+    with ExitStack() as stack:
+        for part in module.modules():
+            stack.enter_context(part.register_forward_hook(note))
+        stack.enter_context(ag.no_grad())
+        stack.enter_context(evaluating(module))
+        module(*[Tensor.zeros(tuple(shape), dtype, queue=module.queue) for shape in shapes])
     rows = [_row(path, part, seen, own) for path, part in module.named_modules()]
     tensors = module.parameters()
     learned, nbytes = _count(t for t in tensors if t.requires_grad), sum(t.nbytes for t in tensors)

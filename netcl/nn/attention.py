@@ -1,0 +1,323 @@
+"""Attention: every position gathers from others by likeness. ``y = softmax(q k^T / sqrt(d) + mask) v``, per head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.nn import init
+from netcl.nn.linear import Linear
+from netcl.nn.module import Module
+from netcl.nn.parameter import empty
+
+
+class KVCache:
+    """Keys and values of the positions a decoder has seen, per layer, so that a new position costs one position's work.
+
+    - **layers**: how many attention layers share the cache.
+
+    Attention layers call ``append``; ``length`` is how many positions every layer has seen.
+
+    >>> from netcl import nn
+    >>> cache = nn.KVCache(1)
+    >>> attention = nn.CausalSelfAttention(8, 2)
+    >>> y = attention([[[0.0] * 8] * 3], cache=cache)
+    >>> cache.length
+    3
+    """
+
+    def __init__(self, layers: int):
+        self._kept: list[tuple[Tensor, Tensor] | None] = [None] * layers
+
+    @property
+    def length(self) -> int:
+        """Positions that all layers have seen."""
+        return min((0 if kept is None else kept[0].shape[2] for kept in self._kept), default=0)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def seen(self, layer: int) -> int:
+        """Positions that one layer has seen."""
+        kept = self._kept[layer]
+        return 0 if kept is None else kept[0].shape[2]
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values of shape ``(batch, heads, positions, size)``; returns those of all positions."""
+        kept = self._kept[layer]
+        if kept is not None:
+            if kept[0].shape[:2] != k.shape[:2]:
+                what, remedy = "the cache holds another batch or number of heads", "use a new KVCache, or reset()"
+                raise ShapeError(message("KVCache", what, remedy, kept=kept[0].shape, given=k.shape))
+            k, v = ag.cat([kept[0], k], axis=2), ag.cat([kept[1], v], axis=2)
+        self._kept[layer] = k.detach(), v.detach()
+        return k, v
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._kept = [None] * len(self._kept)
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions from ``length`` on."""
+        self._kept = [None if kept is None or length <= 0 else _cut(kept, length) for kept in self._kept]
+
+
+def _cut(kept: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
+    length = min(length, kept[0].shape[2])
+    return ag.narrow(kept[0], 2, 0, length), ag.narrow(kept[1], 2, 0, length)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """``(batch, positions, heads * size)`` as ``(batch, heads, positions, size)``."""
+    batch, positions, width = x.shape
+    return ag.permute(ag.reshape(x, (batch, positions, heads, width // heads)), (0, 2, 1, 3))
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """The inverse of :func:`split_heads`."""
+    batch, heads, positions, size = x.shape
+    return ag.reshape(ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
+
+
+def _causal_mask(queries: int, seen: int, queue: Any) -> Tensor:
+    """True where a query may look: at what was seen before, and at those of its own block up to itself."""
+    allowed = np.tril(np.ones((queries, seen + queries), bool), seen)
+    return Tensor.from_host(queue, allowed)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: int, dropout: float) -> Tensor:
+    """Causal attention of queries that stand behind ``seen`` earlier positions of ``k`` and ``v``."""
+    if seen == 0:
+        return ag.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
+    mask = None if q.shape[2] == 1 else _causal_mask(q.shape[2], seen, q.queue)
+    return ag.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+def _check_heads(name: str, width: int, heads: int) -> int:
+    if heads < 1 or width % heads:
+        raise ShapeError(message(name, "the width must divide into the heads", width=width, heads=heads))
+    return width // heads
+
+
+class _Attention(Module):
+    """FLOPs of the two products, shared by all kinds."""
+
+    def _product_flops(self, batch: int, queries: int, keys: int, width: int) -> int:
+        return 4 * batch * queries * keys * width
+
+
+class CausalSelfAttention(_Attention):
+    """Self-attention in which a position sees itself and what came before.
+
+    - **n_embd**: width of the input and the output.
+    - **n_head**: number of heads; each has ``n_embd / n_head`` of the width.
+    - **bias**, **dropout**: of the projections; of the attention weights and the result.
+
+    Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
+    With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` says whose keys and values these are.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.CausalSelfAttention(16, 4)(np.zeros((2, 5, 16), np.float32)).shape
+    (2, 5, 16)
+    """
+
+    def __init__(self, n_embd: int, n_head: int, bias: bool = True, dropout: float = 0.0):
+        super().__init__()
+        _check_heads("CausalSelfAttention", n_embd, n_head)
+        self.n_embd, self.n_head, self.dropout = n_embd, n_head, dropout
+        self.c_attn = Linear(n_embd, 3 * n_embd, bias)
+        self.c_proj = Linear(n_embd, n_embd, bias)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
+        q, k, v = (split_heads(part, self.n_head) for part in ag.split(self.c_attn(x), self.n_embd, axis=-1))
+        seen = 0 if cache is None else cache.seen(layer)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        out = attend(q, k, v, seen, self.dropout if self.training else 0.0)
+        return ag.dropout(self.c_proj(join_heads(out)), self.dropout, self.training)
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        batch, positions, _ = output.shape
+        return self._product_flops(batch, positions, positions, self.n_embd)
+
+
+class RotaryAttention(_Attention):
+    """Causal self-attention whose queries and keys are turned by an angle that grows with their position (RoPE).
+
+    - **n_embd**, **n_head**: width and number of heads.
+    - **n_kv_head**: number of heads of keys and values, each shared by ``n_head / n_kv_head`` heads of queries; by default all.
+    - **bias**, **dropout**: of the projections; of the attention weights and the result.
+    - **base**: the longest wavelength is ``2 pi base`` positions.
+
+    Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.RotaryAttention(16, 4, n_kv_head=2)(np.zeros((2, 5, 16), np.float32)).shape
+    (2, 5, 16)
+    """
+
+    def __init__(self, n_embd: int, n_head: int, n_kv_head: int | None = None, bias: bool = False, dropout: float = 0.0,
+                 base: float = 10000.0):  # fmt: skip
+        super().__init__()
+        size = _check_heads("RotaryAttention", n_embd, n_head)
+        self.n_embd, self.n_head, self.n_kv_head = n_embd, n_head, n_kv_head or n_head
+        if size % 2 or n_head % self.n_kv_head:
+            what = "a head has an even size, and n_kv_head divides n_head"
+            raise ShapeError(message("RotaryAttention", what, n_embd=n_embd, n_head=n_head, n_kv_head=n_kv_head))
+        self.dropout, self.base = dropout, base
+        self.q_proj = Linear(n_embd, n_embd, bias)
+        self.k_proj = Linear(n_embd, self.n_kv_head * size, bias)
+        self.v_proj = Linear(n_embd, self.n_kv_head * size, bias)
+        self.o_proj = Linear(n_embd, n_embd, bias)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
+        seen = 0 if cache is None else cache.seen(layer)
+        q = ag.rope(split_heads(self.q_proj(x), self.n_head), base=self.base, offset=seen)
+        k = ag.rope(split_heads(self.k_proj(x), self.n_kv_head), base=self.base, offset=seen)
+        v = split_heads(self.v_proj(x), self.n_kv_head)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        out = attend(q, self._shared(k), self._shared(v), seen, self.dropout if self.training else 0.0)
+        return ag.dropout(self.o_proj(join_heads(out)), self.dropout, self.training)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Keys or values once per head of queries."""
+        times = self.n_head // self.n_kv_head
+        if times == 1:
+            return x
+        batch, heads, positions, size = x.shape
+        repeated = ag.expand(ag.unsqueeze(x, 2), (batch, heads, times, positions, size))
+        return ag.reshape(repeated, (batch, self.n_head, positions, size))
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        batch, positions, _ = output.shape
+        return self._product_flops(batch, positions, positions, self.n_embd)
+
+
+class MultiheadAttention(_Attention):
+    """Attention of queries over keys and values, as torch has it.
+
+    - **embed_dim**, **num_heads**: width and number of heads.
+    - **dropout**: of the attention weights. **bias**: of the projections.
+    - **kdim**, **vdim**: widths of keys and values, if they differ from ``embed_dim``.
+    - **batch_first**: whether inputs are ``(batch, positions, width)``; by default ``(positions, batch, width)``.
+
+    Returns the result and, if ``need_weights``, the attention weights (their mean over the heads, unless
+    ``average_attn_weights=False``); without them no matrix of weights is stored. ``attn_mask`` ``(L, S)`` or ``(N * heads, L, S)`` and
+    ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` needs no
+    mask. Parameters: ``in_proj_weight``, ``in_proj_bias``, ``out_proj``; with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> x = np.zeros((5, 2, 16), np.float32)
+    >>> y, weights = nn.MultiheadAttention(16, 4)(x, x, x)
+    >>> y.shape, weights.shape
+    ((5, 2, 16), (2, 5, 5))
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, kdim: int | None = None,
+                 vdim: int | None = None, batch_first: bool = False):  # fmt: skip
+        super().__init__()
+        _check_heads("MultiheadAttention", embed_dim, num_heads)
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        if self.kdim == self.vdim == embed_dim:
+            self.in_proj_weight = empty((3 * embed_dim, embed_dim))
+        else:
+            for name, width in (("q", embed_dim), ("k", self.kdim), ("v", self.vdim)):
+                self.register_parameter(f"{name}_proj_weight", empty((embed_dim, width)))
+        self.in_proj_bias = empty((3 * embed_dim,)) if bias else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start values anew: Xavier for the projections of the inputs, zeros for biases."""
+        for _, parameter in self.named_parameters(recurse=False):
+            init.xavier_uniform_(parameter) if parameter.ndim == 2 else init.zeros_(parameter)
+        if self.out_proj.bias is not None:
+            init.zeros_(self.out_proj.bias)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any = None, need_weights: bool = True,
+                attn_mask: Any = None, average_attn_weights: bool = True, is_causal: bool = False) -> tuple[Tensor, Any]:  # fmt: skip
+        single = query.ndim == 2
+        inputs = self._batch_first((query, key, value), single)
+        q, k, v = (split_heads(part, self.num_heads) for part in self._projected(*inputs))
+        mask = self._mask(attn_mask, key_padding_mask, q, k)
+        if is_causal and mask is None and need_weights:
+            mask = _blocked(Tensor.from_host(q.queue, ~np.tril(np.ones((q.shape[2], k.shape[2]), bool))), q.dtype)
+        causal = is_causal and mask is None
+        dropout = self.dropout if self.training else 0.0
+        if need_weights:
+            out, weights = _weighed(q, k, v, mask, dropout)
+        else:
+            out, weights = ag.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal), None
+        out = self.out_proj(join_heads(out))
+        if weights is not None and average_attn_weights:
+            weights = ag.mean(weights, axis=1)
+        if single:
+            return ag.squeeze(out, 0), None if weights is None else ag.squeeze(weights, 0)
+        return (out if self.batch_first else ag.transpose(out, 0, 1)), weights
+
+    def _batch_first(self, inputs: Sequence[Tensor], single: bool) -> list[Tensor]:
+        """Inputs as (batch, positions, width); what is one tensor stays one."""
+        made: dict[int, Tensor] = {}
+        for x in inputs:
+            if id(x) not in made:
+                made[id(x)] = ag.unsqueeze(x, 0) if single else x if self.batch_first else ag.transpose(x, 0, 1)
+        return [made[id(x)] for x in inputs]
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+        if "in_proj_weight" not in self._roles:
+            weights = [getattr(self, f"{name}_proj_weight") for name in "qkv"]
+        elif query is key and key is value:
+            return ag.split(ag.linear(query, self.in_proj_weight, self.in_proj_bias), self.embed_dim, axis=-1)
+        else:
+            weights = list(ag.split(self.in_proj_weight, self.embed_dim, axis=0))
+        biases = [None] * 3 if self.in_proj_bias is None else ag.split(self.in_proj_bias, self.embed_dim, axis=0)
+        return [ag.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+
+    def _mask(self, attn_mask: Any, key_padding_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
+        """Both masks as one that is added to the scores."""
+        batch, heads, length, _ = q.shape
+        total = None
+        if attn_mask is not None:
+            total = _blocked(_tensor(attn_mask, q), q.dtype)
+            total = ag.reshape(total, (batch, heads, length, k.shape[2]) if total.ndim == 3 else (1, 1, *total.shape))
+        if key_padding_mask is not None:
+            padding = _blocked(_tensor(key_padding_mask, q), q.dtype)
+            padding = ag.reshape(padding, (batch, 1, 1, k.shape[2]))
+            total = padding if total is None else ag.add(total, padding)
+        return None if total is None else ag.expand(total, (batch, heads, length, k.shape[2]))
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        batch_axis = 0 if self.batch_first else 1
+        batch, queries = (output[0].shape[batch_axis], output[0].shape[1 - batch_axis]) if output[0].ndim == 3 else (1, output[0].shape[0])
+        keys = args[1].size // (batch * self.kdim) if len(args) > 1 else queries
+        projections = 2 * batch * self.embed_dim * (queries * self.embed_dim + keys * (self.kdim + self.vdim))
+        return projections + self._product_flops(batch, queries, keys, self.embed_dim)
+
+
+def _tensor(mask: Any, like: Tensor) -> Tensor:
+    return mask if isinstance(mask, Tensor) else Tensor.from_host(like.queue, np.asarray(mask))
+
+
+def _blocked(mask: Tensor, dtype: str) -> Tensor:
+    """A mask of torch's attention modules (bool: True is not allowed) as numbers to add."""
+    if mask.dtype not in ("bool", "uint8"):
+        return mask
+    return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)
+
+
+def _weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """Attention that gives its weights."""
+    scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
+    weights = ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1)
+    return ag.matmul(ag.dropout(weights, dropout) if dropout else weights, v), weights

@@ -1,0 +1,180 @@
+"""GPT: a decoder of tokens, and how it writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.nn import init
+from netcl.nn.attention import KVCache
+from netcl.nn.container import ModuleDict, ModuleList
+from netcl.nn.dropout import Dropout
+from netcl.nn.embedding import Embedding
+from netcl.nn.linear import Linear
+from netcl.nn.module import Module
+from netcl.nn.summary import evaluating
+from netcl.nn.transformer import TransformerBlock, make_norm
+
+
+class GPT(Module):
+    """A decoder-only transformer: tokens in, for each position the logits of the token that follows.
+
+    - **vocab_size**: number of tokens. **block_size**: the longest sequence the model sees at once.
+    - **n_layer**, **n_head**, **n_embd**: depth, heads, width. **dropout**, **bias**: of everything inside.
+    - **position**: ``learned`` vectors, or ``rotary``, which takes **n_kv_head** and **rope_base**.
+    - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``, of width **mlp_dim**.
+    - **tie_weights**: whether the last layer shares its weights with the embedding of tokens.
+
+    Shapes: tokens ``(batch, positions)``, logits ``(batch, positions, vocab_size)``. Names follow GPT-2: ``transformer.wte``,
+    ``transformer.wpe``, ``transformer.h.0.attn.c_attn``, ..., ``transformer.ln_f``, ``lm_head``. With a ``cache``
+    (:class:`~netcl.nn.attention.KVCache`) the tokens are only the new ones.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> model = nn.GPT(vocab_size=65, block_size=16, n_layer=2, n_head=2, n_embd=32)
+    >>> model(np.zeros((2, 8), np.int64)).shape
+    (2, 8, 65)
+    >>> model.generate([[1, 2, 3]], max_new_tokens=4, temperature=0).shape
+    (1, 7)
+    """
+
+    def __init__(self, vocab_size: int, block_size: int = 128, n_layer: int = 4, n_head: int = 4, n_embd: int = 128, dropout: float = 0.0,
+                 bias: bool = True, position: str = "learned", norm: str = "layer", mlp: str = "gelu", mlp_dim: int | None = None,
+                 n_kv_head: int | None = None, rope_base: float = 10000.0, tie_weights: bool = True):  # fmt: skip
+        super().__init__()
+        self.vocab_size, self.block_size, self.n_layer = vocab_size, block_size, n_layer
+        block = (n_embd, n_head, bias, dropout, norm, mlp, mlp_dim, position, n_kv_head, rope_base)
+        parts: dict[str, Module] = {"wte": Embedding(vocab_size, n_embd)}
+        if position == "learned":
+            parts["wpe"] = Embedding(block_size, n_embd)
+        parts["drop"] = Dropout(dropout)
+        parts["h"] = ModuleList(TransformerBlock(*block) for _ in range(n_layer))
+        parts["ln_f"] = make_norm(norm, n_embd, bias)
+        self.transformer = ModuleDict(parts)
+        self.lm_head = Linear(n_embd, vocab_size, bias=False)
+        self._start()
+        if tie_weights:
+            self.lm_head.weight = parts["wte"].weight  # type: ignore[attr-defined]
+
+    def _start(self) -> None:
+        """GPT-2's start values: small normal weights, smaller still where residual branches end."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                ends = name.endswith(("c_proj.weight", "o_proj.weight", "w2.weight"))
+                init.normal_(parameter, std=0.02 / (2 * self.n_layer) ** 0.5 if ends else 0.02)
+            elif name.endswith("bias"):
+                init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+        return self.lm_head(self._states(tokens, cache))
+
+    def _states(self, tokens: Tensor, cache: KVCache | None) -> Tensor:
+        """What the last layer sees: ``(batch, positions, n_embd)``."""
+        seen = 0 if cache is None else cache.length
+        if tokens.ndim != 2 or seen + tokens.shape[1] > self.block_size:
+            what = f"takes (batch, positions) with at most {self.block_size} positions"
+            raise ShapeError(message("GPT", what, shape=tokens.shape, in_cache=seen))
+        parts = self.transformer
+        x = parts["wte"](tokens)
+        if "wpe" in parts:
+            x = ag.add(x, ag.narrow(parts["wpe"].weight, 0, seen, tokens.shape[1]))  # type: ignore[attr-defined]
+        x = parts["drop"](x)
+        for layer, block in enumerate(parts["h"].children()):
+            x = block(x, cache, layer)
+        return parts["ln_f"](x)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean cross-entropy of the tokens that follow; targets of -100 count nothing.
+
+        Shapes: both ``(batch, positions)``.
+        """
+        logits = self(tokens)
+        flat = ag.reshape(targets, (-1,)) if isinstance(targets, Tensor) else np.asarray(targets).reshape(-1)
+        return ag.cross_entropy(ag.reshape(logits, (-1, self.vocab_size)), flat)
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for this model."""
+        return KVCache(self.n_layer)
+
+    def generate(self, tokens: Any, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,
+                 eos_token: int | None = None, use_cache: bool = True) -> Tensor:  # fmt: skip
+        """Continue sequences token by token; returns them with what was added, int64 of shape ``(batch, positions)``.
+
+        - **tokens**: where to start, ``(batch, positions)`` or ``(positions,)``.
+        - **temperature**: 0 takes the likeliest token; below 1 prefers likely ones, above 1 unlikely ones.
+        - **top_k**: choose among so many likeliest; **top_p**: among the fewest whose probabilities reach it.
+        - **eos_token**: a sequence that has it is only repeated from then on; when all have, generation ends early.
+        - **use_cache**: work for new positions only; the tokens are the same without. Beyond ``block_size`` the window slides, positions
+          change, and every token costs a whole window.
+
+        Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.
+        """
+        _check_sampling(temperature, top_k, top_p)
+        sequence = np.atleast_2d(np.asarray(tokens.to_host() if isinstance(tokens, Tensor) else tokens, np.int64))
+        if sequence.shape[1] == 0:
+            raise ShapeError(message("generate", "there is no token to start from", shape=sequence.shape))
+        cache = self.new_cache() if use_cache else None
+        done = np.zeros(len(sequence), bool)
+        with ag.no_grad(), evaluating(self):
+            for _ in range(max_new_tokens):
+                logits = self._last_logits(sequence, cache)
+                chosen = choose(logits, self._uniform(len(sequence), temperature), temperature, top_k, top_p)
+                if eos_token is not None:
+                    chosen = np.where(done, eos_token, chosen)
+                    done |= chosen == eos_token
+                sequence = np.concatenate([sequence, chosen[:, None]], axis=1)
+                if done.all():
+                    break
+        return Tensor.from_host(self.queue, sequence)
+
+    def _last_logits(self, sequence: np.ndarray, cache: KVCache | None) -> np.ndarray:
+        """The logits behind the last token, float32 of shape (batch, vocabulary)."""
+        window = sequence[:, -self.block_size :]
+        if cache is not None:
+            if sequence.shape[1] > self.block_size:
+                cache.reset()
+            window = window[:, cache.length :]
+        states = self._states(Tensor.from_host(self.queue, window), cache)
+        last = ag.narrow(states, 1, states.shape[1] - 1, 1)
+        return self.lm_head(last).to_host()[:, 0].astype(np.float32)
+
+    def _uniform(self, count: int, temperature: float) -> np.ndarray:
+        return np.zeros(count) if temperature == 0 else ag.rand(count, queue=self.queue).to_host().astype(np.float64)
+
+
+def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
+        what = "temperature is at least 0, top_k at least 1, top_p in (0, 1]"
+        raise ValueError(message("generate", what, temperature=temperature, top_k=top_k, top_p=top_p))
+
+
+def choose(
+    logits: np.ndarray, uniform: np.ndarray, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> np.ndarray:
+    """One token per row of logits, by a number in [0, 1) per row; temperature 0 takes the first of the likeliest.
+
+    >>> import numpy as np
+    >>> choose(np.log([[0.1, 0.6, 0.3]]), np.array([0.65]), top_k=2).tolist()
+    [1]
+    >>> choose(np.log([[0.1, 0.6, 0.3]]), np.array([0.7]), top_k=2).tolist()
+    [2]
+    """
+    if temperature == 0:
+        return logits.argmax(axis=1)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    ranked = np.take_along_axis(logits, order, axis=1).astype(np.float64) / temperature
+    weights = np.exp(ranked - ranked[:, :1])
+    if top_k is not None:
+        weights[:, top_k:] = 0
+    total = np.cumsum(weights, axis=1)
+    if top_p is not None:
+        before = (total - weights) / total[:, -1:]
+        weights[before >= top_p] = 0
+        total = np.cumsum(weights, axis=1)
+    place = (total <= uniform[:, None] * total[:, -1:]).sum(axis=1)
+    last = np.count_nonzero(weights, axis=1) - 1
+    return np.take_along_axis(order, np.minimum(place, last)[:, None], axis=1)[:, 0]

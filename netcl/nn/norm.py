@@ -1,0 +1,248 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.nn import init
+from netcl.nn.module import Module
+from netcl.nn.parameter import empty, full, stand_on
+
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+_FLOPS_PER_ELEMENT = 8  # two passes for the statistics, then subtract, scale, scale and shift
+
+
+class _Norm(Module):
+    """An affine map after the normalisation: ``weight`` and ``bias``, where there are any."""
+
+    def _affine(self, shape: Sequence[int], weight: bool, bias: bool) -> None:
+        self.weight = empty(shape) if weight else None
+        self.bias = empty(shape) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start values anew: weights are ones, biases zeros."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        return _FLOPS_PER_ELEMENT * output.size
+
+
+class _Running(_Norm):
+    """Running statistics per channel, for evaluation. The number of batches is counted on the host and shown as a tensor."""
+
+    ranks: tuple[int, ...] = ()
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def _setup(self, num_features: int, eps: float, momentum: float | None, affine: bool, track: bool) -> None:
+        self.num_features, self.eps, self.momentum, self.affine, self.track_running_stats = num_features, eps, momentum, affine, track
+        self._affine((num_features,), affine, affine)
+        self.register_buffer("running_mean", full((num_features,), 0.0) if track else None)
+        self.register_buffer("running_var", full((num_features,), 1.0) if track else None)
+        self._batches, self._shown = 0, 0
+        if track:
+            self._counted = full((), 0, "int64")
+            self._roles["num_batches_tracked"] = "buffer"
+
+    @property
+    def num_batches_tracked(self) -> Tensor | None:
+        """How many batches the running statistics have seen."""
+        if not self.track_running_stats:
+            return None
+        if self._shown != self._batches:
+            self._counted.fill_(self._batches)
+            self._shown = self._batches
+        return self._counted
+
+    def reset_running_stats(self) -> None:
+        """Forget the running statistics."""
+        if self.running_mean is not None and self.running_var is not None:
+            init.zeros_(self.running_mean)
+            init.ones_(self.running_var)
+            self._batches = 0
+
+    def _loaded(self) -> None:
+        if self.track_running_stats:
+            self._batches = self._shown = int(self._counted.item())
+
+    def _count(self) -> float:
+        """Note a batch; the weight it has in the running statistics."""
+        self._batches += 1
+        return 1.0 / self._batches if self.momentum is None else self.momentum
+
+    def _check(self, x: Tensor) -> None:
+        if x.ndim not in self.ranks or x.shape[1] != self.num_features:
+            what = f"takes {' or '.join(f'{rank} axes' for rank in self.ranks)} with {self.num_features} channels in axis 1"
+            raise ShapeError(message(type(self).__name__, what, shape=x.shape))
+
+
+class _BatchNorm(_Running):
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True):  # fmt: skip
+        super().__init__()
+        self._setup(num_features, eps, momentum, affine, track_running_stats)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        training = self.training or self.running_mean is None
+        momentum = self._count() if self.training and self.track_running_stats else 0.0
+        affine, options = (self.weight, self.bias), {"training": training, "momentum": momentum, "eps": self.eps}
+        return ag.batch_norm(x, self.running_mean, self.running_var, *affine, **options)
+
+
+class BatchNorm1d(_BatchNorm):
+    """Batch norm of vectors or signals: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, per channel.
+
+    In training mean and variance are the batch's and enter the running ones, ``running = (1 - momentum) running + momentum batch``; in
+    evaluation the running ones are used.
+
+    - **num_features**: the number of channels.
+    - **eps**, **momentum** (``None``: a plain average over all batches), **affine**, **track_running_stats**: as in torch.
+
+    Shapes: ``(N, C)`` or ``(N, C, L)``.
+
+    >>> from netcl import nn
+    >>> nn.BatchNorm1d(1, eps=0.0)([[1.0], [3.0]]).tolist()
+    [[-1.0], [1.0]]
+    """
+
+    ranks = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Batch norm of images: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, per channel; see :class:`BatchNorm1d`.
+
+    - **num_features**: the number of channels.
+    - **eps**, **momentum**, **affine**, **track_running_stats**: as in torch.
+
+    Shapes: ``(N, C, H, W)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.BatchNorm2d(3)(np.ones((2, 3, 4, 4), np.float32)).shape
+    (2, 3, 4, 4)
+    """
+
+    ranks = (4,)
+
+
+class InstanceNorm2d(_Running):
+    """Normalises each channel of each image by itself: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
+
+    - **num_features**: the number of channels.
+    - **eps**, **momentum**, **affine** (default off), **track_running_stats** (default off): as in torch.
+
+    Shapes: ``(N, C, H, W)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.InstanceNorm2d(3)(np.ones((2, 3, 4, 4), np.float32)).shape
+    (2, 3, 4, 4)
+    """
+
+    ranks = (4,)
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False,
+                 track_running_stats: bool = False):  # fmt: skip
+        super().__init__()
+        self._setup(num_features, eps, momentum, affine, track_running_stats)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        if not self.training and self.running_mean is not None:
+            return ag.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        if self.running_mean is not None:
+            self._update(x, self._count())
+        return ag.instance_norm(x, self.weight, self.bias, eps=self.eps)
+
+    def _update(self, x: Tensor, momentum: float) -> None:
+        with ag.no_grad():
+            means, variances = ag.mean(x, axis=(2, 3)), ag.var(x, axis=(2, 3))
+            for running, new in ((self.running_mean, means), (self.running_var, variances)):
+                assert running is not None
+                stand_on(running, ag.lerp(running, ag.mean(new, axis=0), momentum))
+
+
+class LayerNorm(_Norm):
+    """Normalises over the last axes: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, statistics per row.
+
+    - **normalized_shape**: the sizes of those axes, or the size of the last one.
+    - **eps**: keeps the division finite.
+    - **elementwise_affine**, **bias**: whether there are ``weight`` and ``bias`` (of ``normalized_shape``).
+
+    Shapes: ``(..., *normalized_shape)`` in and out.
+
+    >>> from netcl import nn
+    >>> nn.LayerNorm(2, eps=0.0)([[1.0, 3.0]]).tolist()
+    [[-1.0, 1.0]]
+    """
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True):
+        super().__init__()
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self._affine(self.normalized_shape, elementwise_affine, elementwise_affine and bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.layer_norm(x, self.normalized_shape, self.weight, self.bias, eps=self.eps)
+
+
+class RMSNorm(_Norm):
+    """Divides by the root of the mean square over the last axes: ``y = x / sqrt(mean(x^2) + eps) * weight``.
+
+    - **normalized_shape**: the sizes of those axes, or the size of the last one.
+    - **eps**: keeps the division finite; ``None`` is the input dtype's machine epsilon.
+    - **elementwise_affine**: whether there is a ``weight``.
+
+    Shapes: ``(..., *normalized_shape)`` in and out.
+
+    >>> from netcl import nn
+    >>> nn.RMSNorm(2, eps=0.0)([[3.0, 3.0]]).tolist()
+    [[1.0, 1.0]]
+    """
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True):
+        super().__init__()
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
+        self._affine(self.normalized_shape, elementwise_affine, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        eps = _EPSILON[x.dtype] if self.eps is None else self.eps
+        return ag.rms_norm(x, self.normalized_shape, self.weight, eps=eps)
+
+
+class GroupNorm(_Norm):
+    """Normalises groups of channels of each image by themselves: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
+
+    - **num_groups**: how many groups the channels are divided into.
+    - **num_channels**: the number of channels.
+    - **eps**: keeps the division finite.
+    - **affine**: whether there are ``weight`` and ``bias``, one per channel.
+
+    Shapes: ``(N, C, ...)`` in and out.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.GroupNorm(2, 6)(np.ones((2, 6, 4), np.float32)).shape
+    (2, 6, 4)
+    """
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True):
+        super().__init__()
+        if num_groups < 1 or num_channels % num_groups:
+            what = "num_groups must divide num_channels"
+            raise ShapeError(message("GroupNorm", what, num_groups=num_groups, num_channels=num_channels))
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self._affine((num_channels,), affine, affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.group_norm(x, self.num_groups, self.weight, self.bias, eps=self.eps)

@@ -1,0 +1,187 @@
+"""Transformer layers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.nn.activation import make_activation
+from netcl.nn.attention import CausalSelfAttention, KVCache, MultiheadAttention, RotaryAttention
+from netcl.nn.container import ModuleList
+from netcl.nn.dropout import Dropout
+from netcl.nn.linear import Linear
+from netcl.nn.module import Module
+from netcl.nn.norm import LayerNorm, RMSNorm
+
+
+class TransformerEncoderLayer(Module):
+    """Self-attention and a feed-forward network, each added to its input and normalised, as torch has it.
+
+    ``x = norm1(x + attention(x))``, ``x = norm2(x + linear2(activation(linear1(x))))``; with ``norm_first`` the norms come before the
+    branches instead.
+
+    - **d_model**, **nhead**, **dim_feedforward**: width, heads, width between the linear layers.
+    - **dropout**: after the attention and inside and after the feed-forward network. **activation**: ``relu``, ``gelu`` or another name.
+    - **layer_norm_eps**, **batch_first**, **norm_first**, **bias**: as in torch.
+
+    Shapes: ``(positions, batch, d_model)``, or ``(batch, positions, d_model)`` with ``batch_first``. ``src_mask``,
+    ``src_key_padding_mask`` and ``is_causal`` as in :class:`MultiheadAttention`.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.TransformerEncoderLayer(16, 4, 32)(np.zeros((5, 2, 16), np.float32)).shape
+    (5, 2, 16)
+    """
+
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu",
+                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True):  # fmt: skip
+        super().__init__()
+        self.norm_first = norm_first
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first)
+        self.linear1 = Linear(d_model, dim_feedforward, bias)
+        self.dropout = Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias)
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
+        self.activation = make_activation(activation)
+
+    def forward(self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
+        masks = (src_mask, src_key_padding_mask, is_causal)
+        if self.norm_first:
+            src = ag.add(src, self._attend(self.norm1(src), *masks))
+            return ag.add(src, self._feed(self.norm2(src)))
+        src = self.norm1(ag.add(src, self._attend(src, *masks)))
+        return self.norm2(ag.add(src, self._feed(src)))
+
+    def _attend(self, x: Tensor, mask: Any, padding: Any, is_causal: bool) -> Tensor:
+        out, _ = self.self_attn(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=is_causal)
+        return self.dropout1(out)
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+
+class TransformerEncoder(Module):
+    """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then a norm if there is one.
+
+    - **encoder_layer**: the layer of which all are copies (their weights are drawn anew, unlike torch's).
+    - **num_layers**: how many. **norm**: a module for the result.
+
+    Shapes and masks: as in :class:`TransformerEncoderLayer` (``mask``, ``src_key_padding_mask``, ``is_causal``).
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32), 2)(np.zeros((5, 2, 16), np.float32)).shape
+    (5, 2, 16)
+    """
+
+    def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None):
+        super().__init__()
+        self.layers = ModuleList(_fresh(encoder_layer) for _ in range(num_layers))
+        self.num_layers, self.norm = num_layers, norm
+
+    def forward(self, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
+        for layer in self.layers:
+            src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=is_causal)
+        return src if self.norm is None else self.norm(src)
+
+
+def _fresh(layer: Module) -> Module:
+    made = copy.deepcopy(layer)
+    made.apply(lambda module: module.reset_parameters() if hasattr(module, "reset_parameters") else None)
+    return made
+
+
+class SwiGLU(Module):
+    """A feed-forward network with a gate: ``y = w2(silu(w1(x)) * w3(x))``.
+
+    - **dim**: width of the input and the output.
+    - **hidden_dim**: width in between; by default two thirds of ``4 dim``, rounded up to a multiple of 8.
+    - **bias**, **dropout**: of the linear layers; of the result.
+
+    Shapes: ``(..., dim)`` in and out. Parameters: ``w1``, ``w2``, ``w3``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.SwiGLU(12)(np.zeros((2, 12), np.float32)).shape
+    (2, 12)
+    """
+
+    def __init__(self, dim: int, hidden_dim: int | None = None, bias: bool = False, dropout: float = 0.0):
+        super().__init__()
+        hidden = hidden_dim or -(-8 * dim // 3 // 8) * 8
+        self.w1, self.w2, self.w3 = Linear(dim, hidden, bias), Linear(hidden, dim, bias), Linear(dim, hidden, bias)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.w2(ag.mul(ag.silu(self.w1(x)), self.w3(x))))
+
+
+class FeedForward(Module):
+    """Two linear layers with a GELU in between: ``y = c_proj(gelu(c_fc(x)))``.
+
+    - **dim**, **hidden_dim**: widths outside and in between; by default ``4 dim``.
+    - **bias**, **dropout**: of the linear layers; of the result. **approximate**: form of the GELU, ``none`` or ``tanh``.
+
+    Shapes: ``(..., dim)`` in and out.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.FeedForward(12)(np.zeros((2, 12), np.float32)).shape
+    (2, 12)
+    """
+
+    def __init__(self, dim: int, hidden_dim: int | None = None, bias: bool = True, dropout: float = 0.0, approximate: str = "none"):
+        super().__init__()
+        hidden = hidden_dim or 4 * dim
+        self.approximate = approximate
+        self.c_fc, self.c_proj, self.dropout = Linear(dim, hidden, bias), Linear(hidden, dim, bias), Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(ag.gelu(self.c_fc(x), approximate=self.approximate)))
+
+
+class TransformerBlock(Module):
+    """A decoder block: ``x = x + attn(ln_1(x))``, then ``x = x + mlp(ln_2(x))``.
+
+    - **n_embd**, **n_head**: width and number of heads.
+    - **bias**, **dropout**: of everything inside.
+    - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``; **mlp_dim** is its width inside.
+    - **position**: ``learned`` (the model adds positions, attention is plain) or ``rotary``, which takes **n_kv_head** and **rope_base**.
+
+    Shapes: ``(batch, positions, n_embd)`` in and out; ``cache`` and ``layer`` as in :class:`CausalSelfAttention`.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.TransformerBlock(16, 4, norm="rms", mlp="swiglu", position="rotary")(np.zeros((2, 5, 16), np.float32)).shape
+    (2, 5, 16)
+    """
+
+    def __init__(self, n_embd: int, n_head: int, bias: bool = True, dropout: float = 0.0, norm: str = "layer", mlp: str = "gelu",
+                 mlp_dim: int | None = None, position: str = "learned", n_kv_head: int | None = None,
+                 rope_base: float = 10000.0):  # fmt: skip
+        super().__init__()
+        for name, given, known in (("norm", norm, ("layer", "rms")), ("mlp", mlp, ("gelu", "swiglu")),
+                                   ("position", position, ("learned", "rotary"))):  # fmt: skip
+            if given not in known:
+                raise ValueError(message("TransformerBlock", f"unknown {name}", f"known: {', '.join(known)}", **{name: repr(given)}))
+        self.ln_1 = make_norm(norm, n_embd, bias)
+        if position == "rotary":
+            self.attn: Module = RotaryAttention(n_embd, n_head, n_kv_head, bias, dropout, rope_base)
+        else:
+            self.attn = CausalSelfAttention(n_embd, n_head, bias, dropout)
+        self.ln_2 = make_norm(norm, n_embd, bias)
+        self.mlp: Module = SwiGLU(n_embd, mlp_dim, bias, dropout) if mlp == "swiglu" else FeedForward(n_embd, mlp_dim, bias, dropout)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
+        x = ag.add(x, self.attn(self.ln_1(x), cache, layer))
+        return ag.add(x, self.mlp(self.ln_2(x)))
+
+
+def make_norm(kind: str, width: int, bias: bool) -> Module:
+    """A layer norm or an RMS norm over the last axis."""
+    return RMSNorm(width, eps=1e-6) if kind == "rms" else LayerNorm(width, bias=bias)
