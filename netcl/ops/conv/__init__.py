@@ -363,7 +363,7 @@ def _col2im_vjp(F, g, kernel, stride, padding, dilation):
 
 @op(vjp=_col2im_vjp, ref=arrays.ref_col2im, cpu=arrays.fold,
     samples=[
-        S((2, 18, 56), size=(7, 6), kernel=(3, 2), padding=1),
+        S((2, 18, 49), size=(7, 6), kernel=(3, 2), padding=1),
         S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
     ],
     errors=[

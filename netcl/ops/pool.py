@@ -1,0 +1,551 @@
+"""Pooling: the largest value or the mean of windows of images and signals. Windows are torch's, ``ceil_mode`` and adaptive ones included."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv.geometry import Pair, frozen, pair
+from netcl.ops.registry import S, composite, op
+
+ANY = (*launch.FLOATS, *launch.INTEGERS)
+
+
+class Windows(NamedTuple):
+    """Sizes of a pooling: the image's, the result's and the window's; an adaptive one has no window of its own."""
+
+    size: tuple[int, int]
+    outs: tuple[int, int]
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    adaptive: bool = False
+
+    def along(self, axis: int) -> list[tuple[range, int]]:
+        """Per result along an axis: the pixels of its window, and how many it spans with padding."""
+        size, outs = self.size[axis], self.outs[axis]
+        if self.adaptive:
+            edges = [(o * size // outs, -(-(o + 1) * size // outs)) for o in range(outs)]
+            return [(range(first, end), end - first) for first, end in edges]
+        k, s, p, d = self.kernel[axis], self.stride[axis], self.pad[axis], self.dilation[axis]
+        found = []
+        for first in range(-p, outs * s - p, s):
+            inside = [at for at in range(first, first + k * d, d) if 0 <= at < size]
+            found.append((range(inside[0], inside[-1] + 1, d), min(first + (k - 1) * d + 1, size + p) - first))
+        return found
+
+
+def _outs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
+    reach = size + 2 * pad - dilation * (kernel - 1) - 1
+    outs = (-(-reach // stride) if ceil_mode else reach // stride) + 1
+    # A window that would start in the padding beyond the image sees nothing of it.
+    return outs - 1 if ceil_mode and (outs - 1) * stride >= size + pad else outs
+
+
+def _blind(size: int, kernel: int, stride: int, pad: int, dilation: int, outs: int) -> bool:
+    """Whether some window has all its pixels in the padding, as only dilated ones can."""
+    firsts = range(-pad, outs * stride - pad, stride) if dilation > 1 else ()
+    return any(first < 0 and not any(0 <= first + k * dilation < size for k in range(kernel)) for first in firsts)
+
+
+@lru_cache(maxsize=1024)
+def _windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Windows:
+    kernels, dilations = pair(name, "kernel_size", kernel, 1), pair(name, "dilation", dilation, 1)
+    strides, pads = kernels if stride is None else pair(name, "stride", stride, 1), pair(name, "padding", padding, 0)
+    if any(2 * p > d * (k - 1) + 1 for p, k, d in zip(pads, kernels, dilations, strict=True)):
+        what = "padding must be at most half the kernel"
+        raise ShapeError(message(name, what, kernel_size=kernel, padding=padding, dilation=dilation))
+    rows = list(zip(size, kernels, strides, pads, dilations, strict=True))
+    outs = tuple(_outs(*row, ceil_mode) for row in rows)
+    if min(outs) < 1 or min(size) < 1 or any(_blind(*row, out) for row, out in zip(rows, outs, strict=True)):
+        what = f"an image of {size[0]} x {size[1]} pixels is too small for the windows"
+        raise ShapeError(message(name, what, kernel_size=kernel, padding=padding, dilation=dilation))
+    return Windows(size, outs, kernels, strides, pads, dilations)  # type: ignore[arg-type]
+
+
+def _adaptive(name: str, size: tuple[int, int], output_size: Any) -> Windows:
+    wanted = output_size if isinstance(output_size, tuple) else (output_size, output_size)
+    outs = pair(name, "output_size", tuple(n if want is None else want for n, want in zip(size, wanted, strict=False)), 1)
+    if min(size) < 1:
+        raise ShapeError(message(name, "an empty image has no windows", size=size))
+    return Windows(size, outs, adaptive=True)
+
+
+def _image(name: str, x: Any, allowed: tuple[str, ...] = launch.FLOATS) -> Tensor:
+    (x,) = launch.as_tensors(name, x)
+    if x.ndim != 4:
+        raise ShapeError(message(name, "x has four axes: batch, channels, height, width", **{"x.shape": x.shape}))
+    launch.check_dtype(name, x, allowed)
+    return x
+
+
+def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
+    if dy.shape[2:] != w.outs:
+        what = f"dy must be the gradient of an output of {w.outs[0]} x {w.outs[1]} pixels"
+        raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "size": w.size}))
+
+
+def _run(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, operands: dict[str, str], count_pad: bool = True) -> None:
+    """Launch a kernel of ``pool.cl`` that fills ``result``: a row per work-item on CPUs, an element on other devices."""
+    if not result.size:
+        return
+    queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
+    span = across if launch.on_cpu_device(queue) else 1
+    built = launch.kernel(queue, __file__, "pool.cl", kernel, operands, {"ADAPTIVE": w.adaptive, "COUNT_PAD": count_pad})
+    numbers = (planes, *w.size, *w.outs, *w.kernel, *w.stride, *w.pad, *w.dilation, span)
+    items = planes * result.shape[2] * -(-across // span)
+    built(queue, (items,), (1 if span > 1 else launch.LOCAL_1D,), *tensors, *numbers)
+
+
+# ---- in NumPy
+
+
+def _padded_view(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
+    """``(..., outs, outs, kernel, kernel)``: the windows of a padded image."""
+    ends = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in zip(w.outs, w.stride, w.dilation, w.kernel, strict=True)]
+    edges = [(p, max(0, end - p - n)) for p, end, n in zip(w.pad, ends, w.size, strict=True)]
+    x = np.pad(x, ((0, 0), (0, 0), *edges), constant_values=fill)
+    n, c, y, z = x.strides
+    steps = (n, c, y * w.stride[0], z * w.stride[1], y * w.dilation[0], z * w.dilation[1])
+    return as_strided(x, (*x.shape[:2], *w.outs, *w.kernel), steps, writeable=False)
+
+
+def _lowest(dtype: np.dtype) -> Any:
+    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+
+def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """The largest values and their places."""
+    if w.adaptive:
+        return _each_window(x, w)
+    at = _padded_view(np.broadcast_to(np.arange(w.size[0] * w.size[1]).reshape(1, 1, *w.size), (1, 1, *w.size)), w, -1)
+    at = at.reshape(*w.outs, -1)
+    views = _padded_view(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, -1)
+    inside = np.where(at >= 0, 0, 1)  # a tie with padding must not win
+    best = np.argmax(views, axis=-1) if not inside.any() else _argmax_inside(views, inside == 0)
+    values = np.take_along_axis(views, best[..., None], -1)[..., 0]
+    return values, np.take_along_axis(np.broadcast_to(at, views.shape), best[..., None], -1)[..., 0]
+
+
+def _argmax_inside(views: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    best = np.max(views, axis=-1, keepdims=True)
+    hit = ((views == best) | ((views != views) & (best != best))) & inside
+    return np.argmax(hit, axis=-1)
+
+
+def _each_window(x: np.ndarray, w: Windows) -> tuple[np.ndarray, np.ndarray]:
+    values, places = np.empty((*x.shape[:2], *w.outs), x.dtype), np.empty((*x.shape[:2], *w.outs), np.int64)
+    for i, (rows, _) in enumerate(w.along(0)):
+        for j, (columns, _) in enumerate(w.along(1)):
+            patch = x[:, :, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step].reshape(*x.shape[:2], -1)
+            best = np.argmax(patch, axis=-1)
+            values[:, :, i, j] = np.take_along_axis(patch, best[..., None], -1)[..., 0]
+            r, c = np.divmod(best, len(columns))
+            places[:, :, i, j] = (rows.start + r * rows.step) * w.size[1] + columns.start + c * columns.step
+    return values, places
+
+
+def cpu_max_grad(dy: np.ndarray, places: np.ndarray, *, w: Windows) -> np.ndarray:
+    planes, pixels = math.prod(dy.shape[:2]), w.size[0] * w.size[1]
+    flat = (places.reshape(planes, -1) + np.arange(planes)[:, None] * pixels).reshape(-1)
+    dx = np.zeros(planes * pixels, dy.dtype)
+    np.add.at(dx, flat, dy.reshape(-1))
+    return dx.reshape(*dy.shape[:2], *w.size)
+
+
+def _counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
+    """How many pixels each average divides by."""
+    rows, columns = ([span if count_pad else len(pixels) for pixels, span in w.along(axis)] for axis in (0, 1))
+    return np.outer(rows, columns).astype(dtype)
+
+
+def cpu_average(x: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
+    if not w.adaptive:
+        return _padded_view(x, w, 0).sum(axis=(4, 5)) / _counts(w, count_pad, x.dtype)
+    sums = np.stack([x[:, :, r.start : r.stop].sum(axis=2) for r, _ in w.along(0)], axis=2)
+    return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _counts(w, True, x.dtype)
+
+
+def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
+    dy = dy / _counts(w, count_pad, dy.dtype)
+    rows = np.zeros((*dy.shape[:2], w.size[0], w.outs[1]), dy.dtype)
+    for o, (pixels, _) in enumerate(w.along(0)):
+        rows[:, :, pixels.start : pixels.stop] += dy[:, :, o : o + 1]
+    dx = np.zeros((*dy.shape[:2], *w.size), dy.dtype)
+    for o, (pixels, _) in enumerate(w.along(1)):
+        dx[..., pixels.start : pixels.stop] += rows[..., o : o + 1]
+    return dx
+
+
+# ---- definitions
+
+
+def _ref(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np.ndarray:
+    """``of(pixels of a window, how many it spans)``, for every window."""
+    out = np.empty((*x.shape[:2], *w.outs), dtype)
+    for i, (rows, high) in enumerate(w.along(0)):
+        for j, (columns, wide) in enumerate(w.along(1)):
+            patch = x[:, :, list(rows)][:, :, :, list(columns)]
+            out[:, :, i, j] = of(patch, high * wide)
+    return out
+
+
+def _of(name: str, x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Windows:
+    return _windows(name, x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+
+
+def _ref_max(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+    w = _of("ref", x, kernel_size, stride, padding, dilation, ceil_mode)
+    return _ref(x, w, lambda patch, _: patch.max(axis=(2, 3)), x.dtype)
+
+
+def _ref_average(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+    w = _of("ref", x, kernel_size, stride, padding, 1, ceil_mode)
+    if count_include_pad:
+        return _ref(x, w, lambda patch, count: patch.sum(axis=(2, 3)) / count)
+    return _ref(x, w, lambda patch, _: patch.mean(axis=(2, 3)))
+
+
+def _spread(dy: np.ndarray, w: Windows, weight: Any) -> np.ndarray:
+    """Every gradient, times ``weight``, added to the pixels of its window."""
+    dx = np.zeros((*dy.shape[:2], *w.size))
+    for i, (rows, high) in enumerate(w.along(0)):
+        for j, (columns, wide) in enumerate(w.along(1)):
+            dx[np.ix_(range(dy.shape[0]), range(dy.shape[1]), rows, columns)] += dy[:, :, i : i + 1, j : j + 1] * weight(rows, columns, high * wide)
+    return dx
+
+
+def _ref_average_grad(dy, *, size, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+    w = _windows("ref", tuple(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
+    return _spread(dy, w, lambda rows, columns, count: 1 / (count if count_include_pad else len(rows) * len(columns)))
+
+
+def _ref_max_grad(dy, places, *, size, **options):
+    dx = np.zeros((*dy.shape[:2], size[0] * size[1]))
+    for at in np.ndindex(dy.shape):
+        dx[at[0], at[1], places[at]] += dy[at]
+    return dx.reshape(*dy.shape[:2], *size)
+
+
+# ---- the largest value
+
+
+def _max_vjp(F, g, out, x_shape, kernel_size, stride, padding, dilation, ceil_mode):
+    if g[0] is None:
+        return None
+    options = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
+    return F.max_pool2d_input_grad(g[0], out[1], size=x_shape[2:], **options)
+
+
+@op(vjp=_max_vjp, ref=None, cpu=cpu_max)
+def max_pool2d_with_indices(
+    x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
+) -> tuple[Tensor, Tensor]:
+    """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
+    x = _image("max_pool2d", x, ANY)
+    w = _windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    return _max(x, w)
+
+
+def _max(x: Tensor, w: Windows) -> tuple[Tensor, Tensor]:
+    if x.backend == "cpu":
+        return launch.run_cpu(cpu_max, x, dtype=(x.dtype, "int32"), w=w)
+    y = Tensor.empty((*x.shape[:2], *w.outs), x.dtype, queue=x.queue)
+    places = Tensor.empty(y.shape, "int32", queue=x.queue)
+    _run("pool_max", w, y, x, y, places, operands={"X": x.dtype, "Y": x.dtype, "I": "int32"})
+    return y, places
+
+
+def _take(F: Any, g: Any, places: Any) -> Any:
+    """Of every plane of ``g`` the values at ``places``."""
+    n, c = g.shape[:2]
+    flat = F.reshape(g, (n, c, g.shape[2] * g.shape[3]))
+    return F.reshape(F.gather(flat, 2, F.reshape(places, (n, c, places.shape[2] * places.shape[3]))), places.shape)
+
+
+def _max_grad_vjp(F, g, places):
+    return _take(F, g, places), None
+
+
+@op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,
+    samples=[
+        S((1, 2, 2, 2), np.array([[[[0, 2], [8, 10]], [[5, 7], [13, 15]]]], "int32"), size=(4, 4), kernel_size=2),
+        S((1, 1, 2, 2), np.array([[[[4, 4], [4, 8]]]], "int32"), size=(3, 3), kernel_size=2, stride=1),
+    ],
+    errors=[(S((1, 1, 3, 2), np.zeros((1, 1, 3, 2), "int32"), size=(4, 4), kernel_size=2),
+             r"\[max_pool2d_input_grad\] dy must be the gradient of an output of 2 x 2 pixels; dy.shape=\(1, 1, 3, 2\), size=\(4, 4\)")])  # fmt: skip
+def max_pool2d_input_grad(
+    dy: Tensor, places: Tensor, *, size: Pair, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+    ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """The gradient of :func:`max_pool2d` with respect to an image of height and width ``size``, given the places of the maxima."""
+    name = "max_pool2d_input_grad"
+    w = _windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    return _max_grad(name, dy, places, w)
+
+
+def _max_grad(name: str, dy: Any, places: Any, w: Windows) -> Tensor:
+    dy, places = launch.as_tensors(name, dy, places)
+    launch.check_dtype(name, dy, name="dy")
+    launch.check_dtype(name, places, ("int32", "int64"), "places")
+    _check_gradient(name, dy, w)
+    if dy.backend == "cpu":
+        return launch.run_cpu(cpu_max_grad, dy, places, w=w)
+    dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
+    _run("pool_max_grad", w, dx, dy, places, dx, operands={"X": dy.dtype, "Y": dy.dtype, "I": places.dtype})
+    return dx
+
+
+@composite(ref=_ref_max,
+    samples=[
+        S((1, 1, 1, 1), kernel_size=1),
+        S((2, 3, 7, 9), kernel_size=2),
+        S((2, 3, 8, 7), kernel_size=3, stride=2, padding=1),
+        S((1, 2, 9, 10), kernel_size=(2, 3), stride=(2, 1), padding=(0, 1), dilation=2),
+        S((1, 2, 8, 9), kernel_size=3, stride=2, ceil_mode=True),
+        S((2, 2, 5, 6), kernel_size=2, dtypes="int32", low=-99, high=99),
+        S((1, 2, 6, 7), kernel_size=3, stride=1, padding=1),
+    ],
+    errors=[
+        (S((2, 3, 7), kernel_size=2), r"\[max_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[max_pool2d\] padding must be at most half the kernel; kernel_size=2, padding=2"),
+        (S((1, 1, 2, 2), kernel_size=3), r"\[max_pool2d\] an image of 2 x 2 pixels is too small for the windows; kernel_size=3"),
+        (S((1, 1, 4, 4), kernel_size=2, stride=0), r"\[max_pool2d\] stride must be at least 1; stride=0"),
+    ])  # fmt: skip
+def max_pool2d(
+    F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """The largest value of each window of images ``(batch, channels, height, width)``; padding never wins.
+
+    ``stride`` is the kernel size if not given. ``return_indices=True`` also gives each maximum's place in its plane.
+
+    >>> import netcl.ops as F
+    >>> from netcl.core.tensor import Tensor
+    >>> F.max_pool2d(Tensor.ones((1, 3, 8, 8)), 2).shape
+    (1, 3, 4, 4)
+    """
+    both = F.max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+    return both if return_indices else both[0]
+
+
+# ---- the mean
+
+
+def _average_vjp(F, g, x_shape, kernel_size, stride, padding, ceil_mode, count_include_pad):
+    options = {"stride": stride, "padding": padding, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
+    return F.avg_pool2d_input_grad(g, size=x_shape[2:], kernel_size=kernel_size, **options)
+
+
+@op(vjp=_average_vjp, ref=_ref_average, cpu=cpu_average,
+    samples=[
+        S((1, 1, 1, 1), kernel_size=1),
+        S((2, 3, 7, 9), kernel_size=2),
+        S((2, 3, 8, 7), kernel_size=3, stride=2, padding=1),
+        S((1, 2, 8, 9), kernel_size=(3, 2), stride=2, padding=1, ceil_mode=True, count_include_pad=False),
+        S((1, 2, 8, 10), kernel_size=3, stride=(2, 3), padding=1, ceil_mode=True),
+    ],
+    errors=[
+        (S((2, 3, 7), kernel_size=2), r"\[avg_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((1, 1, 4, 4), kernel_size=2, dtypes="int32", low=0, high=9), r"\[avg_pool2d\] x has a dtype this op does not take; dtype=int32"),
+        (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[avg_pool2d\] padding must be at most half the kernel; "),
+    ])  # fmt: skip
+def avg_pool2d(
+    x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False, count_include_pad: bool = True
+) -> Tensor:
+    """The mean of each window of images ``(batch, channels, height, width)``.
+
+    ``count_include_pad=False`` divides by the pixels that lie in the image only.
+    """
+    x = _image("avg_pool2d", x)
+    w = _windows("avg_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
+    return _average(x, w, count_include_pad)
+
+
+def _average(x: Tensor, w: Windows, count_pad: bool = True) -> Tensor:
+    if x.backend == "cpu":
+        return launch.run_cpu(cpu_average, x, w=w, count_pad=count_pad)
+    y = Tensor.empty((*x.shape[:2], *w.outs), x.dtype, queue=x.queue)
+    _run("pool_average", w, y, x, y, operands={"X": x.dtype, "Y": x.dtype}, count_pad=count_pad)
+    return y
+
+
+def _average_grad_vjp(F, g, kernel_size, stride, padding, ceil_mode, count_include_pad):
+    return F.avg_pool2d(g, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+@op(vjp=_average_grad_vjp, ref=_ref_average_grad, cpu=cpu_average_grad,
+    samples=[
+        S((2, 3, 3, 4), size=(7, 9), kernel_size=2),
+        S((2, 3, 4, 4), size=(8, 7), kernel_size=3, stride=2, padding=1),
+        S((1, 2, 5, 5), size=(8, 9), kernel_size=(3, 2), stride=2, padding=1, ceil_mode=True, count_include_pad=False),
+    ],
+    errors=[(S((1, 1, 3, 2), size=(4, 4), kernel_size=2), r"\[avg_pool2d_input_grad\] dy must be the gradient of an output of 2 x 2 pixels; ")])  # fmt: skip
+def avg_pool2d_input_grad(
+    dy: Tensor, *, size: Pair, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:  # fmt: skip
+    """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
+    name = "avg_pool2d_input_grad"
+    w = _windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
+    return _average_grad(name, dy, w, count_include_pad)
+
+
+def _average_grad(name: str, dy: Any, w: Windows, count_pad: bool = True) -> Tensor:
+    dy = _image(name, dy)
+    _check_gradient(name, dy, w)
+    if dy.backend == "cpu":
+        return launch.run_cpu(cpu_average_grad, dy, w=w, count_pad=count_pad)
+    dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
+    _run("pool_average_grad", w, dx, dy, dx, operands={"X": dy.dtype, "Y": dy.dtype}, count_pad=count_pad)
+    return dx
+
+
+# ---- windows that divide the image evenly
+
+
+def _ref_adaptive(x, output_size, of=np.mean):
+    w = _adaptive("ref", x.shape[2:], frozen(output_size))
+    return _ref(x, w, lambda patch, _: of(patch, axis=(2, 3)))
+
+
+def _adaptive_average_vjp(F, g, x_shape):
+    return F.adaptive_avg_pool2d_input_grad(g, size=x_shape[2:])
+
+
+@op(vjp=_adaptive_average_vjp, ref=_ref_adaptive, cpu=cpu_average,
+    samples=[S((2, 3, 7, 9), output_size=1), S((1, 2, 7, 10), output_size=(3, 4)), S((1, 2, 3, 4), output_size=(5, 4)), S((1, 2, 6, 8), output_size=(None, 4))],
+    errors=[
+        (S((2, 3, 7), output_size=1), r"\[adaptive_avg_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((2, 3, 7, 7), output_size=0), r"\[adaptive_avg_pool2d\] output_size must be at least 1; output_size=\(0, 0\)"),
+    ])  # fmt: skip
+def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
+    """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
+    x = _image("adaptive_avg_pool2d", x)
+    return _average(x, _adaptive("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
+
+
+def _adaptive_average_grad_vjp(F, g, dy_shape):
+    return F.adaptive_avg_pool2d(g, dy_shape[2:])
+
+
+@op(vjp=_adaptive_average_grad_vjp, cpu=cpu_average_grad,
+    ref=lambda dy, *, size: _spread(dy, _adaptive("ref", size, dy.shape[2:]), lambda rows, columns, count: 1 / count),
+    samples=[S((2, 3, 1, 1), size=(7, 9)), S((1, 2, 3, 4), size=(7, 10)), S((1, 2, 5, 4), size=(3, 4))],
+    errors=[(S((2, 3, 1), size=(4, 4)), r"\[adaptive_avg_pool2d_input_grad\] x has four axes: ")])  # fmt: skip
+def adaptive_avg_pool2d_input_grad(dy: Tensor, *, size: Pair) -> Tensor:
+    """The gradient of :func:`adaptive_avg_pool2d` with respect to an image of height and width ``size``."""
+    name = "adaptive_avg_pool2d_input_grad"
+    dy = _image(name, dy)
+    return _average_grad(name, dy, _adaptive(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
+
+
+def _adaptive_max_vjp(F, g, out, x_shape):
+    return None if g[0] is None else F.adaptive_max_pool2d_input_grad(g[0], out[1], size=x_shape[2:])
+
+
+@op(vjp=_adaptive_max_vjp, ref=None, cpu=cpu_max)
+def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
+    """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
+    x = _image("adaptive_max_pool2d", x, ANY)
+    return _max(x, _adaptive("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
+
+
+@op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,
+    samples=[S((1, 1, 2, 2), np.array([[[[1, 2], [3, 8]]]], "int32"), size=(3, 3))])  # fmt: skip
+def adaptive_max_pool2d_input_grad(dy: Tensor, places: Tensor, *, size: Pair) -> Tensor:
+    """The gradient of :func:`adaptive_max_pool2d` with respect to an image of height and width ``size``."""
+    name = "adaptive_max_pool2d_input_grad"
+    return _max_grad(name, dy, places, _adaptive(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
+
+
+@composite(ref=lambda x, output_size, return_indices=False: _ref_adaptive(x, output_size, np.max),
+    samples=[S((2, 3, 7, 9), output_size=1), S((1, 2, 7, 10), output_size=(3, 4)), S((1, 2, 3, 4), output_size=(5, 4))],
+    errors=[(S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x has four axes: ")])  # fmt: skip
+def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
+    both = F.adaptive_max_pool2d_with_indices(x, output_size)
+    return both if return_indices else both[0]
+
+
+# ---- signals, and whole planes
+
+
+def _signal(F: Any, name: str, x: Any) -> Any:
+    """``(batch, channels, length)`` as images of height 1."""
+    if len(x.shape) != 3:
+        raise ShapeError(message(name, "x has three axes: batch, channels, length", **{"x.shape": x.shape}))
+    return F.reshape(x, (*x.shape[:2], 1, x.shape[2]))
+
+
+def _flat(F: Any, y: Any) -> Any:
+    return F.reshape(y, (*y.shape[:2], y.shape[3]))
+
+
+def _wide(value: Any, one: int) -> Any:
+    value = frozen(value)
+    return None if value is None else (one, value[0] if isinstance(value, tuple) else value)
+
+
+@composite(ref=lambda x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False: _ref_max(
+        x[:, :, None], (1, kernel_size), _wide(stride, 1), (0, padding), (1, dilation), ceil_mode)[:, :, 0],
+    samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, ceil_mode=True)],
+    errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[max_pool1d\] x has three axes: batch, channels, length; x.shape=\(2, 3, 7, 7\)")])  # fmt: skip
+def max_pool1d(
+    F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """The largest value of each window of signals ``(batch, channels, length)``."""
+    images = _signal(F, "max_pool1d", x)
+    y, places = F.max_pool2d_with_indices(images, _wide(kernel_size, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), ceil_mode)
+    return (_flat(F, y), _flat(F, places)) if return_indices else _flat(F, y)
+
+
+@composite(ref=lambda x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True: _ref_average(
+        x[:, :, None], (1, kernel_size), _wide(stride, 1), (0, padding), ceil_mode, count_include_pad)[:, :, 0],
+    samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
+    errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x has three axes: ")])  # fmt: skip
+def avg_pool1d(
+    F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True
+) -> Tensor:
+    """The mean of each window of signals ``(batch, channels, length)``."""
+    images = _signal(F, "avg_pool1d", x)
+    return _flat(F, F.avg_pool2d(images, _wide(kernel_size, 1), _wide(stride, 1), _wide(padding, 0), ceil_mode, count_include_pad))
+
+
+@composite(ref=lambda x, output_size: _ref_adaptive(x[:, :, None], (1, output_size))[:, :, 0],
+    samples=[S((2, 3, 9), output_size=4), S((1, 2, 5), output_size=1)],
+    errors=[(S((2, 3), output_size=1), r"\[adaptive_avg_pool1d\] x has three axes: ")])  # fmt: skip
+def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
+    """Means over windows chosen so that ``output_size`` values of each signal remain."""
+    return _flat(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), _wide(output_size, 1)))
+
+
+def _planes(name: str, x: Any) -> tuple[int, ...]:
+    if len(x.shape) < 3:
+        raise ShapeError(message(name, "x has batch, channels and at least one axis to pool", **{"x.shape": x.shape}))
+    return tuple(range(2, len(x.shape)))
+
+
+_GLOBAL = [S((2, 3, 5, 7)), S((1, 2, 9)), S((3, 1, 1, 1))]
+_NO_PLANE = r"\[{}\] x has batch, channels and at least one axis to pool; x.shape=\(2, 3\)"
+
+
+@composite(ref=lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True), samples=_GLOBAL, errors=[(S((2, 3)), _NO_PLANE.format("global_avg_pool"))])
+def global_avg_pool(F: Any, x: Tensor) -> Tensor:
+    """The mean of each channel; axes stay with size 1."""
+    return F.mean(x, axis=_planes("global_avg_pool", x), keepdims=True)
+
+
+@composite(ref=lambda x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True), samples=_GLOBAL, errors=[(S((2, 3)), _NO_PLANE.format("global_max_pool"))])
+def global_max_pool(F: Any, x: Tensor) -> Tensor:
+    """The largest value of each channel; axes stay with size 1."""
+    return F.amax(x, axis=_planes("global_max_pool", x), keepdims=True)
