@@ -12,7 +12,7 @@
 #define ROWS 8
 #endif
 
-static inline void copy_run(__global const T* restrict s, __global T* restrict d, const INDEX n, const INDEX s_step, const INDEX d_step) {
+static inline void copy_run(__global const T* s, __global T* d, const INDEX n, const INDEX s_step, const INDEX d_step) {
   if (s_step == 1 && d_step == 1) {
     for (INDEX i = 0; i < n; ++i) d[i] = s[i];
   } else if (s_step == 0) {

@@ -14,11 +14,12 @@ from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, st
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.functions import erf
+from netcl.ops.matmul.einsum import einsum
 from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, product
 from netcl.ops.movement import sum_to
 from netcl.ops.registry import S, composite, op
 
-__all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "linear", "matmul", "outer"]
+__all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum", "linear", "matmul", "outer"]
 
 TYPES = (*launch.FLOATS, *launch.INTEGERS)
 _NUMPY_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

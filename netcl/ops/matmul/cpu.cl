@@ -105,7 +105,7 @@ typedef struct __attribute__((packed)) { QUAD v; } packed_quad;
 #define BIAS_VECTOR(i, j) const V bias##j = has_bias ? G_LOAD((__global const REAL*)bias + n1 + j * VW) : (V)(0);
 
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
-static inline void pack_transposed(__global const B_T* restrict b, __local REAL* restrict strip, const int n, const int ldb, const int n1,
+static inline void pack_transposed(__global const B_T* b, __local REAL* strip, const int n, const int ldb, const int n1,
                                    const int k0, const int kc) {
   const int width = min(NR, n - n1);
   int j = 0;
@@ -132,7 +132,7 @@ static inline void pack_transposed(__global const B_T* restrict b, __local REAL*
     for (int kk = 0; kk < kc; ++kk) strip[kk * NR + j] = 0;
 }
 
-static inline void pack_rows(__global const B_T* restrict b, __local REAL* restrict strip, const int n, const int ldb, const int n1,
+static inline void pack_rows(__global const B_T* b, __local REAL* strip, const int n, const int ldb, const int n1,
                              const int k0, const int kc) {
   const int width = min(NR, n - n1);
   for (int kk = 0; kk < kc; ++kk) {

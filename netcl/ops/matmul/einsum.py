@@ -1,0 +1,138 @@
+"""Einstein's summation, reduced to permutations, sums and matrix products."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.registry import composite
+
+
+class _Term:
+    """A tensor and the label of each of its axes; ``wide`` ones are only partly there (size one where others have more)."""
+
+    def __init__(self, F: Any, x: Any, labels: str):
+        self.F, self.x, self.labels = F, x, labels
+
+    def size(self, label: str) -> int:
+        return self.x.shape[self.labels.index(label)] if label in self.labels else 1
+
+    def ordered(self, labels: str) -> Any:
+        """The tensor with its axes in the order of ``labels``."""
+        order = [self.labels.index(label) for label in labels]
+        return self.x if order == list(range(len(order))) else self.F.permute(self.x, order)
+
+    def without(self, labels: Sequence[str]) -> _Term:
+        """Summed over the axes of ``labels``."""
+        axes = tuple(i for i, label in enumerate(self.labels) if label in labels)
+        if not axes:
+            return self
+        return _Term(self.F, self.F.sum(self.x, axis=axes), "".join(label for label in self.labels if label not in labels))
+
+    def diagonal(self) -> _Term:
+        """A label that stands twice takes the diagonal of its two axes."""
+        twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
+        if twice is None:
+            return self
+        first, second = [i for i, label in enumerate(self.labels) if label == twice][:2]
+        n, rest = self.x.shape[first], [i for i in range(len(self.labels)) if i not in (first, second)]
+        moved = self.F.permute(self.x, [*rest, first, second])
+        flat = self.F.reshape(moved, (*moved.shape[:-2], n * n))
+        taken = self.F.slice(flat, -1, 0, None, n + 1)
+        return _Term(self.F, taken, "".join(self.labels[i] for i in rest) + twice).diagonal()
+
+    def grown(self, sizes: dict[str, int], labels: str) -> _Term:
+        """With axes of size one among ``labels`` expanded to their full size."""
+        shape = tuple(sizes[label] if label in labels else n for label, n in zip(self.labels, self.x.shape, strict=True))
+        return self if shape == self.x.shape else _Term(self.F, self.F.expand(self.x, shape), self.labels)
+
+
+def _parse(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
+    """Labels of every operand and of the result, with letters in place of the ellipsis."""
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    inputs = left.split(",")
+    if len(inputs) != len(ndims):
+        raise ShapeError(message("einsum", f"the equation has {len(inputs)} operands and {len(ndims)} are given", equation=repr(equation)))
+    if not set(text.replace("->", "").replace("...", "")) <= set(string.ascii_letters + ","):
+        raise ShapeError(message("einsum", "labels are letters, commas, '...' and '->'", equation=repr(equation)))
+    free = [c for c in string.ascii_letters if c not in text]
+    dots = [ndim - len(part.replace("...", "")) if "..." in part else 0 for part, ndim in zip(inputs, ndims, strict=True)]
+    if min(dots, default=0) < 0:
+        raise ShapeError(message("einsum", "an operand has fewer axes than labels", equation=repr(equation), axes=list(ndims)))
+    letters = "".join(free[: max(dots, default=0)])
+    spelled = [part.replace("...", letters[len(letters) - n :]) for part, n in zip(inputs, dots, strict=True)]
+    if not arrow:
+        counts = Counter("".join(spelled))
+        return spelled, letters + "".join(sorted(c for c, n in counts.items() if n == 1 and c not in letters))
+    result = right.replace("...", letters)
+    if len(set(result)) != len(result) or not set(result) <= set("".join(spelled)):
+        raise ShapeError(message("einsum", "every label of the result stands in an operand, and once", equation=repr(equation)))
+    return spelled, result
+
+
+def _sizes(terms: Sequence[_Term], equation: str) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for term in terms:
+        if len(term.labels) != len(term.x.shape):
+            what = f"{len(term.labels)} labels name {len(term.x.shape)} axes"
+            raise ShapeError(message("einsum", what, equation=repr(equation), shape=term.x.shape))
+        for label, n in zip(term.labels, term.x.shape, strict=True):
+            if 1 not in (n, sizes.get(label, 1)) and sizes[label] != n:
+                what = f"label {label} has sizes {sizes[label]} and {n}"
+                raise ShapeError(message("einsum", what, equation=repr(equation), shapes=[t.x.shape for t in terms]))
+            sizes[label] = n if sizes.get(label, 1) == 1 else sizes[label]
+    return sizes
+
+
+def _contract(F: Any, a: _Term, b: _Term, kept: set[str], sizes: dict[str, int]) -> _Term:
+    """The product of two terms, summed over the labels both have and nobody keeps."""
+    a, b = a.without(set(a.labels) - set(b.labels) - kept), b.without(set(b.labels) - set(a.labels) - kept)
+    shared = [label for label in a.labels if label in b.labels]
+    summed = "".join(label for label in shared if label not in kept)
+    a, b = a.grown(sizes, summed), b.grown(sizes, summed)
+    batch = "".join(label for label in shared if label in kept)
+    left = "".join(label for label in a.labels if label not in shared)
+    right = "".join(label for label in b.labels if label not in shared)
+    if not summed:
+        x, y = a.ordered(batch + left), b.ordered(batch + right)
+        x = F.reshape(x, (*x.shape, *(1 for _ in right)))
+        y = F.reshape(y, (*y.shape[: len(batch)], *(1 for _ in left), *y.shape[len(batch) :]))
+        return _Term(F, F.mul(x, y), batch + left + right)
+    trans_a, trans_b = a.labels == batch + summed + left, b.labels == batch + right + summed
+    x = a.ordered(batch + summed + left if trans_a else batch + left + summed)
+    y = b.ordered(batch + right + summed if trans_b else batch + summed + right)
+    rows, columns, depth = (math.prod(sizes[label] if label in summed else term.size(label) for label in labels)
+                            for term, labels in ((a, left), (b, right), (a, summed)))  # fmt: skip
+    x = F.reshape(x, (*x.shape[: len(batch)], *((depth, rows) if trans_a else (rows, depth))))
+    y = F.reshape(y, (*y.shape[: len(batch)], *((columns, depth) if trans_b else (depth, columns))))
+    out = F.matmul(x, y, transpose_a=trans_a, transpose_b=trans_b)
+    shape = (*out.shape[: len(batch)], *(a.size(label) for label in left), *(b.size(label) for label in right))
+    return _Term(F, F.reshape(out, shape), batch + left + right)
+
+
+@composite(ref=None, inputs=("operands",))
+def einsum(F: Any, equation: str, *operands: Tensor) -> Tensor:
+    """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
+
+    Labels are letters; one that is missing behind ``->`` is summed, one that stands twice in an operand takes its diagonal, and
+    ``...`` stands for further axes, which broadcast. Operands are multiplied from left to right.
+    """
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    tensors = launch.as_tensors("einsum", *given)
+    inputs, result = _parse(equation, [x.ndim for x in tensors])
+    terms = [_Term(F, x, labels) for x, labels in zip(tensors, inputs, strict=True)]
+    sizes = _sizes(terms, equation)
+    terms = [term.diagonal() for term in terms]
+    total = terms[0]
+    for i, term in enumerate(terms[1:], 1):
+        kept = set(result).union(*(later.labels for later in terms[i + 1 :]))
+        total = _contract(F, total, term, kept, sizes)
+    total = total.without(set(total.labels) - set(result))
+    return total.grown(sizes, result).ordered(result)
