@@ -20,6 +20,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core import dtype as dtypes
+from netcl.core import platforms
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DtypeError
 from netcl.core.tensor import Tensor
@@ -301,6 +302,13 @@ def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str
             check(part, case, handle, dtype)
 
 
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+
+
+def _driver_errors() -> tuple[type[BaseException], ...]:
+    return (platforms.opencl().Error,) if platforms.available() else ()
+
+
 def _timed(op: str, check: str, run: Callable[[], None]) -> Result:
     start = time.perf_counter()
     state, detail = "ok", ""
@@ -308,6 +316,6 @@ def _timed(op: str, check: str, run: Callable[[], None]) -> Result:
         run()
     except DtypeError as error:
         state, detail = "refused", str(error)
-    except (ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+    except (*_FAULTS, *_driver_errors()) as error:
         state, detail = "FAILED", f"{type(error).__name__}: {error}"
     return Result(op, check, state, detail, time.perf_counter() - start)
