@@ -83,6 +83,7 @@ class CText:
     """OpenCL C over ``real`` and ``mask``; numbers are literals of the compute type, so ``1 / 2`` is one half in floats."""
 
     def __init__(self, compute: str):
+        self.compute = compute
         self.suffix = {"float": "f", "double": "", "int": "", "long": "L"}[compute]
         self.integral = compute in ("int", "long")
 
@@ -108,8 +109,7 @@ class CText:
         return f"({self._real(a)} {symbol} {b})"
 
     def call(self, function: Function, args: list[str]) -> str:
-        name = function.c_int if self.integral else function.c
-        return f"{name}({', '.join(self._real(a) for a in args)})"
+        return f"{function.c_name(self.compute)}({', '.join(self._real(a) for a in args)})"
 
     def truth(self, number: str) -> str:
         return f"({self._real(number)} != (real)(0))"

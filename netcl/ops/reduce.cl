@@ -2,6 +2,7 @@
 //   real, mask, element       a vector of WIDTH compute values, what comparing two gives, one of its lanes
 //   SRC, GIVEN, DST           storage types of the input, of the value given per result, and of the result
 //   LOAD, LOAD_GIVEN, STORE   (p, i, left[, x]): elements i.. of p as a real, at most `left` of them exist
+//   PICK                      (no, yes, mask) lane by lane
 //   NEUTRAL                   what combining with changes nothing
 //   fold_map, fold_combine, fold_finish, fold_lanes    the row's formulas; the combination of a vector's lanes
 //   WIDTH, LANES, LOCAL       lanes of a real and their numbers as a mask; work-items of a group
@@ -18,7 +19,7 @@ real in_range(real x, INDEX_T left) {
 #if WIDTH == 1
   return x;
 #else
-  return left >= WIDTH ? x : select(NEUTRAL, x, (mask)(LANES < (mask)(left)));
+  return left >= WIDTH ? x : PICK(NEUTRAL, x, (mask)(LANES < (mask)(left)));
 #endif
 }
 

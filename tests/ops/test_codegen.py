@@ -37,7 +37,7 @@ def c(text: str, compute: str = "float") -> str:
         ("MAX(v0, 0)", "int", "max(v0, (real)(0))"),
         ("v0 * (v0 > 0)", "float", "v0 * netcl_number((v0 > 0.0f))"),
         ("WHERE(v0, 1, 2)", "float", "netcl_where((v0 != (real)(0)), (real)(1.0f), (real)(2.0f))"),
-        ("AND(v0 > 1, ISNAN(v1))", "float", "netcl_number(netcl_and((v0 > 1.0f), isnan(v1)))"),
+        ("AND(v0 > 1, ISNAN(v1))", "float", "netcl_number(netcl_and((v0 > 1.0f), netcl_isnan(v1)))"),
         ("min * half", "float", "min_ * half_"),
         ("1", "float", "(real)(1.0f)"),
         ("(v0 + v1) * (v0 - v1)", "float", "(v0 + v1) * (v0 - v1)"),
