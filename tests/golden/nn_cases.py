@@ -1,0 +1,175 @@
+"""What make_nn.py (with torch) and tests/nn (with netcl) share: the cases, and values that both make for themselves.
+
+Weights and inputs are not stored. Element ``i`` of the tensor called ``name`` is made from integers alone:
+``h = mix(crc32(name) + i * 0x9E3779B9 mod 2^32)``, where ``mix`` is the 32-bit finalizer of MurmurHash3, and ``u = (h >> 8) / 2^23 - 1``
+lies in [-1, 1). Weights are ``u * sqrt(3 / fan_in)``, so that activations keep their size; see :func:`state_value` for the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+
+
+def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Values in [-1, 1), the same everywhere; float32 holds each exactly."""
+    h = np.uint32(zlib.crc32(name.encode())) + np.arange(math.prod(shape), dtype=np.uint32) * np.uint32(0x9E3779B9)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        h = (h ^ (h >> np.uint32(shift))) * np.uint32(factor)
+    return ((h >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1)).reshape(shape)
+
+
+def integers(name: str, shape: tuple[int, ...], high: int) -> np.ndarray:
+    """Integers from 0 up to but not including ``high``."""
+    return ((uniform(name, shape).astype(np.float64) + 1) / 2 * high).astype(np.int64)
+
+
+def state_value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The value of an entry of a state dict."""
+    if name.endswith("num_batches_tracked"):
+        return np.zeros(shape, np.int64)
+    u = uniform(name, shape)
+    if name.endswith("running_var"):
+        return np.float32(1) + np.float32(0.5) * np.abs(u)
+    if len(shape) < 2:
+        scale = np.float32(0.1)
+        return np.float32(1) + scale * u if name.endswith("weight") else scale * u
+    return u * np.float32(math.sqrt(3 / max(1, math.prod(shape[1:]))))
+
+
+def state(shapes: dict[str, tuple[int, ...]], tied: dict[str, str] | None = None) -> dict[str, np.ndarray]:
+    """A whole state dict; ``tied`` names entries that are others."""
+    tied = tied or {}
+    return {name: state_value(tied.get(name, name), tuple(shape)) for name, shape in shapes.items()}
+
+
+GPT = {"vocab_size": 65, "block_size": 24, "n_layer": 3, "n_head": 4, "n_embd": 48}
+TIED = {"gpt": {"lm_head.weight": "transformer.wte.weight"}}
+VIT = {"image_size": 16, "patch_size": 4, "num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64, "num_classes": 10}
+PADDING = np.arange(7)[None, :] >= np.array([7, 5, 3])[:, None]  # (batch, positions): what is not there
+
+# name: inputs, and the numbers of the right classes
+INPUTS = {
+    "lenet": uniform("lenet.x", (4, 1, 28, 28)),
+    "resnet18_cifar": uniform("resnet.x", (4, 3, 32, 32)),
+    "bottleneck": uniform("bottleneck.x", (2, 3, 40, 40)),
+    "encoder": uniform("encoder.x", (3, 7, 32)),
+    "encoder_norm_first": uniform("encoder.x", (3, 7, 32)),
+    "gpt": integers("gpt.x", (2, 20), GPT["vocab_size"]),
+    "lstm": uniform("lstm.x", (3, 9, 10)),
+    "vit": uniform("vit.x", (2, 3, 16, 16)),
+}
+TARGETS = {
+    "lenet": integers("lenet.y", (4,), 10),
+    "resnet18_cifar": integers("resnet.y", (4,), 10),
+    "bottleneck": integers("bottleneck.y", (2,), 10),
+    "encoder": integers("encoder.y", (21,), 32),
+    "encoder_norm_first": integers("encoder.y", (21,), 32),
+    "gpt": integers("gpt.y", (40,), GPT["vocab_size"]),
+    "lstm": integers("lstm.y", (27,), 24),
+    "vit": integers("vit.y", (2,), 10),
+}
+
+# Layers whose constructors both have: class, arguments, keyword arguments, shapes of the inputs (or arrays).
+LAYERS = {
+    "linear": ("Linear", (5, 3), {}, [(2, 4, 5)]),
+    "linear_no_bias": ("Linear", (5, 3), {"bias": False}, [(5,)]),
+    "bilinear": ("Bilinear", (5, 4, 3), {}, [(2, 5), (2, 4)]),
+    "conv1d": ("Conv1d", (4, 6, 3), {"stride": 2, "padding": 1, "dilation": 2, "groups": 2}, [(2, 4, 17)]),
+    "conv1d_circular": ("Conv1d", (4, 6, 3), {"padding": 2, "padding_mode": "circular"}, [(2, 4, 9)]),
+    "conv2d": ("Conv2d", (3, 8, (3, 5)), {"stride": (2, 1), "padding": (1, 2)}, [(2, 3, 11, 9)]),
+    "conv2d_same": ("Conv2d", (3, 8, 3), {"padding": "same", "dilation": 2}, [(2, 3, 8, 9)]),
+    "conv2d_reflect": ("Conv2d", (3, 4, 3), {"padding": (1, 2), "padding_mode": "reflect"}, [(2, 3, 8, 9)]),
+    "conv2d_replicate": ("Conv2d", (3, 4, 3), {"padding": 1, "padding_mode": "replicate", "bias": False}, [(2, 3, 8, 9)]),
+    "conv_transpose2d": ("ConvTranspose2d", (6, 4, 3), {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}, [(2, 6, 5, 4)]),
+    "batch_norm1d": ("BatchNorm1d", (5,), {}, [(6, 5)]),
+    "batch_norm1d_signal": ("BatchNorm1d", (5,), {"affine": False, "momentum": None}, [(3, 5, 7)]),
+    "batch_norm2d": ("BatchNorm2d", (5,), {"momentum": 0.3, "eps": 1e-3}, [(3, 5, 4, 6)]),
+    "batch_norm2d_untracked": ("BatchNorm2d", (5,), {"track_running_stats": False}, [(3, 5, 4, 6)]),
+    "instance_norm2d": ("InstanceNorm2d", (5,), {"affine": True}, [(3, 5, 4, 6)]),
+    "instance_norm2d_tracked": ("InstanceNorm2d", (5,), {"track_running_stats": True}, [(3, 5, 4, 6)]),
+    "layer_norm": ("LayerNorm", ((4, 6),), {}, [(3, 4, 6)]),
+    "layer_norm_no_bias": ("LayerNorm", (6,), {"bias": False}, [(3, 4, 6)]),
+    "rms_norm": ("RMSNorm", (6,), {}, [(3, 4, 6)]),
+    "group_norm": ("GroupNorm", (2, 6), {}, [(3, 6, 5)]),
+    "max_pool1d": ("MaxPool1d", (3,), {"stride": 2, "padding": 1}, [(2, 3, 11)]),
+    "max_pool2d": ("MaxPool2d", (3,), {"stride": 2, "padding": 1, "ceil_mode": True}, [(2, 3, 8, 11)]),
+    "max_pool2d_dilated": ("MaxPool2d", ((2, 3),), {"stride": 1, "dilation": 2}, [(2, 3, 8, 11)]),
+    "avg_pool1d": ("AvgPool1d", (3,), {"padding": 1}, [(2, 3, 11)]),
+    "avg_pool2d": ("AvgPool2d", (3,), {"stride": 2, "padding": 1, "count_include_pad": False}, [(2, 3, 8, 11)]),
+    "adaptive_avg_pool1d": ("AdaptiveAvgPool1d", (4,), {}, [(2, 3, 11)]),
+    "adaptive_avg_pool2d": ("AdaptiveAvgPool2d", ((3, 4),), {}, [(2, 3, 8, 11)]),
+    "adaptive_max_pool1d": ("AdaptiveMaxPool1d", (4,), {}, [(2, 3, 11)]),
+    "adaptive_max_pool2d": ("AdaptiveMaxPool2d", ((3, 4),), {}, [(2, 3, 8, 11)]),
+    "embedding": ("Embedding", (11, 4), {"padding_idx": 2}, [integers("embedding.x", (3, 5), 11)]),
+    "pixel_shuffle": ("PixelShuffle", (2,), {}, [(2, 8, 3, 4)]),
+    "pixel_unshuffle": ("PixelUnshuffle", (2,), {}, [(2, 3, 4, 6)]),
+    "upsample": ("Upsample", (), {"scale_factor": 2}, [(2, 3, 4, 5)]),
+    "upsample_bilinear": ("Upsample", (), {"size": (7, 9), "mode": "bilinear"}, [(2, 3, 4, 5)]),
+    "upsample_corners": ("Upsample", (), {"scale_factor": 2, "mode": "bilinear", "align_corners": True}, [(2, 3, 4, 5)]),
+    "flatten": ("Flatten", (), {"start_dim": 1, "end_dim": 2}, [(2, 3, 4, 5)]),
+    "unflatten": ("Unflatten", (1, (2, 3)), {}, [(2, 6)]),
+    "glu": ("GLU", (), {}, [(3, 8)]),
+    "softmax": ("Softmax", (), {"dim": 1}, [(3, 4, 5)]),
+    "log_softmax": ("LogSoftmax", (), {"dim": -1}, [(3, 4, 5)]),
+    "prelu": ("PReLU", (4,), {}, [(3, 4, 5)]),
+    "rnn": ("RNN", (4, 6), {"num_layers": 2, "nonlinearity": "relu"}, [(5, 3, 4)]),
+    "rnn_bidirectional": ("RNN", (4, 6), {"bidirectional": True, "bias": False}, [(5, 3, 4), (2, 3, 6)]),
+    "gru": ("GRU", (4, 6), {"num_layers": 2, "bidirectional": True, "batch_first": True}, [(3, 5, 4), (4, 3, 6)]),
+    "gru_single": ("GRU", (4, 6), {}, [(5, 4)]),
+    "lstm_single": ("LSTM", (4, 6), {"num_layers": 2}, [(5, 4)]),
+    "attention": ("MultiheadAttention", (12, 3), {}, [(5, 2, 12), (7, 2, 12), (7, 2, 12)]),
+    "attention_widths": ("MultiheadAttention", (12, 3), {"kdim": 6, "vdim": 8, "batch_first": True, "bias": False},
+                         [(2, 5, 12), (2, 7, 6), (2, 7, 8)]),
+    "cosine_similarity": ("CosineSimilarity", (), {"dim": 1}, [(3, 5), (3, 5)]),
+    "mse": ("MSELoss", (), {}, [(3, 5), (3, 5)]),
+    "l1": ("L1Loss", (), {"reduction": "sum"}, [(3, 5), (3, 5)]),
+    "smooth_l1": ("SmoothL1Loss", (), {"beta": 0.5}, [(3, 5), (3, 5)]),
+    "huber": ("HuberLoss", (), {"delta": 0.7, "reduction": "none"}, [(3, 5), (3, 5)]),
+    "bce_with_logits": ("BCEWithLogitsLoss", (), {}, [(3, 5), np.abs(uniform("bce.y", (3, 5)))]),
+    "bce": ("BCELoss", (), {"reduction": "sum"}, [np.abs(uniform("bce.x", (3, 5))), np.abs(uniform("bce.y", (3, 5)))]),
+    "nll": ("NLLLoss", (), {"ignore_index": 3}, [(6, 5), integers("nll.y", (6,), 5)]),
+    "cross_entropy": ("CrossEntropyLoss", (), {"label_smoothing": 0.1, "reduction": "sum"}, [(6, 5), integers("nll.y", (6,), 5)]),
+    "cross_entropy_dense": ("CrossEntropyLoss", (), {"ignore_index": 2}, [(2, 5, 3, 4), integers("dense.y", (2, 3, 4), 5)]),
+    "kl_div": ("KLDivLoss", (), {"reduction": "batchmean"}, [(3, 5), np.abs(uniform("kl.y", (3, 5)))]),
+    "triplet": ("TripletMarginLoss", (), {"margin": 0.8}, [(3, 5), (3, 5), (3, 5)]),
+    **{f"activation_{name}": (name, (), {}, [(3, 33)]) for name in (
+        "ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "LogSigmoid", "Tanh", "Softplus", "Softsign",
+        "Hardsigmoid", "Hardswish", "Hardtanh")},
+}  # fmt: skip
+SCALED = {"activation_ReLU6": 8, "activation_Hardswish": 6, "activation_Hardsigmoid": 6, "activation_Softplus": 30}  # inputs beyond [-1, 1)
+EVALUATED = ("batch_norm", "instance_norm")  # run once in training, then once in evaluation mode
+
+
+def layer_inputs(name: str) -> list[np.ndarray]:
+    """The inputs of a layer's case."""
+    shapes = LAYERS[name][3]
+    made = [x if isinstance(x, np.ndarray) else uniform(f"{name}.{i}", x) for i, x in enumerate(shapes)]
+    return [x * np.float32(SCALED.get(name, 1)) if x.dtype == np.float32 else x for x in made]
+
+
+def several(out) -> list:
+    """Outputs, nested or not, as one list."""
+    return [part for piece in out for part in several(piece)] if isinstance(out, tuple | list) else [out]
+
+
+# ---- training: ten steps of each optimizer
+
+STEPS = 10
+CLIP = 1.0
+OPTIMIZERS = {
+    "SGD": {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
+    "Adam": {"lr": 1e-3},
+    "AdamW": {"lr": 1e-3, "weight_decay": 0.1},
+    "RMSProp": {"lr": 3e-4, "momentum": 0.5},
+}
+SCHEDULE = {"step_size": 3, "gamma": 0.5}  # StepLR
+TRAINED = ("lenet", "resnet18_cifar", "encoder", "gpt", "lstm")
+
+
+def shown(array: np.ndarray) -> np.ndarray:
+    """A few elements of a tensor, spread over it."""
+    flat = array.reshape(-1)
+    return flat[np.linspace(0, len(flat) - 1, min(len(flat), 5)).astype(int)]

@@ -1,0 +1,129 @@
+"""Layers and models against torch: the same weights and inputs give the same outputs and gradients (tests/golden/make_nn.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import nn
+from netcl.core.tensor import Tensor
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def _load(name: str):
+    spec = importlib.util.spec_from_file_location(name, GOLDEN / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+cases = _load("nn_cases")
+
+
+@cache
+def golden() -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / "nn.npz") as file:
+        return dict(file)
+
+
+def expected(prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): value for name, value in golden().items() if name.startswith(prefix)}
+
+
+class Encoder(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, **options)
+        self.encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(32))
+
+    def forward(self, x):
+        return ag.flatten(self.encoder(x, src_key_padding_mask=cases.PADDING), 0, 1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(10, 12, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        return ag.flatten(self.lstm(x)[0], 0, 1)
+
+
+MODELS = {
+    "lenet": nn.LeNet,
+    "resnet18_cifar": nn.ResNet18,
+    "bottleneck": lambda: nn.ResNet(nn.Bottleneck, [1, 2, 1, 1], num_classes=10, width=8),
+    "encoder": Encoder,
+    "encoder_norm_first": lambda: Encoder(norm_first=True, activation="gelu"),
+    "gpt": lambda: nn.GPT(**cases.GPT),
+    "lstm": Recurrent,
+    "vit": lambda: nn.ViT(**cases.VIT),
+}
+
+
+def filled(module: nn.Module, name: str = "") -> nn.Module:
+    """The module with the values of nn_cases: its state dict has torch's names and shapes, or this fails."""
+    shapes = {key: value.shape for key, value in module.state_dict().items()}
+    module.load_state_dict(cases.state(shapes, cases.TIED.get(name)))
+    return module
+
+
+def close(got, want, what: str, rtol: float = 1e-4, atol: float = 2e-5) -> None:
+    got = got.to_host() if isinstance(got, Tensor) else got
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=atol, err_msg=what)
+
+
+@pytest.mark.parametrize("name", cases.LAYERS)
+def test_layer(name, device):
+    kind, args, kwargs, _ = cases.LAYERS[name]
+    want = expected(f"layer/{name}/")
+    module = filled(getattr(nn, kind)(*args, **kwargs))
+    inputs = [Tensor.from_host(device.queue, x, requires_grad=x.dtype == np.float32) for x in cases.layer_inputs(name)]
+    outputs = cases.several(module(*inputs))
+    total = None
+    for i, out in enumerate(outputs):
+        close(out, want[f"out{i}"], f"output {i}")
+        part = ag.sum(out * cases.uniform(f"{name}.g{i}", out.shape))
+        total = part if total is None else total + part
+    total.backward()
+    for i, x in enumerate(inputs):
+        if f"dx{i}" in want:
+            close(x.grad, want[f"dx{i}"], f"gradient of input {i}", atol=1e-4)
+    for key, parameter in module.named_parameters():
+        close(parameter.grad, want[f"d_{key}"], f"gradient of {key}", atol=1e-4)
+    if name.startswith(cases.EVALUATED):
+        state = {key: value for key, value in module.state_dict().items() if "running" in key}
+        for key, value in state.items():
+            close(value, want[f"state_{key}"], key)
+        close(module.eval()(inputs[0]), want["eval"], "evaluation")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model(name, device):
+    want = expected(f"model/{name}/")
+    model, x = filled(MODELS[name](), name), Tensor.from_host(device.queue, cases.INPUTS[name])
+    with ag.no_grad():
+        np.testing.assert_allclose(model.eval()(x).to_host(), want["eval"], rtol=0, atol=1e-4)
+    logits = model.train()(x)
+    np.testing.assert_allclose(logits.to_host(), want["train"], rtol=0, atol=1e-4)
+    loss = ag.cross_entropy(ag.reshape(logits, (-1, logits.shape[-1])), cases.TARGETS[name])
+    close(loss, want["loss"], "loss")
+    loss.backward()
+    gradients = [p.grad.to_host() for p in model.parameters()]
+    close(np.array([np.linalg.norm(g) for g in gradients]), want["norms"], "norms of gradients", rtol=1e-3, atol=1e-5)
+    close(np.concatenate([cases.shown(g) for g in gradients]), want["grads"], "gradients", rtol=1e-2, atol=1e-4)
+    buffers = [cases.shown(b.to_host()) for b in model.buffers()] or [np.zeros(0)]
+    close(np.concatenate(buffers), want["buffers"], "buffers")
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_gpt_writes_what_torch_writes(device, use_cache):
+    model = filled(nn.GPT(**cases.GPT), "gpt")
+    written = model.generate(cases.INPUTS["gpt"][:, :5], 40, temperature=0, use_cache=use_cache)
+    np.testing.assert_array_equal(written.to_host(), golden()["model/gpt/greedy"])
