@@ -87,6 +87,14 @@ def widen(copy: Copy, most: int = 16) -> Copy:
     return Copy(copy.itemsize * factor, copy.source // factor, copy.target // factor, merge(axes))
 
 
+def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
+    """Whole rows of ``inner`` elements in elements of up to 16 bytes: their size, and how many make a row."""
+    itemsize = wide = dtypes.DTYPES[x.dtype].itemsize
+    while inner * itemsize % (2 * wide) == 0 and 2 * wide <= alignment(x, y):
+        wide *= 2
+    return wide, inner * itemsize // wide
+
+
 # ---- plans
 
 

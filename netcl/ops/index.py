@@ -1,0 +1,629 @@
+"""Gathering and adding by index. Sums are deterministic: no atomics, elements that meet are added in the order they come.
+
+Indices out of range: those in a list or array, and all of the NumPy backend, raise ``IndexError`` at once. Those in a tensor of a
+device are not read by the host, which would wait for the device; kernels do not follow them (they give zeros and add nothing) and
+leave a mark, which :func:`check_indices` turns into the error. With ``NETCL_DEBUG`` of 1 or more every op checks right away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dispatch, env
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.movement import along
+from netcl.ops.registry import S, composite, op
+from netcl.ops.sort import sort_keys
+from netcl.ops.strided import ELEMENTS, broadcast_to, copy_block, dense, widen_rows
+
+_REMEMBERED = 1024  # index ops a mark can be traced back to
+_MANY_COLUMNS = {True: 16, False: 4096}  # enough for one work-item each: on a CPU, on a GPU
+_LANES = {True: 16, False: 1}
+_BLOCK = 1024  # elements a work-item counts in nonzero
+_CPU_ROW = 1 << 14  # elements of a row that a work-item of a CPU copies
+
+
+# ---- indices
+
+
+class Faults:
+    """Of a queue: the mark that kernels leave, and what was asked when."""
+
+    def __init__(self, queue: Any):
+        self.flag = Tensor.zeros((1,), "int32", queue=queue)
+        self.asked: deque[tuple[int, str, int]] = deque(maxlen=_REMEMBERED)
+        self.code = 0
+        self.pending = False
+
+    def next(self, name: str, size: int) -> tuple[Tensor, int]:
+        """The arguments of a kernel that may leave a mark."""
+        self.code = self.code % (2**31 - 2) + 1
+        self.asked.append((self.code, name, size))
+        self.pending = True
+        return self.flag, self.code
+
+    def check(self) -> None:
+        """Wait for the device; raise for the first index that was out of range since the last check."""
+        code = int(self.flag.to_host()[0])
+        self.pending = False
+        if not code:
+            return
+        self.flag.fill_(0)
+        name, size = next(((name, size) for at, name, size in self.asked if at == code), ("index", -1))
+        raise IndexError(message(name, "an index in a tensor is out of range", size=size))
+
+
+def faults_of(queue: Any) -> Faults:
+    """The faults of a queue, kept on it."""
+    try:
+        return queue._netcl_faults
+    except AttributeError:
+        queue._netcl_faults = Faults(queue)
+        return queue._netcl_faults
+
+
+def check_indices(queue: Any = None) -> None:
+    """Raise ``IndexError`` if an index in a tensor was out of range; waits for the device, if there was any index at all."""
+    queue = Tensor.empty((), queue=queue).queue
+    faults = getattr(queue, "_netcl_faults", None)
+    if faults is not None and faults.pending:
+        faults.check()
+
+
+dispatch.fill("check_indices", check_indices)
+
+
+def _checked(queue: Any) -> None:
+    if env.value("NETCL_DEBUG") >= 1:
+        faults_of(queue).check()
+
+
+def indices(name: str, index: Any, like: Tensor, size: int, wrap: bool = False) -> Tensor:
+    """Anything index-like as an integer tensor on the device of ``like``; checked where the host has the values."""
+    if isinstance(index, Tensor):
+        (_, index) = launch.as_tensors(name, like, index)
+        if index.dtype not in launch.INTEGERS:
+            raise DtypeError(
+                message(name, "an index is a tensor of integers", 'cast it: index.to("int64")', dtype=index.dtype, shape=index.shape)
+            )
+        if index.array is None:
+            return index
+        host = index.array
+    else:
+        host = np.asarray(index)
+        host = host.astype(np.int64) if not host.size else host
+    return Tensor.from_host(like.queue, check_host(name, host, size, wrap))
+
+
+def check_host(name: str, host: np.ndarray, size: int, wrap: bool = False) -> np.ndarray:
+    """Indices the host has, as int64 counted from the front; ``IndexError`` names the first one out of range."""
+    if host.dtype.kind not in "iu":
+        raise DtypeError(message(name, "an index is made of integers", dtype=host.dtype, shape=host.shape))
+    wide = host.astype(np.int64)
+    bad = (wide < (-size if wrap else 0)) | (wide >= size)
+    if bad.any():
+        raise IndexError(message(name, f"index {int(wide[bad].flat[0])} is out of range", size=size))
+    return np.where(wide < 0, wide + size, wide) if wrap else wide
+
+
+def _kernel(queue: Any, name: str, index: str, dtype: str = "float32", **defines: Any) -> Any:
+    return launch.kernel(queue, __file__, "index.cl", name, {"IDX": index, "X": dtype}, defines)
+
+
+def _split(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
+    """The axis, and the sizes before, along and behind it."""
+    if not x.shape:
+        raise ShapeError(message(name, "a 0-d tensor has no axis to index"))
+    at = launch.check_axis(name, axis, x.ndim)
+    return at, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
+
+
+# ---- rows
+
+
+def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: int, shape: tuple[int, ...]) -> Tensor:
+    """``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
+    if x.array is not None:
+        rows = x.array.reshape(outer, n, inner)[:, index.array.reshape(-1)]  # type: ignore[union-attr]
+        return Tensor._of_array(rows.reshape(shape), x.dtype, x.queue)
+    out = Tensor.empty(shape, x.dtype, queue=x.queue)
+    if not out.size:
+        return out
+    if not n:
+        raise IndexError(message(name, "there is nothing to index", size=0))
+    itemsize, wide = widen_rows(x, out, inner)
+    chunk = min(wide, _CPU_ROW) if launch.on_cpu_device(x.queue) else 1
+    total = outer * index.size
+    kernel = _kernel(x.queue, "take_rows", index.dtype, T=ELEMENTS[itemsize])
+    flag, code = faults_of(x.queue).next(name, n)
+    args = (x, index, out, flag, code, total, n, index.size, wide, chunk)
+    kernel(x.queue, total * -(-wide // chunk), launch.LOCAL_1D, *args)
+    _checked(x.queue)
+    return out
+
+
+def _select_vjp(F, g, x_shape, axis, index):
+    return F.index_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None
+
+
+@op(
+    vjp=_select_vjp,
+    ref=lambda x, axis, index: np.take(x, index, axis),
+    samples=[
+        S((5, 3), 0, np.array([4, 0, 0, 2])),
+        S((2, 5, 4), 1, np.array([1, 1, 3], np.int32)),
+        S((3, 7), -1, np.array([6])),
+        S((3, 7), 0, np.zeros(0, np.int64)),
+    ],
+    errors=[
+        (S((5, 3), 0, np.array([[1]])), r"\[index_select\] an index has one axis; index\.shape=\(1, 1\)"),
+        (S((5, 3), 0, np.array([1.0])), r"\[index_select\] an index is a tensor of integers"),
+    ],
+)
+def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    """The slices of an axis that ``index`` names, in its order."""
+    (x,) = launch.as_tensors("index_select", x)
+    at, outer, n, inner = _split("index_select", x, axis)
+    index = indices("index_select", index, x, n)
+    if index.ndim != 1:
+        raise ShapeError(message("index_select", "an index has one axis", **{"index.shape": index.shape}))
+    return take_rows("index_select", x, index, outer, n, inner, along(x.ndim, at, index.size, x.shape))
+
+
+def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: int, inner: int, skipped: int = -1) -> Tensor:
+    """``out[o, index[l]] += src[o, l]`` for rows, in place; elements that meet are added in order."""
+    if out.array is not None:
+        return _add_numpy(out, index.array.reshape(-1), src, outer, n, inner, skipped)  # type: ignore[union-attr]
+    if not src.size or not n:
+        return out
+    queue, count = out.queue, index.size
+    keys = Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
+    key = {"KEY": "uint" if keys.dtype == "int32" else "ulong"}
+    flag, code = faults_of(queue).next(name, n)
+    _kernel(queue, "row_keys", index.dtype, **key)(queue, count, launch.LOCAL_1D, index, keys, flag, code, count, n, skipped)
+    _add_sorted(out, keys, src, outer, count, n, inner)
+    _checked(queue)
+    return out
+
+
+def _add_sorted(out: Tensor, keys: Tensor, src: Tensor, outer: int, count: int, n: int, inner: int) -> None:
+    queue, lanes = out.queue, _LANES[launch.on_cpu_device(out.queue)]
+    ordered, order = sort_keys(keys, 1, count)
+    defines = {"KEY": "uint" if keys.dtype == "int32" else "ulong", "LANES": lanes}
+    items = outer * count * -(-inner // lanes)
+    kernel = _kernel(queue, "add_sorted", "int64", out.dtype, **defines)
+    kernel(queue, items, launch.LOCAL_1D, out, ordered, order, src, count, n, inner, items)
+
+
+def _add_numpy(out: Tensor, index: np.ndarray, src: Tensor, outer: int, n: int, inner: int, skipped: int) -> Tensor:
+    """Runs of equal indices, added up by ``reduceat``: ``np.add.at`` is ten times slower."""
+    row = dtypes.DTYPES[out.dtype]
+    wide = launch.decoded(out).reshape(outer, n, inner).copy()
+    values = launch.decoded(src).reshape(outer, index.size, inner)
+    keep = np.flatnonzero(index != skipped)
+    order = keep[np.argsort(index[keep], kind="stable")]
+    if order.size and inner and outer:
+        where, starts = np.unique(index[order], return_index=True)
+        wide[:, where] += np.add.reduceat(values[:, order], starts, axis=1, dtype=wide.dtype)
+    np.copyto(out.array, dtypes.encode(wide.reshape(out.shape), row))  # type: ignore[arg-type]
+    return out
+
+
+def _index_add_ref(x, axis, index, src):
+    out = np.moveaxis(x, axis, 0).copy()
+    np.add.at(out, index, np.moveaxis(src, axis, 0))
+    return np.moveaxis(out, 0, axis)
+
+
+_NUMBERS = (*launch.FLOATS, *launch.INTEGERS)
+
+
+@op(
+    vjp=lambda F, g, axis, index: (g, None, F.index_select(g, axis, index)),
+    ref=_index_add_ref,
+    samples=[
+        S((5, 3), 0, np.array([4, 0, 0, 2]), (4, 3)),
+        S((2, 4, 3), 1, np.array([1, 1, 1, 1, 0], np.int32), (2, 5, 3)),
+        S((40,), 0, np.arange(300) % 7, (300,)),
+        S((3, 2), 0, np.zeros(0, np.int64), (0, 2)),
+    ],
+    errors=[(S((5, 3), 0, np.array([1, 2]), (3, 3)), r"\[index_add\] src has one slice per index; src\.shape=\(3, 3\), expected=\(2, 3\)")],
+)
+def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
+    """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
+    x, src = launch.as_tensors("index_add", x, src)
+    launch.check_dtype("index_add", x, _NUMBERS)
+    at, outer, n, inner = _split("index_add", x, axis)
+    index = indices("index_add", index, x, n)
+    expected = along(x.ndim, at, index.size, x.shape)
+    if src.shape != expected or index.ndim != 1:
+        raise ShapeError(message("index_add", "src has one slice per index", **{"src.shape": src.shape, "expected": expected}))
+    _check_same_dtype("index_add", x, src)
+    return add_rows("index_add", x._copy(), index, src, outer, n, inner)
+
+
+def _check_same_dtype(name: str, x: Tensor, src: Tensor) -> None:
+    if x.dtype != src.dtype:
+        raise DtypeError(message(name, "x and src have different dtypes", "cast one first", x=x.dtype, src=src.dtype))
+
+
+# ---- embedding
+
+
+def _embedding_ref(index, weight, padding_idx=None):
+    del padding_idx
+    return weight[index]
+
+
+@op(
+    vjp=lambda F, g, index, weight_shape, padding_idx: (None, F.embedding_grad(g, index, weight_shape[0], padding_idx)),
+    ref=_embedding_ref,
+    samples=[
+        S((4,), (7, 3), dtypes=("int64", None), low=(0, -1.0), high=(7, 1.0)),
+        S((2, 5), (6, 16), dtypes=("int32", None), low=(0, -1.0), high=(6, 1.0)),
+        S((0,), (6, 2), dtypes=("int64", None), low=(0, -1.0), high=(6, 1.0)),
+    ],
+    errors=[
+        (S((3,), (7, 3)), r"\[embedding\] an index is a tensor of integers"),
+        (S((3,), (7,), dtypes=("int64", None), low=0, high=2), r"\[embedding\] weight is a matrix; weight\.shape=\(7,\)"),
+    ],
+)
+def embedding(index: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """The rows of ``weight`` that ``index`` names. The row ``padding_idx`` gets no gradient."""
+    (weight,) = launch.as_tensors("embedding", weight)
+    if weight.ndim != 2:
+        raise ShapeError(message("embedding", "weight is a matrix", **{"weight.shape": weight.shape}))
+    index = indices("embedding", index, weight, weight.shape[0])
+    return take_rows("embedding", weight, index, 1, *weight.shape, (*index.shape, weight.shape[1]))
+
+
+def _embedding_grad_vjp(F, g, index, x_dtype, padding_idx):
+    rows = F.embedding(index, g)
+    if padding_idx is None:
+        return rows, None
+    kept = F.cast(F.ne(index, padding_idx), x_dtype)
+    return F.mul(rows, F.unsqueeze(kept, -1)), None
+
+
+def _embedding_grad_ref(x, index, count, padding_idx=None):
+    out = np.zeros((count, x.shape[-1]))
+    np.add.at(out, index.reshape(-1), x.reshape(-1, x.shape[-1]))
+    if padding_idx is not None:
+        out[padding_idx] = 0
+    return out
+
+
+@op(
+    vjp=_embedding_grad_vjp,
+    ref=_embedding_grad_ref,
+    samples=[
+        S((4, 3), np.array([2, 0, 2, 6]), count=7),
+        S((2, 5, 40), np.array([[1, 1, 1, 0, 3], [3, 2, 1, 1, 0]], np.int32), count=6, padding_idx=1),
+    ],
+)
+def embedding_grad(x: Tensor, index: Tensor, count: int, padding_idx: int | None = None) -> Tensor:
+    """The gradient of ``embedding``: the rows of ``x`` added up by index into ``count`` rows."""
+    (x,) = launch.as_tensors("embedding_grad", x)
+    index = indices("embedding_grad", index, x, count)
+    out = Tensor.zeros((count, x.shape[-1]), x.dtype, queue=x.queue)
+    return add_rows("embedding_grad", out, index, x, 1, count, x.shape[-1], -1 if padding_idx is None else padding_idx % count)
+
+
+# ---- elements
+
+
+def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None = None) -> tuple[int, Tensor]:
+    """The checked axis and index of a gather or scatter."""
+    at, _, n, _ = _split(name, x, axis)
+    index = indices(name, index, x, n)
+    fits = index.ndim == x.ndim and all(i == at or a <= b for i, (a, b) in enumerate(zip(index.shape, x.shape, strict=True)))
+    fits = fits and (src is None or (src.ndim == x.ndim and all(a <= b for a, b in zip(index.shape, src.shape, strict=True))))
+    if not fits:
+        shapes = {"index.shape": index.shape, "x.shape": x.shape} | ({} if src is None else {"src.shape": src.shape})
+        raise ShapeError(message(name, "the index has as many axes as x, none longer but the indexed one", **shapes, axis=axis))
+    return at, index
+
+
+def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The first elements of every axis."""
+    if tuple(shape) == x.shape:
+        return x
+    out = Tensor.empty(tuple(shape), x.dtype, queue=x.queue)
+    copy_block(shape, x, 0, dense(x.shape), out, 0, dense(shape))
+    return out
+
+
+def _gather_vjp(F, g, x_shape, axis, index):
+    return F.scatter_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None
+
+
+def _gather_ref(x, axis, index):
+    corner = x[tuple(slice(None) if i == axis % x.ndim else slice(n) for i, n in enumerate(index.shape))]
+    return np.take_along_axis(corner, index, axis)
+
+
+@op(
+    vjp=_gather_vjp,
+    ref=_gather_ref,
+    samples=[
+        S((4, 3), 0, np.array([[3, 0, 1], [0, 0, 2]])),
+        S((2, 5), 1, np.array([[4], [2]], np.int32)),
+        S((3, 4, 5), -1, np.array([[[1, 0]], [[4, 4]]])),
+        S((2, 3), 1, np.zeros((2, 0), np.int64)),
+    ],
+    errors=[
+        (
+            S((4, 3), 0, np.array([1, 2])),
+            r"\[gather\] the index has as many axes as x, none longer but the indexed one; index\.shape=\(2,\)",
+        ),
+        (S((4, 3), 2, np.array([[1]])), r"\[gather\] axis 2 is out of range for 2 axes"),
+    ],
+)
+def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
+    """``out[i][j] = x[index[i][j]][j]`` for axis 0, and so on: one index per element of the result."""
+    (x,) = launch.as_tensors("gather", x)
+    at, index = _along_axis("gather", x, axis, index)
+    x = _corner(x, along(x.ndim, at, x.shape[at], index.shape))
+    if x.array is not None:
+        picked = np.take_along_axis(x.array, index.array, at)  # type: ignore[arg-type]
+        return Tensor._of_array(picked, x.dtype, x.queue)
+    out = Tensor.empty(index.shape, x.dtype, queue=x.queue)
+    if not out.size:
+        return out
+    if not x.shape[at]:
+        raise IndexError(message("gather", "there is nothing to index", size=0))
+    inner = math.prod(x.shape[at + 1 :])
+    kernel = _kernel(x.queue, "gather", index.dtype, T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize])
+    flag, code = faults_of(x.queue).next("gather", x.shape[at])
+    kernel(x.queue, out.size, launch.LOCAL_1D, x, index, out, flag, code, out.size, x.shape[at], index.shape[at], inner)
+    _checked(x.queue)
+    return out
+
+
+def _scatter_vjp(F, g, axis, index, src_shape):
+    picked = F.gather(g, axis, index)
+    if picked.shape != src_shape:
+        picked = F.strided_unslice(picked, src_shape, (0,) * len(src_shape), (1,) * len(src_shape))
+    return g, None, picked
+
+
+def _scatter_ref(x, axis, index, src):
+    out = x.copy()
+    for at in np.ndindex(*index.shape):
+        to = list(at)
+        to[axis] = index[at]
+        out[tuple(to)] += src[at]
+    return out
+
+
+@op(
+    vjp=_scatter_vjp,
+    ref=_scatter_ref,
+    samples=[
+        S((4, 3), 0, np.array([[3, 0, 1], [0, 0, 1]]), (2, 3)),
+        S((2, 5), 1, np.array([[4, 4, 4]], np.int32), (2, 4)),
+        S((3, 20, 7), 1, np.random.default_rng(0).integers(0, 20, (3, 33, 7)), (3, 33, 7)),
+        S((3, 2), 0, np.zeros((0, 2), np.int64), (0, 2)),
+    ],
+    errors=[
+        (S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] the index has as many axes as x, none longer but the indexed one")
+    ],
+)
+def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
+    """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
+    x, src = launch.as_tensors("scatter_add", x, src)
+    launch.check_dtype("scatter_add", x, _NUMBERS)
+    _check_same_dtype("scatter_add", x, src)
+    at, index = _along_axis("scatter_add", x, axis, index, src)
+    whole, src = x._copy(), _corner(src, index.shape)
+    region = along(x.ndim, at, x.shape[at], index.shape)
+    if not index.size or not x.size:
+        return whole
+    if region == x.shape:
+        return _scatter(whole, at, index, src)
+    part = _scatter(_corner(x, region), at, index, src)
+    copy_block(region, part, 0, dense(region), whole, 0, dense(whole.shape))
+    return whole
+
+
+def _scatter(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
+    """Add in place; index, src and out agree in all axes but ``at``."""
+    outer, n, inner, count = math.prod(out.shape[:at]), out.shape[at], math.prod(out.shape[at + 1 :]), index.shape[at]
+    if out.array is not None:
+        flat = index.array.reshape(outer, count, inner) * inner + np.arange(inner)  # type: ignore[union-attr]
+        flat = flat + (np.arange(outer) * n * inner)[:, None, None]
+        return _add_numpy(out, flat.reshape(-1), src, 1, out.size, 1, -1)
+    queue, on_cpu = out.queue, launch.on_cpu_device(out.queue)
+    flag, code = faults_of(queue).next("scatter_add", n)
+    if outer * inner >= _MANY_COLUMNS[on_cpu] and out.dtype not in ("float16", "bfloat16"):
+        kernel = _kernel(queue, "add_columns", index.dtype, out.dtype)
+        kernel(queue, outer * inner, launch.LOCAL_1D, out, index, src, flag, code, outer * inner, n, count, inner)
+    else:
+        keys = Tensor.empty((index.size,), "int32" if out.size < 2**32 - 1 else "int64", queue=queue)
+        kernel = _kernel(queue, "scatter_keys", index.dtype, KEY="uint" if keys.dtype == "int32" else "ulong")
+        kernel(queue, index.size, launch.LOCAL_1D, index, keys, flag, code, index.size, n, count, inner, out.size)
+        _add_sorted(out, keys, src, 1, index.size, out.size, 1)
+    _checked(queue)
+    return out
+
+
+# ---- several indices as one, and flat ones
+
+
+def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
+    """Indices of several axes (with the sizes of those) as one flat index; they broadcast, negative ones count from the end."""
+    on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
+    shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
+    strides = dense([size for _, size in parts])
+    if not on_device:
+        hosts = [index.array if isinstance(index, Tensor) else np.asarray(index) for index, _ in parts]
+        checked = [check_host(name, host, size, wrap=True) for host, (_, size) in zip(hosts, parts, strict=True)]
+        flat = sum(
+            (np.broadcast_to(host, shape) * stride for host, stride in zip(checked, strides, strict=True)), np.zeros(shape, np.int64)
+        )
+        return Tensor.from_host(like.queue, flat)
+    out = before = Tensor.empty(shape, "int64", queue=like.queue)
+    for i, ((index, size), stride) in enumerate(zip(parts, strides, strict=True)):
+        whole = broadcast_to(indices(name, index, like, size, wrap=True), shape)
+        flag, code = faults_of(like.queue).next(name, size)
+        kernel = _kernel(like.queue, "join_index", whole.dtype)
+        out = Tensor.empty(shape, "int64", queue=like.queue)
+        kernel(like.queue, out.size, launch.LOCAL_1D, whole, before, out, flag, code, out.size, size, stride, int(i == 0))
+        before = out
+    return out
+
+
+@composite(
+    ref=lambda x, index: np.take(x, index),
+    samples=[S((3, 4), np.array([[0, 11], [-1, 5]])), S((5,), np.array(3))],
+    errors=[(S((3, 4), np.array([1.5])), r"\[take\] an index is a tensor of integers")],
+)
+def take(F: Any, x: Tensor, index: Tensor) -> Tensor:
+    """Elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
+    (x,) = launch.as_tensors("take", x)
+    if isinstance(index, Tensor) and index.dtype not in launch.INTEGERS:
+        indices("take", index, x, x.size)
+    flat = joined_index("take", [(index, x.size)], x)
+    picked = F.index_select(F.reshape(x, (x.size,)), 0, F.reshape(flat, (flat.size,)))
+    return F.reshape(picked, flat.shape)
+
+
+# ---- masks
+
+
+def _bits(value: float, dtype: str) -> int:
+    row = dtypes.DTYPES[dtype]
+    stored = dtypes.encode(np.asarray(value, row.host).reshape(1), row)
+    return int.from_bytes(stored.tobytes(), "little")
+
+
+def _masked_ref(x, mask, value):
+    return np.where(mask, value, x)
+
+
+@op(
+    vjp=lambda F, g, mask: (F.masked_fill(g, mask, 0.0), None),
+    ref=_masked_ref,
+    samples=[
+        S((3, 5), (3, 5), dtypes=(None, "bool"), value=2.5),
+        S((2, 3, 5), (3, 5), dtypes=(None, "bool"), value=-1.0),
+        S((2, 3, 5), (2, 1, 1), dtypes=(None, "bool"), value=0.0),
+        S((2, 3), (), dtypes=(None, "bool"), value=1.0),
+    ],
+    errors=[
+        (S((3, 5), (4, 5), dtypes=(None, "bool"), value=0.0), r"\[masked_fill\] the mask does not broadcast to x; x\.shape=\(3, 5\)"),
+        (S((3, 5), (3, 5), value=0.0), r"\[masked_fill\] mask has a dtype this op does not take"),
+    ],
+)
+def masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
+    """``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
+    x, mask = launch.as_tensors("masked_fill", x, mask)
+    launch.check_dtype("masked_fill", mask, ("bool", "uint8"), "mask")
+    number = value.item() if isinstance(value, Tensor) else value
+    lead = len(x.shape) - len(mask.shape)
+    if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
+        raise ShapeError(message("masked_fill", "the mask does not broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
+    if x.array is not None:
+        row = dtypes.DTYPES[x.dtype]
+        stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)[0]
+        return Tensor._of_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)
+    # A mask that lacks leading axes only is read again and again; any other one is written out.
+    trimmed = mask.shape[next((i for i, n in enumerate(mask.shape) if n != 1), mask.ndim) :]
+    if trimmed != x.shape[x.ndim - len(trimmed) :]:
+        mask, trimmed = broadcast_to(mask, x.shape), x.shape
+    out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    itemsize = dtypes.DTYPES[x.dtype].itemsize
+    chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, 4 * launch.LOCAL_1D)
+    bits = _bits(number, x.dtype)
+    args = (x, mask, out, x.size, math.prod(trimmed), bits - 2**64 if bits >= 2**63 else bits, chunk)
+    _kernel(x.queue, "masked_fill", "int64", T=ELEMENTS[itemsize])(x.queue, -(-x.size // chunk), local, *args)
+    return out
+
+
+def flat_nonzero(x: Tensor) -> Tensor:
+    """The positions of the elements that are not zero, in the flattened tensor. Waits for the device: their number is a shape."""
+    if x.array is not None:
+        return Tensor._of_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
+    blocks = -(-x.size // _BLOCK)
+    counts = Tensor.empty((blocks,), "int32", queue=x.queue)
+    _kernel(x.queue, "count_blocks", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, counts, x.size, _BLOCK)
+    ends = np.cumsum(counts.to_host(), dtype=np.int64)
+    out = Tensor.empty((int(ends[-1]) if blocks else 0,), "int64", queue=x.queue)
+    if out.size:
+        starts = Tensor.from_host(x.queue, np.concatenate([[0], ends[:-1]]))
+        _kernel(x.queue, "write_positions", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, starts, out, x.size, _BLOCK)
+    return out
+
+
+@op(
+    vjp=None,
+    ref=lambda x: np.argwhere(x),
+    samples=[
+        S((3, 5), dtypes="bool"),
+        S((3000,), dtypes="int32", low=-1, high=2),
+        S((2, 3, 4), dtypes="uint8", low=0, high=2),
+        S((0, 2), dtypes="bool"),
+        S((), dtypes="bool"),
+    ],
+)
+def nonzero(x: Tensor) -> Tensor:
+    """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""
+    (x,) = launch.as_tensors("nonzero", x)
+    flat = flat_nonzero(x)
+    if x.array is not None:
+        coordinates = np.stack(np.unravel_index(flat.array, x.shape), 1) if x.shape else np.zeros((flat.size, 0))  # type: ignore[arg-type]
+        return Tensor._of_array(coordinates.astype(np.int64), "int64", x.queue)
+    out = Tensor.empty((flat.size, x.ndim), "int64", queue=x.queue)
+    if out.size:
+        kernel = _kernel(x.queue, "unravel", "int64")
+        for axis, (size, stride) in enumerate(zip(x.shape, dense(x.shape), strict=True)):
+            kernel(x.queue, flat.size, launch.LOCAL_1D, flat, out, flat.size, x.ndim, axis, size, stride)
+    return out
+
+
+# ---- one hot
+
+
+def _one_hot_ref(index, num_classes=-1, dtype="int64"):
+    classes = num_classes if num_classes >= 0 else index.max() + 1
+    return (index[..., None] == np.arange(classes)).astype(dtype)
+
+
+@op(
+    vjp=None,
+    ref=_one_hot_ref,
+    samples=[
+        S((5,), dtypes="int64", low=0, high=4, num_classes=4),
+        S((2, 3), dtypes="int32", low=0, high=4),
+        S((3,), dtypes="int64", low=0, high=9, num_classes=9, dtype="float32"),
+        S((0,), dtypes="int64", low=0, high=2, num_classes=3),
+    ],
+    errors=[(S((3,)), r"\[one_hot\] an index is a tensor of integers")],
+)
+def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tensor:
+    """A last axis of ``num_classes`` with a one where the index says, else zeros; -1 takes the largest index plus one."""
+    (index,) = launch.as_tensors("one_hot", index)
+    if num_classes < 0:
+        values = index.to_host()
+        if values.dtype.kind in "iu":
+            num_classes = int(values.max()) + 1 if values.size else 0
+    row = dtypes.lookup(dtype, "one_hot")
+    index = indices("one_hot", index, index, num_classes)
+    if index.array is not None:
+        hot = index.array[..., None] == np.arange(num_classes)
+        return Tensor._of_array(dtypes.encode(hot.astype(row.host), row), row.name, index.queue)
+    out = Tensor.empty((*index.shape, num_classes), row.name, queue=index.queue)
+    if out.size:
+        flag, code = faults_of(index.queue).next("one_hot", num_classes)
+        kernel = _kernel(index.queue, "one_hot", index.dtype, row.name)
+        kernel(index.queue, out.size, launch.LOCAL_1D, index, out, flag, code, out.size, num_classes)
+        _checked(index.queue)
+    return out

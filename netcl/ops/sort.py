@@ -1,0 +1,164 @@
+"""Sorting on the device: stable, a NaN is the largest value, as NumPy and torch have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.movement import reorder
+from netcl.ops.registry import S, composite, op
+
+BLOCK = 16  # elements that a work-item sorts by insertion
+_CHUNK = {True: 4096, False: 16}  # elements a work-item merges: on a CPU, on a GPU
+
+
+def _kind(dtype: str) -> dict[str, Any]:
+    row = dtypes.DTYPES[dtype]
+    wide = row.itemsize == 8
+    return {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 0}
+
+
+def _kernel(queue: Any, name: str, dtype: str) -> Any:
+    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, _kind(dtype))
+
+
+def _keys(x: Tensor, descending: bool = False) -> Tensor:
+    """Unsigned numbers in the order of the values of ``x``, in a tensor of as many bytes."""
+    keys = Tensor.empty(x.shape, "int64" if dtypes.DTYPES[x.dtype].itemsize == 8 else "int32", queue=x.queue)
+    _kernel(x.queue, "make_keys", x.dtype)(x.queue, x.size, launch.LOCAL_1D, x, keys, x.size, int(descending))
+    return keys
+
+
+def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
+    """Every row of unsigned keys (held in an int32 or int64 tensor) sorted, and where each came from (int32)."""
+    queue, dtype = keys.queue, "int64" if keys.dtype == "int64" else "int32"
+    sorted_, order = (Tensor.empty((rows, n), kind, queue=queue) for kind in (dtype, "int32"))
+    items = rows * -(-n // BLOCK)
+    _kernel(queue, "sort_blocks", dtype)(queue, items, launch.LOCAL_1D, keys, sorted_, order, rows, n)
+    on_cpu = launch.on_cpu_device(queue)
+    chunk = min(_CHUNK[on_cpu], n)
+    run, spare = BLOCK, None
+    while run < n:
+        spare = spare or tuple(Tensor.empty((rows, n), kind, queue=queue) for kind in (dtype, "int32"))
+        merge = _kernel(queue, "merge_runs", dtype)
+        merge(queue, rows * -(-n // chunk), 1 if on_cpu else launch.LOCAL_1D, sorted_, order, *spare, rows, n, run, chunk)
+        (sorted_, order), spare = spare, (sorted_, order)
+        run *= 2
+    return sorted_, order
+
+
+def _numpy_keys(values: np.ndarray, descending: bool) -> np.ndarray:
+    """Ranks: equal values share one, so a stable sort of the ranks is a stable sort of the values, either way round."""
+    _, ranks = np.unique(values, return_inverse=True, equal_nan=True)
+    ranks = ranks.reshape(values.shape)
+    return -ranks if descending else ranks
+
+
+def _argsort_ref(x, axis=-1, descending=False):
+    return np.argsort(-x if descending else x, axis, kind="stable")
+
+
+@op(
+    vjp=None,
+    ref=_argsort_ref,
+    samples=[
+        S((7,)),
+        S((3, 40), descending=True),
+        S((33, 4), axis=0),
+        S((2, 3, 5), axis=1),
+        S((1,)),
+        S((0, 3), axis=0),
+        S((300,), dtypes="int32", low=-9, high=9),
+    ],
+    errors=[(S((3, 2), axis=2), r"\[argsort\] axis 2 is out of range for 2 axes")],
+)
+def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
+    """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
+    (x,) = launch.as_tensors("argsort", x)
+    at = launch.check_axis("argsort", axis, x.ndim)
+    if x.array is not None:
+        return launch.run_cpu(
+            lambda v: np.argsort(_numpy_keys(v, descending), at, kind="stable") if v.ndim else np.zeros((), int), x, dtype="int64"
+        )
+    if x.size == 0 or not x.shape:
+        return Tensor.zeros(x.shape, "int64", queue=x.queue)
+    back = [*range(at), *range(at + 1, x.ndim), at]
+    moved = x if at == x.ndim - 1 else reorder(x, back)
+    n = moved.shape[-1]
+    _, order = sort_keys(_keys(moved, descending), x.size // n, n)
+    out = Tensor.empty(moved.shape, "int64", queue=x.queue)
+    _kernel(x.queue, "to_long", x.dtype)(x.queue, x.size, launch.LOCAL_1D, order, out, x.size)
+    return out if moved is x else reorder(out, np.argsort(back).tolist())
+
+
+def _sort_ref(x, axis=-1, descending=False):
+    order = _argsort_ref(x, axis, descending)
+    return np.take_along_axis(x, order, axis), order
+
+
+@composite(
+    ref=_sort_ref,
+    samples=[S((7,)), S((3, 40), descending=True), S((33, 4), axis=0)],
+    errors=[(S((3, 2), axis=2), r"\[argsort\] axis 2 is out of range for 2 axes")],
+)
+def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """The values in order along an axis, and where each came from. Stable; NaN counts as the largest value.
+
+    >>> from netcl import ops
+    >>> [part.tolist() for part in ops.sort(Tensor.from_host([3.0, 1.0, 2.0]))]
+    [[1.0, 2.0, 3.0], [1, 2, 0]]
+    """
+    (x,) = launch.as_tensors("sort", x)
+    order = F.argsort(x, axis, descending)
+    return (F.gather(x, axis, order) if x.shape else F.clone(x)), order
+
+
+def _topk_ref(x, k, axis=-1, largest=True):
+    order = np.take(_argsort_ref(x, axis, largest), np.arange(k), axis)
+    return np.take_along_axis(x, order, axis), order
+
+
+@composite(
+    ref=_topk_ref,
+    samples=[S((9,), k=3), S((3, 40), k=1), S((6, 4), k=2, axis=0, largest=False), S((5,), k=5), S((5,), k=0)],
+    errors=[(S((3, 2), k=3), r"\[topk\] k is between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
+)
+def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest (or smallest) values along an axis, in order, and where they are."""
+    (x,) = launch.as_tensors("topk", x)
+    at = launch.check_axis("topk", axis, x.ndim)
+    if not x.shape or not 0 <= k <= x.shape[at]:
+        raise ShapeError(message("topk", "k is between 0 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
+    order = F.narrow(F.argsort(x, at, largest), at, 0, k)
+    return F.gather(x, at, order), order
+
+
+@op(
+    vjp=None,
+    ref=lambda x, values, invert=False: np.isin(x, values, invert=invert),
+    samples=[
+        S((5, 7), (9,), dtypes="int64", low=0, high=20),
+        S((5, 7), (0,), dtypes="int64", low=0, high=20),
+        S((40,), (3, 11), dtypes="int32", low=-9, high=20, invert=True),
+    ],
+    errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values have different dtypes; x=int64, values=float32")],
+)
+def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
+    """For every element of ``x`` whether it is among ``values``; a NaN never is."""
+    x, values = launch.as_tensors("isin", x, values)
+    if x.dtype != values.dtype:
+        raise ShapeError(message("isin", "x and values have different dtypes", "cast one first", x=x.dtype, values=values.dtype))
+    if x.array is not None:
+        return launch.run_cpu(lambda a, b: np.isin(a, b, invert=invert), x, values, dtype="bool")
+    if x.size == 0 or values.size == 0:
+        return Tensor.full(x.shape, invert, "bool", queue=x.queue)
+    known, _ = sort_keys(_keys(values), 1, values.size)
+    out = Tensor.empty(x.shape, "bool", queue=x.queue)
+    args = (_keys(x), known, out, x.size, values.size, int(invert))
+    _kernel(x.queue, "search", x.dtype)(x.queue, x.size, launch.LOCAL_1D, *args)
+    return out
