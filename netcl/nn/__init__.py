@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netcl.nn import factory, init
+from netcl.nn import factory, functional, init
 from netcl.nn.activation import (
     CELU,
     ELU,
@@ -87,8 +87,8 @@ __all__ = [
     "PixelUnshuffle", "RMSNorm", "ReLU", "ReLU6", "ResNet", "ResNet18", "Residual", "RotaryAttention", "Sequential", "SiLU",
     "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "Softsign", "SwiGLU", "Swish", "Tanh", "TransformerBlock",
     "TransformerEncoder", "TransformerEncoderLayer", "TripletMarginLoss", "Unflatten", "Upsample", "ViT", "VisionTransformer",
-    "build", "build_sequential", "config_of", "factory", "init", "register_layer", "resnet18", "resnet34", "resnet50",
-    "resnet101", "resnet152", "unregister_layer", "vit_small",
+    "build", "build_sequential", "config_of", "factory", "functional", "init", "register_layer", "resnet18", "resnet34",
+    "resnet50", "resnet101", "resnet152", "unregister_layer", "vit_small",
 ]  # fmt: skip
 
 _MODELS = (ResNet18, resnet18, resnet34, resnet50, resnet101, resnet152, vit_small)

@@ -12,7 +12,8 @@ from netcl.nn import init
 from netcl.nn.module import Module
 from netcl.nn.parameter import empty, full, stand_on
 
-_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+#: Machine epsilons: what ``RMSNorm(eps=None)`` takes, as torch does.
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 _FLOPS_PER_ELEMENT = 8  # two passes for the statistics, then subtract, scale, scale and shift
 
 
@@ -216,7 +217,7 @@ class RMSNorm(_Norm):
         self._affine(self.normalized_shape, elementwise_affine, False)
 
     def forward(self, x: Tensor) -> Tensor:
-        eps = _EPSILON[x.dtype] if self.eps is None else self.eps
+        eps = EPSILON[x.dtype] if self.eps is None else self.eps
         return ag.rms_norm(x, self.normalized_shape, self.weight, eps=eps)
 
 

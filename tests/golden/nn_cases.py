@@ -136,8 +136,8 @@ LAYERS = {
     "kl_div": ("KLDivLoss", (), {"reduction": "batchmean"}, [(3, 5), np.abs(uniform("kl.y", (3, 5)))]),
     "triplet": ("TripletMarginLoss", (), {"margin": 0.8}, [(3, 5), (3, 5), (3, 5)]),
     **{f"activation_{name}": (name, (), {}, [(3, 33)]) for name in (
-        "ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "LogSigmoid", "Tanh", "Softplus", "Softsign",
-        "Hardsigmoid", "Hardswish", "Hardtanh")},
+        "ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "LogSigmoid", "Tanh", "Softplus",
+        "Softsign", "Hardsigmoid", "Hardswish", "Hardtanh")},
 }  # fmt: skip
 SCALED = {"activation_ReLU6": 8, "activation_Hardswish": 6, "activation_Hardsigmoid": 6, "activation_Softplus": 30}  # inputs beyond [-1, 1)
 EVALUATED = ("batch_norm", "instance_norm")  # run once in training, then once in evaluation mode

@@ -1,0 +1,122 @@
+"""Functions under the names ``torch.nn.functional`` gives them: ``import netcl.nn.functional as F``.
+
+Most are ops of :mod:`netcl.autograd` as they are; every op can be had here. Written out below are those that torch spells
+differently: ``dim`` for ``axis``, ``training`` defaults, names of losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.tensor import Tensor
+from netcl.nn.norm import EPSILON
+from netcl.nn.shape import PixelShuffle, PixelUnshuffle
+
+#: torch's names of ops that are called otherwise here.
+RENAMED = {
+    "mse_loss": "mse", "l1_loss": "l1", "smooth_l1_loss": "smooth_l1", "huber_loss": "huber", "nll_loss": "nll",
+    "binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "bce_with_logits", "logsigmoid": "log_sigmoid",
+    "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh", "unfold": "im2col",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    return getattr(ag, RENAMED.get(name, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *RENAMED, *dir(ag)})
+
+
+def softmax(input: Tensor, dim: int = -1) -> Tensor:
+    """Exponentials that sum to one along ``dim``.
+
+    >>> import netcl.nn.functional as F
+    >>> F.softmax([[0.0, 0.0]], dim=1).tolist()
+    [[0.5, 0.5]]
+    """
+    return ag.softmax(input, axis=dim)
+
+
+def softmin(input: Tensor, dim: int = -1) -> Tensor:
+    """The softmax of the negative."""
+    return ag.softmax(ag.neg(input), axis=dim)
+
+
+def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
+    """The logarithm of the softmax along ``dim``."""
+    return ag.log_softmax(input, axis=dim)
+
+
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """The first half along ``dim`` times the sigmoid of the second."""
+    value, gate = ag.split(input, input.shape[dim] // 2, axis=dim)
+    return ag.mul(value, ag.sigmoid(gate))
+
+
+def celu(input: Tensor, alpha: float = 1.0) -> Tensor:
+    """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
+    return ag.mul(ag.elu(ag.div(input, alpha)), alpha)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """Vectors of length one along ``dim``: ``x / max(norm(x), eps)``.
+
+    >>> import netcl.nn.functional as F
+    >>> [round(v, 4) for v in F.normalize([[3.0, 4.0]]).tolist()[0]]
+    [0.6, 0.8]
+    """
+    return ag.div(input, ag.clamp(ag.norm(input, p, axis=dim, keepdims=True), min=eps))
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The cosine of the angle between vectors along ``dim``."""
+    return ag.cosine_similarity(x1, x2, axis=dim, eps=eps)
+
+
+def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
+                        reduction: str = "mean") -> Tensor:  # fmt: skip
+    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``."""
+    return ag.triplet(anchor, positive, negative, margin=margin, p=p, eps=eps, reduction=reduction)
+
+
+def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; without ``eps`` the dtype's machine epsilon."""
+    return ag.rms_norm(input, normalized_shape, weight, eps=EPSILON[input.dtype] if eps is None else eps)
+
+
+def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+               bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
+    """Batch norm of ``(N, C, ...)``; training updates the running statistics in place."""
+    return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
+
+
+def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+           groups: int = 1) -> Tensor:  # fmt: skip
+    """Convolution of signals."""
+    return ag.conv1d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+           groups: int = 1) -> Tensor:  # fmt: skip
+    """Convolution of images."""
+    return ag.conv2d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+                     groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
+    """The transpose of a convolution of images."""
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
+    return ag.conv_transpose2d(input, weight, bias, **options)
+
+
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
+    """Channels turned into resolution."""
+    return PixelShuffle(upscale_factor)(input)
+
+
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """Resolution turned into channels."""
+    return PixelUnshuffle(downscale_factor)(input)

@@ -1,0 +1,143 @@
+"""GPT: what it sees, the cache, how it chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import nn
+from netcl.core.errors import ShapeError
+from netcl.core.tensor import Tensor
+from netcl.nn.gpt import choose
+from netcl.ops import random
+
+SMALL = {"vocab_size": 19, "block_size": 12, "n_layer": 2, "n_head": 2, "n_embd": 16}
+KINDS = {
+    "gpt2": {},
+    "llama": {"position": "rotary", "norm": "rms", "mlp": "swiglu", "bias": False, "n_kv_head": 1, "tie_weights": False},
+}
+
+
+def make(kind: str = "gpt2", **changes) -> nn.GPT:
+    random.manual_seed(11)
+    model = nn.GPT(**{**SMALL, **KINDS[kind], **changes})
+    for p in model.parameters():
+        if p.ndim == 2:
+            nn.init.normal_(p, std=0.4)  # far from ties
+    return model
+
+
+def tokens(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, SMALL["vocab_size"], shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_do_not_see_what_follows(device, kind):
+    model, x = make(kind).eval(), tokens(2, 8)
+    changed = x.copy()
+    changed[:, 5:] = (changed[:, 5:] + 1) % SMALL["vocab_size"]
+    a, b = model(x).to_host(), model(changed).to_host()
+    np.testing.assert_allclose(a[:, :5], b[:, :5], atol=1e-5)
+    assert np.abs(a[:, 5:] - b[:, 5:]).max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pieces", [(8,), (1,) * 8, (3, 1, 4), (5, 3)])
+def test_a_cache_changes_nothing(device, kind, pieces):
+    model, x = make(kind).eval(), tokens(2, 8)
+    with ag.no_grad():
+        whole = model(x).to_host()
+        cache, found, start = model.new_cache(), [], 0
+        for count in pieces:
+            found.append(model(Tensor.from_host(device.queue, x[:, start : start + count]), cache).to_host())
+            start += count
+            assert cache.length == start
+    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8}, {"top_k": 3}, {"top_p": 0.7, "temperature": 1.3}])
+def test_generation_is_the_same_with_and_without_a_cache(device, kind, options):
+    model = make(kind)
+    written = []
+    for use_cache in (True, False):
+        random.manual_seed(5)
+        written.append(model.generate(tokens(2, 3), 20, use_cache=use_cache, **options).to_host())  # beyond block_size
+    np.testing.assert_array_equal(*written)
+    assert written[0].shape == (2, 23) and written[0].max() < SMALL["vocab_size"]
+    np.testing.assert_array_equal(written[0][:, :3], tokens(2, 3))
+    assert model.training
+
+
+@pytest.mark.slow
+def test_a_million_parameters_write_the_same_with_and_without_a_cache(device):
+    random.manual_seed(2)
+    model = nn.GPT(vocab_size=256, block_size=64, n_layer=5, n_head=4, n_embd=128)
+    assert 0.9e6 < sum(p.size for p in model.parameters()) < 1.1e6
+    start = np.frombuffer(b"To be, or not to be", np.uint8).astype(np.int64)
+    for options in ({"temperature": 0}, {"temperature": 0.9, "top_k": 40, "top_p": 0.95}):
+        written = []
+        for use_cache in (True, False):
+            random.manual_seed(7)
+            written.append(model.generate(start, 60, use_cache=use_cache, **options).to_host())
+        np.testing.assert_array_equal(*written)
+
+
+def test_generation_is_repeated_by_the_seed_and_ends_at_the_end(device):
+    model = make()
+    random.manual_seed(1)
+    first = model.generate([3, 1], 8).to_host()
+    random.manual_seed(1)
+    np.testing.assert_array_equal(model.generate([3, 1], 8).to_host(), first)
+    end = int(first[0, 4])
+    random.manual_seed(1)
+    ended = model.generate([3, 1], 8, eos_token=end).to_host()[0]
+    assert ended[-1] == end and len(ended) <= 5
+    with pytest.raises(ValueError, match=r"\[generate\] temperature is at least 0"):
+        model.generate([1], 1, temperature=-1)
+    with pytest.raises(ShapeError, match=r"\[generate\] there is no token to start from"):
+        model.generate([[]], 1)
+
+
+def test_choosing():
+    logits = np.log(np.array([[0.5, 0.05, 0.3, 0.15]]))
+    pick = lambda u, **options: int(choose(logits, np.array([u]), **options)[0])  # noqa: E731
+    assert [pick(u) for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.94, 0.96)] == [0, 0, 2, 2, 3, 3, 1]
+    assert [pick(0.999, top_k=k) for k in (1, 2, 3, 4, 9)] == [0, 2, 3, 1, 1]
+    assert [pick(0.999, top_p=p) for p in (0.4, 0.6, 0.81, 0.99)] == [0, 2, 3, 1]
+    assert pick(0.5, temperature=0) == 0 and pick(0.9, temperature=0.01) == 0
+    assert pick(1 - 1e-16, top_k=2) == 2
+    many = choose(np.repeat(logits, 4000, 0), np.random.default_rng(0).random(4000))
+    np.testing.assert_allclose(np.bincount(many) / 4000, np.exp(logits[0]), atol=0.03)
+
+
+def test_weights_are_tied(device):
+    model = make()
+    assert model.lm_head.weight is model.transformer["wte"].weight
+    assert [n for n in model.state_dict() if "wte" in n or "lm_head" in n] == ["transformer.wte.weight", "lm_head.weight"]
+    loss = model.loss(tokens(2, 4), tokens(2, 4))
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert loss.shape == ()
+
+
+def test_the_cache(device):
+    cache, k = nn.KVCache(2), Tensor.ones((1, 2, 3, 4))
+    assert (cache.length, len(cache)) == (0, 2)
+    cache.append(0, k, k)
+    assert (cache.length, cache.seen(0)) == (0, 3)
+    cache.append(1, k, k)
+    keys, values = cache.append(1, k, k)
+    assert keys.shape == values.shape == (1, 2, 6, 4) and cache.length == 3
+    cache.truncate(2)
+    assert (cache.seen(0), cache.seen(1)) == (2, 2)
+    with pytest.raises(ShapeError, match=r"\[KVCache\] the cache holds another batch or number of heads"):
+        cache.append(0, Tensor.ones((2, 2, 3, 4)), k)
+    cache.reset()
+    assert cache.length == 0
+
+
+def test_what_is_too_long_is_told(device):
+    with pytest.raises(ShapeError, match=r"\[GPT\] takes \(batch, positions\) with at most 12 positions; shape=\(1, 13\), in_cache=0"):
+        make()(tokens(1, 13))

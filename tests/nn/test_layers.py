@@ -1,0 +1,223 @@
+"""Layers beyond torch's numbers (test_golden.py): modes, randomness, configurations, what they refuse."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+import netcl.nn.functional as F
+from netcl import nn
+from netcl.core.errors import ShapeError
+from netcl.core.tensor import Tensor
+from netcl.nn import factory
+from netcl.ops import random
+
+ARGUMENTS = {
+    "AdaptiveAvgPool1d": (2,), "AdaptiveAvgPool2d": (2,), "AdaptiveMaxPool1d": (2,), "AdaptiveMaxPool2d": ([2, 3],), "AvgPool1d": (2,),
+    "AvgPool2d": (2,), "BasicBlock": (4, 4), "BatchNorm1d": (3,), "BatchNorm2d": (3,), "Bilinear": (2, 3, 4), "Bottleneck": (16, 4),
+    "CausalSelfAttention": (8, 2), "Conv1d": (2, 4, 3), "Conv2d": (2, 4, (3, 1)), "ConvTranspose2d": (2, 4, 3), "DepthwiseConv2d": (4, 3),
+    "Embedding": (7, 3), "FeedForward": (4,), "GPT": (11, 8, 1, 2, 8), "GRU": (3, 4), "GroupNorm": (2, 4), "InstanceNorm2d": (3,),
+    "LSTM": (3, 4), "LayerNorm": ((3, 4),), "Linear": (2, 3), "MLP": (4, [8, 8], 2), "MaxPool1d": (2,), "MaxPool2d": ((2, 1),),
+    "MultiheadAttention": (8, 2), "PixelShuffle": (2,), "PixelUnshuffle": (2,), "RMSNorm": (4,), "RNN": (3, 4),
+    "RotaryAttention": (8, 2), "SwiGLU": (4,), "TransformerBlock": (8, 2), "TransformerEncoderLayer": (8, 2, 16), "Unflatten": (1, (2, 2)),
+    "Upsample": (5,),
+}  # fmt: skip
+NESTED = {
+    "Residual": lambda: nn.Residual(nn.ReLU()),
+    "TransformerEncoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, nn.LayerNorm(8)),
+    "ResNet": lambda: nn.ResNet(nn.BasicBlock, (1, 1, 1, 1), 10, stem="cifar", width=4),
+    "ViT": lambda: nn.ViT(8, 4, 1, 2, 8, 8, 3),
+    "VisionTransformer": lambda: nn.VisionTransformer(8, 4, 1, 2, 8, 8, 3),
+}
+FUNCTIONS = ("ResNet18", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vit_small")
+
+
+@pytest.mark.parametrize("name", [name for name in factory.registered() if name not in FUNCTIONS])
+def test_every_registered_class_goes_through_json(name):
+    made = NESTED[name]() if name in NESTED else factory.lookup(name)(*ARGUMENTS.get(name, ()), device="cpu")
+    again = nn.build(json.loads(json.dumps(made.config)), "cpu")
+    assert type(again) is type(made)
+    assert again.config == made.config
+    assert {k: v.shape for k, v in again.state_dict().items()} == {k: v.shape for k, v in made.state_dict().items()}
+
+
+def test_models_made_by_functions_go_through_json():
+    model = nn.ResNet18(num_classes=3, width=4, device="cpu")
+    again = nn.build(json.loads(json.dumps(model.config)), "cpu")
+    again.load_state_dict(model.state_dict())
+    assert nn.build({"type": "ResNet18", "args": {"num_classes": 3, "width": 4}}, "cpu").config == model.config
+    model.fc = nn.Linear(32, 7)
+    assert nn.build(json.loads(json.dumps(model.config))).fc.out_features == 7
+
+
+@pytest.mark.parametrize("name", sorted(nn.__all__))
+def test_every_public_class_is_documented_with_an_example(name):
+    made = getattr(nn, name)
+    if isinstance(made, type):
+        assert ">>>" in inspect.getdoc(made) or name == "Activation"
+
+
+# ---- dropout
+
+
+def test_dropout_drops_while_training(device):
+    random.manual_seed(0)
+    x = np.ones((400, 50), np.float32)
+    layer = nn.Dropout(0.25)
+    y = layer(x).to_host()
+    assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)} and abs((y == 0).mean() - 0.25) < 0.02
+    assert (layer(x).to_host() != y).any()
+    np.testing.assert_array_equal(layer.eval()(x).to_host(), x)
+    with pytest.raises(ValueError, match=r"\[Dropout\] p is a probability; p=1\.5"):
+        nn.Dropout(1.5)
+
+
+def test_dropout_of_channels(device):
+    random.manual_seed(0)
+    y = nn.Dropout2d(0.5)(np.ones((20, 30, 2, 2), np.float32)).to_host()
+    assert (y == y[:, :, :1, :1]).all() and 0.4 < (y == 0).mean() < 0.6
+    assert nn.Dropout2d(0.5).eval()(np.ones((1, 1, 2, 2), np.float32)).tolist() == [[[[1, 1], [1, 1]]]]
+
+
+# ---- norms
+
+
+def test_batch_norm_counts_batches(device):
+    layer = nn.BatchNorm1d(2, momentum=None)
+    batches = [np.float32([[0, 1], [2, 5]]), np.float32([[4, 0], [6, 1]]), np.float32([[1, 1], [2, 8]])]
+    for x in batches:
+        layer(x)
+    np.testing.assert_allclose(layer.running_mean.to_host(), np.mean([x.mean(0) for x in batches], axis=0), rtol=1e-5)
+    assert layer.num_batches_tracked.item() == 3
+    assert list(layer.state_dict()) == ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    again = nn.BatchNorm1d(2, momentum=None)
+    again.load_state_dict(layer.state_dict())
+    again(batches[0])
+    assert again.num_batches_tracked.item() == 4
+    again.reset_running_stats()
+    assert (again.num_batches_tracked.item(), again.running_var.tolist()) == (0, [1.0, 1.0])
+    assert nn.BatchNorm1d(2, track_running_stats=False).num_batches_tracked is None
+
+
+def test_running_statistics_are_changed_in_place(device):
+    layer = nn.BatchNorm2d(3)
+    held, before = layer.running_mean, layer.running_mean.to_host()
+    layer(np.ones((2, 3, 4, 4), np.float32))
+    assert layer.running_mean is held and (held.to_host() != before).all()
+    assert layer.half().running_mean.dtype == "float16" and layer.num_batches_tracked.dtype == "int64"
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "text"),
+    [
+        (lambda: nn.BatchNorm2d(3), (2, 3), r"\[BatchNorm2d\] takes 4 axes with 3 channels in axis 1; shape=\(2, 3\)"),
+        (lambda: nn.BatchNorm1d(3), (2, 4), r"\[BatchNorm1d\] takes 2 axes or 3 axes with 3 channels in axis 1; shape=\(2, 4\)"),
+        (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must divide num_channels"),
+        (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must divide in_channels and out_channels"),
+        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size is a number or one per axis; axes=2"),
+        (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" needs stride 1 and an odd window'),
+        (lambda: nn.LSTM(3, 4), (2, 5, 7), r"\[LSTM\] takes \(time, batch, features\) or \(time, features\); shape=\(2, 5, 7\)"),
+        (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] there are no time steps"),
+        (lambda: nn.PixelShuffle(2), (1, 6, 2, 2), r"\[PixelShuffle\] the channels do not divide by upscale_factor"),
+        (lambda: nn.MultiheadAttention(7, 2), (), r"\[MultiheadAttention\] the width must divide into the heads; width=7, heads=2"),
+        (lambda: nn.RotaryAttention(6, 2), (), r"\[RotaryAttention\] a head has an even size"),
+        (lambda: nn.LeNet(image_size=8), (), r"\[LeNet\] the images are too small; image_size=8; at least 12 x 12"),
+        (lambda: nn.ViT(image_size=30), (), r"\[ViT\] the patches do not divide the images"),
+        (lambda: nn.Embedding(3, 2, padding_idx=3), (), r"\[Embedding\] padding_idx is not in the table"),
+    ],
+)
+def test_wrong_shapes_are_told(make, shape, text):
+    with pytest.raises(ShapeError, match=text):
+        make()(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nn.Conv2d(3, 4, 3, padding_mode="mirror"), r"\[Conv2d\] unknown padding_mode; padding_mode='mirror'; known: zeros"),
+        (lambda: nn.RNN(3, 4, nonlinearity="gelu"), r"\[RNN\] nonlinearity is tanh or relu"),
+        (lambda: nn.MSELoss("avg"), r"\[MSELoss\] reduction is mean, sum or none; reduction='avg'"),
+        (lambda: nn.Upsample(), r"\[Upsample\] needs either size or scale_factor"),
+        (lambda: nn.ResNet(nn.BasicBlock, [1, 1], 10), r"\[ResNet\] there are four stages"),
+        (lambda: nn.ResNet18(stem="mnist"), r"\[ResNet\] stem is imagenet or cifar"),
+        (lambda: nn.TransformerBlock(8, 2, norm="batch"), r"\[TransformerBlock\] unknown norm; norm='batch'; known: layer, rms"),
+        (lambda: nn.MLP(2, [3], 1, activation="softmax"), r"\[activation\] unknown activation; activation='softmax'"),
+    ],
+)
+def test_wrong_options_are_told(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+# ---- other layers
+
+
+def test_padding_has_two_names(device):
+    x = np.ones((1, 2, 5, 5), np.float32)
+    assert nn.Conv2d(2, 3, 3, pad=1)(x).shape == (1, 3, 5, 5) == nn.Conv2d(2, 3, 3, padding=1)(x).shape
+    assert nn.ConvTranspose2d(2, 3, 3, pad=1)(x).shape == (1, 3, 5, 5)
+
+
+def test_depthwise_convolution_keeps_channels_apart(device):
+    layer = nn.DepthwiseConv2d(3, 3, padding=1, multiplier=2)
+    assert layer.weight.shape == (6, 1, 3, 3)
+    x = np.zeros((1, 3, 4, 4), np.float32)
+    x[:, 1] = 1
+    y = layer(x).to_host() - layer.bias.to_host()[None, :, None, None]
+    assert (y[:, [0, 1, 4, 5]] == 0).all() and (y[:, 2:4] != 0).any()
+
+
+def test_embedding_ignores_its_padding(device):
+    layer = nn.Embedding(5, 3, padding_idx=-1)
+    assert layer.weight.to_host()[4].tolist() == [0, 0, 0]
+    layer(np.array([[0, 4, 4]])).sum().backward()
+    assert layer.weight.grad.to_host()[[0, 1, 4]].tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
+
+
+def test_recurrent_dropout_is_between_layers(device):
+    random.manual_seed(0)
+    x = np.ones((4, 2, 3), np.float32)
+    one = nn.LSTM(3, 5, dropout=0.9)
+    np.testing.assert_array_equal(one(x)[0].to_host(), one(x)[0].to_host())
+    two = nn.LSTM(3, 5, num_layers=2, dropout=0.9)
+    assert (two(x)[0].to_host() != two(x)[0].to_host()).any()
+    two.eval()
+    np.testing.assert_array_equal(two(x)[0].to_host(), two(x)[0].to_host())
+
+
+def test_a_recurrent_state_continues(device):
+    layer = nn.GRU(3, 4, num_layers=2)
+    x = np.random.default_rng(0).standard_normal((6, 2, 3)).astype(np.float32)
+    whole, end = layer(x)
+    first, state = layer(x[:3])
+    second, final = layer(x[3:], state)
+    np.testing.assert_allclose(np.concatenate([first.to_host(), second.to_host()]), whole.to_host(), atol=1e-6)
+    np.testing.assert_allclose(final.to_host(), end.to_host(), atol=1e-6)
+    with pytest.raises(ShapeError, match=r"\[GRU\] the state is h_0 of shape \(2, 2, 4\)"):
+        layer(x, Tensor.zeros((2, 3, 4)))
+
+
+def test_functions_have_torchs_names(device):
+    x = np.float32([[1.0, -2.0, 3.0, -4.0]])
+    assert F.relu(x).tolist() == [[1, 0, 3, 0]]
+    assert F.hardtanh(x).tolist() == [[1, -1, 1, -1]]
+    np.testing.assert_allclose(F.softmax(x, dim=1).to_host().sum(), 1, rtol=1e-6)
+    np.testing.assert_allclose(F.softmin(x, dim=1).to_host(), F.softmax(-x, dim=1).to_host())
+    np.testing.assert_allclose(np.exp(F.log_softmax(x, dim=-1).to_host()), F.softmax(x, dim=-1).to_host(), rtol=1e-5)
+    np.testing.assert_allclose((F.normalize(x).to_host() ** 2).sum(), 1, rtol=1e-5)
+    t = Tensor.from_host(device.queue, x)
+    assert F.glu(t).shape == (1, 2) and F.rms_norm(t, 4).shape == (1, 4) and F.celu(t).shape == (1, 4)
+    image = np.ones((1, 4, 3, 3), np.float32)
+    assert F.conv2d(image, np.ones((2, 4, 3, 3), np.float32), None, 1, 1).shape == (1, 2, 3, 3)
+    assert F.pixel_unshuffle(F.pixel_shuffle(image, 2), 2).shape == (1, 4, 3, 3)
+    assert F.mse_loss(x, x).item() == 0 == F.l1_loss(x, x).item()
+    assert F.triplet_margin_loss(x, x, -x).item() == 0
+    assert F.cosine_similarity(x, x).to_host() == pytest.approx(1)
+    assert F.binary_cross_entropy_with_logits(x, np.ones_like(x)).item() > 0
+    assert "mse_loss" in dir(F) and F.linear is ag.linear
+    with pytest.raises(AttributeError):
+        F.no_such_function  # noqa: B018
