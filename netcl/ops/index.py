@@ -627,3 +627,24 @@ def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tenso
         kernel(index.queue, out.size, launch.LOCAL_1D, index, out, flag, code, out.size, num_classes)
         _checked(index.queue)
     return out
+
+
+# ---- writing
+
+
+def put_flat(name: str, x: Tensor, index: Tensor, values: Tensor) -> None:
+    """``x.flat[index] = values``, in place; of several values for one place the last is written."""
+    if x.array is not None:
+        x.array.reshape(-1)[index.array.reshape(-1)] = values.array.reshape(-1)  # type: ignore[union-attr]
+        return
+    if not index.size:
+        return
+    queue, count = x.queue, index.size
+    keys = Tensor.empty((count,), "int32" if x.size < 2**32 - 1 else "int64", queue=queue)
+    key = {"KEY": "uint" if keys.dtype == "int32" else "ulong"}
+    flag, code = faults_of(queue).next(name, x.size)
+    _kernel(queue, "row_keys", index.dtype, **key)(queue, count, launch.LOCAL_1D, index, keys, flag, code, count, x.size, -1)
+    ordered, order = sort_keys(keys, 1, count)
+    kernel = _kernel(queue, "put_sorted", "int64", T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize], **key)
+    kernel(queue, count, launch.LOCAL_1D, x, ordered, order, values, count, x.size)
+    _checked(queue)

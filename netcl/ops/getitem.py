@@ -1,0 +1,232 @@
+"""``x[...]`` and ``x[...] = value`` with everything NumPy takes: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
+
+An index is read into a :class:`Plan`: strides for what is basic, and at most one gather of rows for all integer arrays and masks
+together. Reading is made of ops with gradients; writing is in place and has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.index import flat_nonzero, joined_index
+from netcl.ops.index import put_flat as _put_flat
+from netcl.ops.registry import composite, op
+from netcl.ops.strided import broadcast_strides, copy_block, dense
+
+
+class Plan(NamedTuple):
+    """What an index means for a tensor of a certain shape."""
+
+    shape: tuple[int, ...]  # of x, with the axes that a mask covers joined into one
+    walks: tuple[range, ...]  # per axis of that shape, what slices and plain integers take
+    arrays: tuple[tuple[int, Any], ...]  # axis and integer index
+    spread: bool  # whether the arrays stand apart, so that their axes come first
+    layout: tuple[Any, ...]  # of the result: the axis it comes from, None for a new one, "arrays" for theirs
+
+
+def _is_mask(item: Any) -> bool:
+    return (item.dtype == "bool") if isinstance(item, Tensor) else np.asarray(item).dtype == bool
+
+
+def _is_array(item: Any) -> bool:
+    return isinstance(item, (Tensor, np.ndarray, list, tuple, bool, np.bool_))
+
+
+def _is_integer(item: Any) -> bool:
+    return isinstance(item, (int, np.integer)) and not isinstance(item, (bool, np.bool_))
+
+
+def _spelled(index: Any, ndim: int) -> list[Any]:
+    """The items of an index, one per axis or new axis: the ellipsis written out, missing slices added."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    used = sum(_axes_of(item) for item in items if item is not None and item is not Ellipsis)
+    dots = [i for i, item in enumerate(items) if item is Ellipsis]
+    if len(dots) > 1 or used > ndim:
+        what = "more than one '...'" if len(dots) > 1 else f"the index names {used} axes and x has {ndim}"
+        raise IndexError(message("getitem", what, index=_shown(index)))
+    at = dots[0] if dots else len(items)
+    return [*items[:at], *[slice(None)] * (ndim - used), *items[at + len(dots) :]]
+
+
+def _axes_of(item: Any) -> int:
+    if not _is_array(item) or not _is_mask(item):
+        return 1
+    return item.ndim if isinstance(item, Tensor) else np.ndim(item)
+
+
+def _shown(index: Any) -> str:
+    if isinstance(index, tuple):
+        return f"({', '.join(_shown(item) for item in index)})"
+    return f"tensor{index.shape}" if isinstance(index, (Tensor, np.ndarray)) else repr(index)
+
+
+def _positions(mask: Any, covered: tuple[int, ...], x: Tensor) -> Any:
+    """A mask as positions in the axes it covers, joined into one."""
+    shape = mask.shape if isinstance(mask, Tensor) else np.shape(mask)
+    if tuple(shape) != covered:
+        raise IndexError(message("getitem", "the mask has another shape than the axes it covers", mask=tuple(shape), axes=covered))
+    return flat_nonzero(mask) if isinstance(mask, Tensor) else np.flatnonzero(mask)
+
+
+def _check_array(item: Any) -> Any:
+    kind = item.dtype if isinstance(item, Tensor) else np.asarray(item).dtype.name
+    array = item if isinstance(item, Tensor) else np.asarray(item)
+    if not isinstance(item, Tensor) and array.size == 0:
+        return array.astype(np.int64)
+    if not (isinstance(item, Tensor) and kind in launch.INTEGERS) and not np.issubdtype(
+        np.dtype(kind if kind != "bfloat16" else "float32"), np.integer
+    ):
+        raise DtypeError(message("getitem", "an index is made of integers, slices, None, '...' or booleans", dtype=kind))
+    return array
+
+
+def _walk(item: Any, size: int) -> range:
+    if isinstance(item, slice):
+        parts = [None if part is None else part.__index__() for part in (item.start, item.stop, item.step)]
+        if parts[2] == 0:
+            raise ShapeError(message("getitem", "the step of a slice cannot be 0"))
+        return range(size)[slice(*parts)]
+    at = int(item)
+    if not -size <= at < size:
+        raise IndexError(message("getitem", f"index {at} is out of range", size=size))
+    return range(at % size, at % size + 1)
+
+
+def plan_of(x: Tensor, index: Any) -> Plan:
+    """Read an index."""
+    items = _spelled(index, x.ndim)
+    advanced = any(_is_array(item) for item in items)
+    shape: list[int] = []
+    walks: list[range] = []
+    arrays: list[tuple[int, Any]] = []
+    places: list[int] = []
+    layout: list[Any] = []
+    at = 0
+    for place, item in enumerate(items):
+        if item is None:
+            layout.append(None)
+            continue
+        axis, covered = len(shape), x.shape[at : at + _axes_of(item)]
+        at += len(covered)
+        shape.append(math.prod(covered))
+        if _is_array(item) or (advanced and _is_integer(item)):
+            positions = _positions(item, covered, x) if _is_array(item) and _is_mask(item) else _check_array(item)
+            walks.append(range(shape[-1]))
+            arrays.append((axis, positions))
+            places.append(place)
+            if "arrays" not in layout:
+                layout.append("arrays")
+        elif isinstance(item, slice) or _is_integer(item):
+            walks.append(_walk(item, shape[-1]))
+            if isinstance(item, slice):
+                layout.append(axis)
+        else:
+            raise DtypeError(message("getitem", "an index is made of integers, slices, None, '...' or booleans", got=type(item).__name__))
+    spread = bool(places) and places[-1] - places[0] != len(places) - 1
+    if spread:
+        layout = ["arrays", *(part for part in layout if part != "arrays")]
+    return Plan(tuple(shape), tuple(walks), tuple(arrays), spread, tuple(layout))
+
+
+def _whole(plan: Plan) -> bool:
+    return all(walk == range(n) for walk, n in zip(plan.walks, plan.shape, strict=True))
+
+
+def _result_shape(plan: Plan, picked: Sequence[int]) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for part in plan.layout:
+        sizes.extend(picked if part == "arrays" else [1 if part is None else len(plan.walks[part])])
+    return tuple(sizes)
+
+
+def _start(walk: range) -> int:
+    return walk.start if len(walk) else 0
+
+
+@composite(ref=None)
+def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
+    """``x[index]``. Indices out of range raise, those in a device's tensors as :mod:`netcl.ops.index` says.
+
+    >>> from netcl import ops
+    >>> ops.getitem(Tensor.arange(6), slice(None, None, -2)).tolist()
+    [5, 3, 1]
+    """
+    (x,) = launch.as_tensors("getitem", x)
+    plan = plan_of(x, index)
+    y = x if plan.shape == x.shape else F.reshape(x, plan.shape)
+    if not _whole(plan):
+        y = F.strided_slice(y, [_start(w) for w in plan.walks], [len(w) for w in plan.walks], [w.step for w in plan.walks])
+    if not plan.arrays:
+        return F.reshape(y, _result_shape(plan, ())) if y is not x else F.reshape(F.clone(x), _result_shape(plan, ()))
+    axes = [axis for axis, _ in plan.arrays]
+    if axes[-1] - axes[0] != len(axes) - 1:
+        y = F.permute(y, [*axes, *(i for i in range(len(y.shape)) if i not in axes)])
+        axes = list(range(len(axes)))
+    flat = joined_index("getitem", [(item, y.shape[axis]) for (_, item), axis in zip(plan.arrays, axes, strict=True)], x)
+    rows = math.prod(y.shape[axes[0] : axes[-1] + 1])
+    y = F.reshape(y, (*y.shape[: axes[0]], rows, *y.shape[axes[-1] + 1 :]))
+    y = F.index_select(y, axes[0], F.reshape(flat, (flat.size,)))
+    if plan.spread and axes[0] != 0:
+        y = F.permute(y, [axes[0], *(i for i in range(len(y.shape)) if i != axes[0])])
+    return F.reshape(y, _result_shape(plan, flat.shape))
+
+
+# ---- writing
+
+
+def _value(x: Tensor, value: Any) -> Tensor:
+    """What is written, in the dtype of ``x`` and with memory of its own."""
+    if not isinstance(value, Tensor):
+        return Tensor.from_host(x.queue, np.asarray(value), x.dtype)
+    (_, value) = launch.as_tensors("setitem", x, value)
+    if value.dtype != x.dtype:
+        what = "x and the value have different dtypes"
+        raise DtypeError(message("setitem", what, f'cast it: value.to("{x.dtype}")', x=x.dtype, value=value.dtype))
+    same = value.buffer is x.buffer if x.array is None else np.may_share_memory(value.array, x.array)  # type: ignore[arg-type]
+    return value._copy() if same else value
+
+
+def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides that repeat a value over ``shape``; leading axes of size one may be too many, as in NumPy."""
+    extra = max(0, value.ndim - len(shape))
+    sizes = value.shape[extra:]
+    fits = all(n == 1 for n in value.shape[:extra]) and all(
+        n in (1, m) for n, m in zip(sizes, shape[len(shape) - len(sizes) :], strict=True)
+    )
+    if not fits:
+        raise ShapeError(message("setitem", "the value does not broadcast to what is written", value=value.shape, target=shape))
+    return broadcast_strides(sizes, shape)
+
+
+@op(vjp=None, ref=None)
+def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
+    """``x[index] = value``, in place; gradients do not flow through it. Where an index names a place twice, the last value stays."""
+    plan = plan_of(x, index)
+    given = _value(x, value)
+    if not plan.arrays:
+        shape = _result_shape(plan, ())
+        walked = _broadcast(given, shape)
+        strides = dense(plan.shape)
+        start = sum(_start(walk) * stride for walk, stride in zip(plan.walks, strides, strict=True))
+        steps = [0 if part is None else plan.walks[part].step * strides[part] for part in plan.layout]
+        copy_block(shape, given, 0, walked, x, start, steps)
+        return x
+    places = _places(x, index)
+    whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)
+    copy_block(places.shape, given, 0, _broadcast(given, places.shape), whole, 0, dense(places.shape))
+    _put_flat("setitem", x, places, whole)
+    return x
+
+
+def _places(x: Tensor, index: Any) -> Tensor:
+    """Where in the flattened ``x`` each element of ``x[index]`` lies: the same index, read from a tensor of numbers."""
+    from netcl import ops
+
+    return ops.getitem(Tensor.from_host(x.queue, np.arange(x.size, dtype=np.int64).reshape(x.shape)), index)
