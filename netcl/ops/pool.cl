@@ -15,45 +15,38 @@
 #define I_LOAD(p, i) ((p)[i])
 #define I_STORE(p, i, x) ((p)[i] = (x))
 #endif
-#ifndef ADAPTIVE
-#define ADAPTIVE 0  // 1: windows divide the image evenly; kernel, stride, padding and dilation are not read
-#endif
-#ifndef COUNT_PAD
-#define COUNT_PAD 1  // 1: padding counts when averaging
-#endif
+// Options, as one argument: decided while running, so that a dtype has one program.
+#define ADAPTIVE(how) ((how) & 1)   // windows divide the image evenly; kernel, stride, padding and dilation are not read
+#define COUNT_PAD(how) ((how) & 2)  // padding counts when averaging
 
 typedef struct {
   int first, end, step;  // the pixels of a window that lie in the image
   int count;             // how many pixels an average divides by
 } Window;
 
-static inline Window window(int out, int size, int outs, int kernel_size, int stride, int pad, int dilation) {
+static inline Window window(int out, int size, int outs, int kernel_size, int stride, int pad, int dilation, int how) {
   Window w;
-#if ADAPTIVE
-  w.first = (int)((long)out * size / outs);
-  w.end = (int)(((long)(out + 1) * size + outs - 1) / outs);
-  w.step = 1;
-  w.count = w.end - w.first;
-#else
+  if (ADAPTIVE(how)) {
+    w.first = (int)((long)out * size / outs);
+    w.end = (int)(((long)(out + 1) * size + outs - 1) / outs);
+    w.step = 1;
+    w.count = w.end - w.first;
+    return w;
+  }
   const int first = out * stride - pad, end = first + (kernel_size - 1) * dilation + 1;
   w.first = first >= 0 ? first : first + (dilation - 1 - first) / dilation * dilation;
   w.end = end < size ? end : size;
   w.step = dilation;
-#if COUNT_PAD
-  w.count = (end < size + pad ? end : size + pad) - first;
-#else
-  w.count = w.end - w.first;
-#endif
-#endif
+  w.count = COUNT_PAD(how) ? (end < size + pad ? end : size + pad) - first : w.end - w.first;
   return w;
 }
 
-#define WINDOW_Y(o) window(o, H, OH, kernel_h, stride_h, pad_h, dilation_h)
-#define WINDOW_X(o) window(o, W, OW, kernel_w, stride_w, pad_w, dilation_w)
+#define WINDOW_Y(o) window(o, H, OH, kernel_h, stride_h, pad_h, dilation_h, how)
+#define WINDOW_X(o) window(o, W, OW, kernel_w, stride_w, pad_w, dilation_w, how)
 
 // Largest value of each window and its place in the plane; the first of equals, and NaN before all.
 __kernel void pool_max(__global const X_T* restrict x, __global Y_T* restrict y, __global I_T* restrict places, int planes, int H, int W, int OH,
-                       int OW, int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w,
+                       int OW, int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int how,
                        int span) {
   const int spans = (OW + span - 1) / span, i = get_global_id(0);
   if (i >= planes * OH * spans) return;
@@ -78,7 +71,7 @@ __kernel void pool_max(__global const X_T* restrict x, __global Y_T* restrict y,
 }
 
 __kernel void pool_average(__global const X_T* restrict x, __global Y_T* restrict y, int planes, int H, int W, int OH, int OW, int kernel_h,
-                           int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int span) {
+                           int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int how, int span) {
   const int spans = (OW + span - 1) / span, i = get_global_id(0);
   if (i >= planes * OH * spans) return;
   const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < OW ? begin + span : OW;
@@ -94,32 +87,26 @@ __kernel void pool_average(__global const X_T* restrict x, __global Y_T* restric
 }
 
 // The windows that hold a pixel: at most this first one and the ones up to, not including, the last.
-static inline int first_window(int pixel, int size, int outs, int kernel_size, int stride, int pad, int dilation) {
-#if ADAPTIVE
-  return (int)((long)pixel * outs / size);
-#else
+static inline int first_window(int pixel, int size, int outs, int kernel_size, int stride, int pad, int dilation, int how) {
+  if (ADAPTIVE(how)) return (int)((long)pixel * outs / size);
   const int before = pixel + pad - (kernel_size - 1) * dilation;
   return before <= 0 ? 0 : (before + stride - 1) / stride;
-#endif
 }
 
-static inline int end_window(int pixel, int size, int outs, int kernel_size, int stride, int pad, int dilation) {
-#if ADAPTIVE
-  return (int)(((long)(pixel + 1) * outs + size - 1) / size);
-#else
+static inline int end_window(int pixel, int size, int outs, int kernel_size, int stride, int pad, int dilation, int how) {
+  if (ADAPTIVE(how)) return (int)(((long)(pixel + 1) * outs + size - 1) / size);
   const int end = (pixel + pad) / stride + 1;
   return end < outs ? end : outs;
-#endif
 }
 
-#define FIRST_Y(p) first_window(p, H, OH, kernel_h, stride_h, pad_h, dilation_h)
-#define END_Y(p) end_window(p, H, OH, kernel_h, stride_h, pad_h, dilation_h)
-#define FIRST_X(p) first_window(p, W, OW, kernel_w, stride_w, pad_w, dilation_w)
-#define END_X(p) end_window(p, W, OW, kernel_w, stride_w, pad_w, dilation_w)
+#define FIRST_Y(p) first_window(p, H, OH, kernel_h, stride_h, pad_h, dilation_h, how)
+#define END_Y(p) end_window(p, H, OH, kernel_h, stride_h, pad_h, dilation_h, how)
+#define FIRST_X(p) first_window(p, W, OW, kernel_w, stride_w, pad_w, dilation_w, how)
+#define END_X(p) end_window(p, W, OW, kernel_w, stride_w, pad_w, dilation_w, how)
 
 __kernel void pool_max_grad(__global const X_T* restrict dy, __global const I_T* restrict places, __global Y_T* restrict dx, int planes, int H,
                             int W, int OH, int OW, int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h,
-                            int dilation_w, int span) {
+                            int dilation_w, int how, int span) {
   const int spans = (W + span - 1) / span, i = get_global_id(0);
   if (i >= planes * H * spans) return;
   const int line = i / spans, begin = (i - line * spans) * span, end = begin + span < W ? begin + span : W, row = line % H;
@@ -135,7 +122,7 @@ __kernel void pool_max_grad(__global const X_T* restrict dy, __global const I_T*
 }
 
 __kernel void pool_average_grad(__global const X_T* restrict dy, __global Y_T* restrict dx, int planes, int H, int W, int OH, int OW,
-                                int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w,
+                                int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int how,
                                 int span) {
   const int spans = (W + span - 1) / span, i = get_global_id(0);
   if (i >= planes * H * spans) return;

@@ -12,7 +12,6 @@ from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.ops import registry
-from netcl.ops.conv import plans
 
 OPS = ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")
 V = KernelVariant

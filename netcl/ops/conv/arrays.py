@@ -13,9 +13,9 @@ from netcl.ops.conv.geometry import Geometry, frozen, geometry, transposed_size
 # ---- the NumPy backend
 
 
-def _bottom_right(g: Geometry) -> tuple[int, int]:
+def _bottom_right(g: Geometry) -> tuple[int, ...]:
     """How far the last window reaches beyond the input."""
-    return tuple(  # type: ignore[return-value]
+    return tuple(
         max(0, (o - 1) * s + d * (k - 1) + 1 - p - n)
         for n, o, k, s, d, p in zip((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.dilation, g.pad, strict=True)
     )
@@ -74,13 +74,13 @@ def _of(x: Any, w: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, gr
     return geometry("ref", tuple(x), tuple(w), frozen(stride), frozen(chosen), frozen(dilation), groups)
 
 
-def _patches(xp: np.ndarray, g: Geometry) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Every output pixel with the patch of the padded input it sees, as a view."""
+def _patches(g: Geometry) -> Iterator[tuple[int, int, Any]]:
+    """Every output pixel with the index of the patch of the padded input it sees."""
     for y in range(g.oh):
         for z in range(g.ow):
             top, left = y * g.stride[0], z * g.stride[1]
             rows, cols = top + g.dilation[0] * np.arange(g.kh), left + g.dilation[1] * np.arange(g.kw)
-            yield y, z, np.ix_(range(g.n), range(g.c), rows, cols)  # type: ignore[misc]
+            yield y, z, np.ix_(np.arange(g.n), np.arange(g.c), rows, cols)
 
 
 def _padded(g: Geometry, x: np.ndarray | None = None) -> np.ndarray:
@@ -99,7 +99,7 @@ def ref_conv2d(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, **o
     """Every output pixel is the sum of weights times the patch under them, plus the bias."""
     g = _of(x.shape, w.shape, **options)
     xp, wg, out = _padded(g, x), _split(g, np.asarray(w, np.float64)), np.zeros(g.y_shape)
-    for y, z, at in _patches(xp, g):
+    for y, z, at in _patches(g):
         patch = xp[at].reshape(g.n, g.groups, -1, g.kh, g.kw)
         out[:, :, y, z] = np.einsum("gfcrs,ngcrs->ngf", wg, patch).reshape(g.n, g.f)
     return out if bias is None else out + np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
@@ -115,7 +115,7 @@ def ref_input_grad(dy: np.ndarray, w: np.ndarray, *, size: Any, **options: Any) 
     """Every gradient pixel, times the weights, added to the patch it came from."""
     g = _of((dy.shape[0], w.shape[1] * options.get("groups", 1), *size), w.shape, **options)
     xp, wg = _padded(g), _split(g, np.asarray(w, np.float64))
-    for y, z, at in _patches(xp, g):
+    for y, z, at in _patches(g):
         share = np.asarray(dy[:, :, y, z], np.float64).reshape(g.n, g.groups, -1)
         xp[at] += np.einsum("gfcrs,ngf->ngcrs", wg, share).reshape(g.n, g.c, g.kh, g.kw)
     return xp[:, :, g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
@@ -125,7 +125,7 @@ def ref_weight_grad(dy: np.ndarray, x: np.ndarray, *, kernel: Any, **options: An
     """Every gradient pixel times the patch it came from, summed."""
     g = _of(x.shape, (dy.shape[1], x.shape[1] // options.get("groups", 1), *kernel), **options)
     xp, out = _padded(g, x), np.zeros((g.groups, g.f // g.groups, g.c // g.groups, g.kh, g.kw))
-    for y, z, at in _patches(xp, g):
+    for y, z, at in _patches(g):
         share = np.asarray(dy[:, :, y, z], np.float64).reshape(g.n, g.groups, -1)
         out += np.einsum("ngf,ngcrs->gfcrs", share, xp[at].reshape(g.n, g.groups, -1, g.kh, g.kw))
     return out.reshape(g.w_shape)
@@ -146,15 +146,16 @@ def ref_im2col(x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
     """Column ``p`` holds the patch of output pixel ``p``."""
     g = _of(x.shape, (1, x.shape[1], *kernel), **options)
     xp, out = _padded(g, x), np.zeros((g.n, g.c * g.taps, g.oh, g.ow))
-    for y, z, at in _patches(xp, g):
+    for y, z, at in _patches(g):
         out[:, :, y, z] = xp[at].reshape(g.n, -1)
     return out.reshape(g.n, g.c * g.taps, -1)
 
 
 def ref_col2im(cols: np.ndarray, *, size: Any, kernel: Any, **options: Any) -> np.ndarray:
     """Every column added to the patch it came from."""
-    g = _of((cols.shape[0], cols.shape[1] // (kernel[0] * kernel[1]), *size), (1, cols.shape[1] // (kernel[0] * kernel[1]), *kernel), **options)
+    channels = cols.shape[1] // (kernel[0] * kernel[1])
+    g = _of((cols.shape[0], channels, *size), (1, channels, *kernel), **options)
     xp, cols = _padded(g), np.asarray(cols, np.float64).reshape(g.n, -1, g.oh, g.ow)
-    for y, z, at in _patches(xp, g):
+    for y, z, at in _patches(g):
         xp[at] += cols[:, :, y, z].reshape(g.n, g.c, g.kh, g.kw)
     return xp[:, :, g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]

@@ -115,17 +115,21 @@ def _check_channels(op: str, x: tuple[int, ...], w: tuple[int, ...], groups: int
         raise ShapeError(message(op, f"{w[0]} filters do not divide into {groups} groups", **shapes))
 
 
-def transposed_size(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, output_padding: Any, dilation: Any) -> tuple[int, int]:
+def transposed_size(
+    op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, output_padding: Any, dilation: Any
+) -> tuple[int, int]:
     """Height and width of a transposed convolution's result."""
     if len(x) != 4 or len(w) != 4:
         remedy = "x is (batch, channels, height, width), w is (channels, filters / groups, height, width)"
         raise ShapeError(message(op, "x and the weight have four axes", remedy, **{"x.shape": x, "w.shape": w}))
-    strides, dilations, extra = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1), pair(op, "output_padding", output_padding, 0)
+    strides, dilations = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1)
+    extra = pair(op, "output_padding", output_padding, 0)
     if any(more >= step for more, step in zip(extra, strides, strict=True)):
         raise ShapeError(message(op, "output_padding must be smaller than the stride", output_padding=output_padding, stride=stride))
     edges = paddings(op, padding, (w[2], w[3]), strides, dilations)
     rows = zip(x[2:], w[2:], strides, edges, dilations, extra, strict=True)
     height, width = ((n - 1) * step - sum(edge) + d * (k - 1) + more + 1 for n, k, step, edge, d, more in rows)
     if min(height, width) < 1:
-        raise ShapeError(message(op, f"the result would have {height} x {width} pixels", **{"x.shape": x, "w.shape": w, "padding": padding}))
+        what = f"the result would have {height} x {width} pixels"
+        raise ShapeError(message(op, what, **{"x.shape": x, "w.shape": w, "padding": padding}))
     return height, width

@@ -93,7 +93,11 @@ class Job(NamedTuple):
 
 
 def run(job: Job, queue: Any, *tensors: Tensor) -> None:
-    """Launch what the selector chooses: forward (x, w, bias or w, y), input gradient (dy, w, bias or w, dx), weight gradient (x, dy, dw)."""
+    """Launch what the selector chooses.
+
+    ``tensors``: forward ``x, w, bias, y``; input gradient ``dy, w, bias, dx`` (``w`` again where there is no bias); weight gradient
+    ``x, dy, dw``.
+    """
     config = _choice(job, queue)
     state = program.state(queue)
     key = ("conv2d", job)
@@ -147,8 +151,10 @@ def _say_once(queue: Any, job: Job, what: str) -> None:
 
 def _kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": result or job.dtype}
-    part = {"PART": 2} if job.kind == WEIGHT_GRAD else {"PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
-    return launch.kernel(queue, __file__, f"axes.cl {file}", name, operands, {"REAL": job.compute, **part, **defines})
+    fixed: dict[str, Any] = {"REAL": job.compute, "PART": 2 if job.kind == WEIGHT_GRAD else 1}
+    if job.kind != WEIGHT_GRAD:
+        fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
+    return launch.kernel(queue, __file__, f"axes.cl {file}", name, operands, {**fixed, **defines})
 
 
 def _wanted(queue: Any) -> int:
@@ -210,12 +216,12 @@ def _cpu_panel_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
 
 def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles, g = cpu_tiles(job, config, queue), job.g
-    if job.kind == WEIGHT_GRAD:
-        lines, name, third, more = math.prod(g.w_shape), "conv_direct_weights", 1, (1,)
-    else:
-        lines, name, third, more = g.n * g.groups * job.filters * job.class_size[0], "conv_direct", job.classes, ()
+    lines = math.prod(g.w_shape) if job.kind == WEIGHT_GRAD else g.n * g.groups * job.filters * job.class_size[0]
     rows = max(1, lines // (4 * _wanted(queue)))
-    return _direct(_kernel(queue, job, "cpu.cl", name, tiles), (-(-lines // rows), 1, third), None, *job.sizes, rows, *more)
+    size = (-(-lines // rows), 1, job.classes)
+    if job.kind == WEIGHT_GRAD:
+        return _direct(_kernel(queue, job, "cpu.cl", "conv_direct_weights", tiles), size, None, *job.sizes, rows, 1)
+    return _direct(_kernel(queue, job, "cpu.cl", "conv_direct", tiles), size, None, *job.sizes, rows)
 
 
 # ---- other devices
@@ -302,9 +308,7 @@ def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
 # ---- shared
 
 
-def _split(
-    job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
-) -> Launch:
+def _split(job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int) -> Launch:
     """A weight gradient summed in several parts, so that few weights still keep the device busy; then the parts' sum."""
     kernel = _kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     if splits == 1:
