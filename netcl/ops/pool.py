@@ -128,7 +128,7 @@ def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
         return _each_window(x, w)
     at = _padded_view(np.broadcast_to(np.arange(w.size[0] * w.size[1]).reshape(1, 1, *w.size), (1, 1, *w.size)), w, -1)
     at = at.reshape(*w.outs, -1)
-    views = _padded_view(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, -1)
+    views = _padded_view(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
     inside = np.where(at >= 0, 0, 1)  # a tie with padding must not win
     best = np.argmax(views, axis=-1) if not inside.any() else _argmax_inside(views, inside == 0)
     values = np.take_along_axis(views, best[..., None], -1)[..., 0]
@@ -145,7 +145,8 @@ def _each_window(x: np.ndarray, w: Windows) -> tuple[np.ndarray, np.ndarray]:
     values, places = np.empty((*x.shape[:2], *w.outs), x.dtype), np.empty((*x.shape[:2], *w.outs), np.int64)
     for i, (rows, _) in enumerate(w.along(0)):
         for j, (columns, _) in enumerate(w.along(1)):
-            patch = x[:, :, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step].reshape(*x.shape[:2], -1)
+            patch = x[:, :, rows.start : rows.stop : rows.step, columns.start : columns.stop : columns.step]
+            patch = patch.reshape(*x.shape[:2], len(rows) * len(columns))
             best = np.argmax(patch, axis=-1)
             values[:, :, i, j] = np.take_along_axis(patch, best[..., None], -1)[..., 0]
             r, c = np.divmod(best, len(columns))
@@ -155,7 +156,7 @@ def _each_window(x: np.ndarray, w: Windows) -> tuple[np.ndarray, np.ndarray]:
 
 def cpu_max_grad(dy: np.ndarray, places: np.ndarray, *, w: Windows) -> np.ndarray:
     planes, pixels = math.prod(dy.shape[:2]), w.size[0] * w.size[1]
-    flat = (places.reshape(planes, -1) + np.arange(planes)[:, None] * pixels).reshape(-1)
+    flat = (places.reshape(planes, math.prod(w.outs)) + np.arange(planes)[:, None] * pixels).reshape(-1)
     dx = np.zeros(planes * pixels, dy.dtype)
     np.add.at(dx, flat, dy.reshape(-1))
     return dx.reshape(*dy.shape[:2], *w.size)

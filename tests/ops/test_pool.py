@@ -1,0 +1,84 @@
+"""Pooling beyond the samples of its rows: PyTorch's numbers, places of maxima, ties and NaN."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+import netcl.ops as F
+from netcl.core.device import manager
+from netcl.core.tensor import Tensor
+
+_spec = importlib.util.spec_from_file_location("image_cases", Path(__file__).parents[1] / "golden" / "image_cases.py")
+golden = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(golden)
+
+
+@pytest.mark.parametrize("k", range(len(golden.POOL)), ids=lambda k: golden.POOL[k].key)
+def test_numbers_are_torchs(queue, k):
+    golden.check("pool", k, queue)
+
+
+@pytest.mark.parametrize("options", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2}], ids=str)
+def test_places_point_at_the_maxima(queue, rng, options):
+    x = rng.normal(size=(2, 3, 9, 8)).astype("f")
+    tensor = Tensor.from_host(queue, x)
+    values, places = (t.to_host() for t in F.max_pool2d(tensor, **options, return_indices=True))
+    np.testing.assert_array_equal(np.take_along_axis(x.reshape(2, 3, -1), places.reshape(2, 3, -1), 2).reshape(values.shape), values)
+
+
+def test_places_of_signals_and_adaptive_windows(queue, rng):
+    x = rng.normal(size=(2, 3, 11)).astype("f")
+    tensor = Tensor.from_host(queue, x)
+    values, places = (t.to_host() for t in F.max_pool1d(tensor, 3, return_indices=True))
+    np.testing.assert_array_equal(np.take_along_axis(x, places, 2), values)
+    image = Tensor.from_host(queue, x.reshape(2, 3, 1, 11))
+    values, places = (t.to_host() for t in F.adaptive_max_pool2d(image, (1, 4), return_indices=True))
+    np.testing.assert_array_equal(np.take_along_axis(x, places[:, :, 0], 2), values[:, :, 0])
+
+
+def test_the_first_of_equals_gets_the_gradient(queue):
+    x = Tensor.from_host(queue, np.zeros((1, 1, 4, 4), np.float32), requires_grad=True)
+    ag.sum(ag.max_pool2d(x, 2)).backward()
+    np.testing.assert_array_equal(x.grad.to_host()[0, 0], [[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
+
+
+def test_padding_never_wins_and_nan_always_does(queue):
+    x = np.full((1, 1, 3, 3), -5.0, np.float32)
+    x[0, 0, 2, 2] = np.nan
+    tensor = Tensor.from_host(queue, x)
+    y = F.max_pool2d(tensor, 3, 2, 1).to_host()[0, 0]
+    np.testing.assert_array_equal(y, [[-5, -5], [-5, np.nan]])
+    lowest = Tensor.from_host(queue, np.full((1, 1, 2, 2), -np.inf, np.float32))
+    assert np.isneginf(F.max_pool2d(lowest, 2, 1, 1).to_host()).all()
+
+
+def test_infinity_reaches_only_the_windows_that_hold_it(queue):
+    x = np.ones((1, 1, 4, 4), np.float32)
+    x[0, 0, 0, 0] = np.inf
+    tensor = Tensor.from_host(queue, x)
+    np.testing.assert_array_equal(F.avg_pool2d(tensor, 2).to_host()[0, 0], [[np.inf, 1], [1, 1]])
+    np.testing.assert_array_equal(F.adaptive_avg_pool2d(tensor, 2).to_host()[0, 0], [[np.inf, 1], [1, 1]])
+
+
+def test_an_empty_batch(queue):
+    x = Tensor.zeros((0, 3, 5, 5), queue=queue)
+    assert F.max_pool2d(x, 2).shape == F.avg_pool2d(x, 2).shape == F.adaptive_avg_pool2d(x, 2).shape == (0, 3, 2, 2)
+
+
+def test_integers(queue, rng):
+    x = rng.integers(-99, 99, (1, 2, 5, 5)).astype(np.int64)
+    tensor = Tensor.from_host(queue, x)
+    got = F.max_pool2d(tensor, 3, 1).to_host()
+    assert got.dtype == np.int64
+    np.testing.assert_array_equal(got, np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3)).max(axis=(4, 5)))
+
+
+def test_gradients_have_gradients(rng):
+    x = Tensor.from_host(manager.default("cpu").queue, rng.normal(size=(1, 2, 5, 6)), "float64", requires_grad=True)
+    for pool in (lambda x: ag.max_pool2d(x, 3, 2, 1), lambda x: ag.avg_pool2d(x, 2, 1), lambda x: ag.adaptive_avg_pool2d(x, 2)):
+        assert ag.gradgradcheck(lambda x, pool=pool: ag.square(pool(x)), [x], rtol=1e-4, atol=1e-6)
