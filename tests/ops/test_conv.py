@@ -32,6 +32,8 @@ KERNELS = {
     "simt-gemm-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_m=64, tile_n=64, tile_k=8, work_per_thread=8, extra={"tier": "simt"}),
     "simt-im2col": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "simt"}),
     "simt-tiled": KernelConfig(V.CONV2D_TILED_LOCAL, extra={"tier": "simt"}),
+    "simt-winograd": KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1}),
+    "cpu-winograd": KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1}),
     "simt-naive": KernelConfig(V.CONV2D_NAIVE, extra={"tier": "simt"}),
 }
 
@@ -124,6 +126,15 @@ def test_the_three_are_transposes_of_each_other(queue, rng):
     scale = np.linalg.norm(y.to_host()) * np.linalg.norm(g)
     for a, b in ((dx, x), (dw, w)):
         assert abs((a.to_host().astype(np.float64) * b).sum() - inner) < 1e-6 * scale
+
+
+@pytest.mark.parametrize(("out", "bound"), [(2, 3e-6), (4, 1e-4)])
+def test_winograd_is_as_accurate_as_it_says(cl_queue, rng, out, bound):
+    x, w, b = rng.normal(size=(2, 33, 9, 14)), rng.normal(size=(20, 33, 3, 3)), rng.normal(size=20)
+    want = registry.lookup("conv2d_relu").ref(x, w, b, padding=(1, 2))
+    with forced(KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1, "OUT": out})):
+        got = call("conv2d_relu", cl_queue, [a.astype("f") for a in (x, w, b)], {"padding": (1, 2)})
+    assert np.abs(got - want).max() < bound * np.abs(want).max()
 
 
 def test_pad_is_another_name_of_padding(queue, rng):

@@ -9,11 +9,12 @@ NAIVE            one output row at a time                    one work-item per r
 IM2COL           unfolded a panel at a time in local memory  unfolded in global memory, then a 1x1 convolution
 IMPLICIT_GEMM    the same                                    gathered into local memory tile by tile
 TILED_LOCAL      as others                                   image patches with their rim in local memory
-WINOGRAD         as IMPLICIT_GEMM                            as IMPLICIT_GEMM
+WINOGRAD         transforms around the same                  transforms around the same
 ===============  ==========================================  ==================================================
 
-Groups of one or two filters (depthwise) take the NAIVE kernels: a tile would be mostly empty. ``KernelConfig.extra`` may hold
-``tier`` ("cpu" or "simt") and macros of the kernel file.
+Groups of one or two filters (depthwise) take the NAIVE kernels: a tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
+and channels enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"),
+``winograd_channels`` (how many are enough) and macros of the kernel file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
+from netcl.core import env
 from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
@@ -38,6 +40,7 @@ FORWARD, INPUT_GRAD, WEIGHT_GRAD = "conv2d", "conv2d_input_grad", "conv2d_weight
 V = KernelVariant
 VARIANTS = (V.CONV2D_NAIVE, V.CONV2D_IM2COL, V.CONV2D_IMPLICIT_GEMM, V.CONV2D_TILED_LOCAL, V.CONV2D_WINOGRAD)
 THIN = 2  # filters of a group up to which tiles are mostly empty
+WINOGRAD_CHANNELS = 128  # where the products outweigh reading and writing what the transforms make
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
@@ -98,31 +101,34 @@ def run(job: Job, queue: Any, *tensors: Tensor) -> None:
     ``tensors``: forward ``x, w, bias, y``; input gradient ``dy, w, bias, dx`` (``w`` again where there is no bias); weight gradient
     ``x, dy, dw``.
     """
-    config = _choice(job, queue)
-    state = program.state(queue)
-    key = ("conv2d", job)
-    known = state.get(key)
-    if known is None or known[0] is not config:
-        known = state[key] = (config, _plan(job, config, queue))
+    state, stamp = program.state(queue), _stamp(job.kind)
+    known = state.get(job)
+    if known is None or known[0] != stamp:
+        known = state[job] = (stamp, _plan(job, _choice(job, queue), queue))
     known[1](queue, *tensors)
 
 
+def _stamp(kind: str) -> tuple[Any, ...]:
+    """What a choice depends on beside the problem: it is made again when one of these has changed."""
+    selector = get_kernel_selector()
+    registered = [rules[0][1] for op in {FORWARD, kind} if (rules := selector._registered.get(op))]
+    return selector.measured, *map(id, registered), env.raw("NETCL_CONV_WINOGRAD"), env.raw("NETCL_CONV_TILED_LOCAL")
+
+
 def _choice(job: Job, queue: Any) -> KernelConfig:
-    g, selector = job.g, get_kernel_selector()
-    if job.kind != FORWARD:
-        found = selector.select(job.kind, (g.x_shape, g.w_shape), handle_of(queue).profile)
-        if found is not None:
-            return found
-    return selector.select_conv2d_kernel(*g.x_shape, g.f, g.kh, g.kw, g.stride, g.pad, job.dtype, g.dilation, g.groups)
+    g, selector, profile = job.g, get_kernel_selector(), handle_of(queue).profile
+    shapes = (g.x_shape, g.w_shape, g.stride, g.pad)
+    special = selector.select(job.kind, shapes, profile) if job.kind != FORWARD else None
+    return special or selector.select(FORWARD, shapes, profile, job.dtype)
 
 
 def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
-    variant = config.variant
-    if job.filters <= THIN:
-        variant = V.CONV2D_NAIVE
-    elif variant is V.CONV2D_WINOGRAD:
-        _say_once(queue, job, "the Winograd variant runs as implicit GEMM")
+    variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
+    if variant is V.CONV2D_WINOGRAD:
+        if _suits_winograd(job, config, queue):
+            return _winograd(job, config, queue, tier)
+        _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if variant is V.CONV2D_NAIVE else _cpu_panel
         return _widened(job, make(job, config, queue))
@@ -184,7 +190,8 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
     tiles["ROWS"] = config.extra.get("ROWS", max(1, min(96, room // 4 // (strip * size)) // tiles["MR"]) * tiles["MR"])
     room -= strip * size * (tiles["ROWS"] + (strip if job.kind == WEIGHT_GRAD else 0))
-    tiles["KC"] = config.extra.get("KC", min(512, max(8, room // (strip * size + 4) // 8 * 8)))
+    # A tile of the panel should stay in the first-level cache, or, where vectors make it too wide for that, in the second.
+    tiles["KC"] = config.extra.get("KC", min(512 if tiles["NT"] > 1 else 1024, max(8, room // (strip * size + 4) // 8 * 8)))
     return tiles
 
 
@@ -241,6 +248,8 @@ def simt_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, int]:
         tiles["BM"] //= 2
     while _items(tiles) % tiles["BK"]:
         tiles["BK"] //= 2
+    if tiles["BK"] % (tiles["BM"] // (tiles["TM"] * tiles["TN"])):  # every work-item fetches the same number of elements
+        tiles["BM"] = tiles["TM"] * tiles["TN"]
     return tiles
 
 
@@ -301,6 +310,38 @@ def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
         else:
             folding(queue, "im2col", first, cols, g)
             inner(queue, cols, second, *rest)
+
+    return go
+
+
+# ---- Winograd
+
+
+def _suits_winograd(job: Job, config: KernelConfig, queue: Any) -> bool:
+    g, out = job.g, config.extra.get("OUT", 2)
+    plain = (g.kh, g.kw, *g.stride, *g.dilation, g.groups) == (3, 3, 1, 1, 1, 1, 1) and job.kind != WEIGHT_GRAD
+    elements = (out + 2) ** 2 * max(g.c, g.f) * -(-g.oh // out) * -(-g.ow // out) * g.n
+    fits = 4 * elements * (2 if job.compute == "double" else 1) <= handle_of(queue).profile.max_alloc_size // 4
+    return plain and fits and min(g.c, g.f) >= config.extra.get("winograd_channels", WINOGRAD_CHANNELS)
+
+
+def _winograd(job: Job, config: KernelConfig, queue: Any, tier: str) -> Launch:
+    """Transformed, a convolution is one with a 1x1 kernel: a group per element of a tile, a pixel per tile."""
+    n, c, h, w, m, oh, ow = job.sizes[:7]
+    out, pad = config.extra.get("OUT", 2), job.g.pad if job.kind == FORWARD else tuple(2 - p for p in job.g.pad)
+    high, wide, parts = -(-oh // out), -(-ow // out), (out + 2) ** 2
+    tiles = n * high * wide
+    flat = Geometry(1, parts * c, 1, tiles, parts * m, 1, 1, 1, tiles, (1, 1), (0, 0), (1, 1), parts)
+    product = (_cpu_panel if tier == "cpu" else _simt_gemm)(Job(FORWARD, flat, job.accumulator), config, queue)
+    names = ("winograd_weights", "winograd_inputs", "winograd_outputs")
+    weights, inputs, outputs = (_kernel(queue, job, "winograd.cl", name, {"OUT": out}) for name in names)
+
+    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
+        u, v, sums = (Tensor.empty((parts, *shape), job.accumulator, queue=queue) for shape in ((m, c), (c, tiles), (m, tiles)))
+        weights(queue, (m * c,), (launch.LOCAL_1D,), weight, u, m, c)
+        inputs(queue, (c * tiles,), (launch.LOCAL_1D,), source, v, n, c, h, w, high, wide, *pad)
+        product(queue, v, u, u, sums)
+        outputs(queue, (m * tiles,), (launch.LOCAL_1D,), sums, bias, result, n, m, oh, ow, high, wide)
 
     return go
 
