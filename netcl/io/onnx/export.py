@@ -1,0 +1,118 @@
+"""Models as ONNX files, by tracing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.core.tensor import Tensor
+from netcl.io import archive
+from netcl.io.archive import refusal
+from netcl.io.onnx.graph import Graph, Unsupported
+from netcl.io.onnx.library import IR_VERSION, OPSET, library, type_of
+from netcl.io.onnx.rules import RULES, emit
+from netcl.io.onnx.trace import OP, Trace, trace
+
+
+def export_onnx(
+    model: Callable[..., Any], path: str | os.PathLike[str], *samples: Any, input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (), dynamic_batch: bool = False, check: bool = True,
+) -> None:  # fmt: skip
+    """Write a model, or any function of tensors, as an ONNX file.
+
+    - **samples**: one example (tensor or array) per input of the model; shapes and dtypes of the inputs are theirs.
+    - **input_names, output_names**: what inputs and outputs are called; else ``input``, ``input_1``.. and ``output``, ``output_1``..
+    - **dynamic_batch**: leave the size of the first axis of all inputs open.
+    - **check**: compare with onnxruntime on the samples, where that is installed.
+
+    The model is run in evaluation mode and what it does is recorded, so a branch of Python is taken as it goes for the samples. A model
+    with ops that ONNX cannot express is refused, with the names of all of them.
+    """
+    onnx = library()
+    if not samples:
+        raise refusal(OP, "a sample of every input is needed", "pass one array or tensor per input")
+    run = trace(model, samples, RULES, dynamic_batch)
+    names = _names(run, input_names, output_names)
+    graph = Graph(run, _state(model), names[0], dynamic_batch)
+    _emit(graph, run)
+    made = _proto(onnx, graph, run, names[1], dynamic_batch)
+    try:
+        onnx.checker.check_model(made, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
+        raise refusal(OP, "the graph is not valid ONNX", reason=str(fault)) from fault
+    if check and importlib.util.find_spec("onnxruntime"):
+        _compare(made, run)
+    with archive.replacing(path) as file:
+        file.write(made.SerializeToString())
+
+
+def _names(run: Trace, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[list[str], list[str]]:
+    found = []
+    for kind, tensors, given in (("input", run.inputs, inputs), ("output", run.outputs, outputs)):
+        names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
+        if len(names) != len(tensors) or len(set(names)) != len(names):
+            raise refusal(OP, f"one name per {kind} is needed", names=names, count=len(tensors))
+        found.append(names)
+    return found[0], found[1]
+
+
+def _state(model: Any) -> dict[str, Tensor]:
+    if not hasattr(model, "named_parameters"):
+        return {}
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _emit(graph: Graph, run: Trace) -> None:
+    """Add the nodes of all calls; every op that cannot be said is named at once."""
+    missing = Counter(run.unknown)
+    if not +missing:
+        for call in run.calls:
+            try:
+                emit(graph, call)
+            except Unsupported as fault:
+                missing[str(fault)] += 1
+                for out in call.outputs:  # so that the search can go on
+                    graph.bind(out, graph.constant(np.zeros(1, np.float32)))
+    names = sorted(+missing)
+    if names:
+        raise refusal(OP, f"the model has ops that cannot be exported: {', '.join(names)}", "write them with other ops", count=len(names))
+
+
+def _proto(onnx: Any, graph: Graph, run: Trace, outputs: Sequence[str], dynamic: bool) -> Any:
+    helper = onnx.helper
+    made = [graph.value(out) for out in run.outputs]
+    for name, output in zip(made, outputs, strict=True):
+        graph.nodes.append(helper.make_node("Identity", [name], [output]))
+
+    def info(name: str, tensor: Tensor, other: Tensor) -> Any:
+        shape = ["batch" if dynamic and i == 0 and n != m else n for i, (n, m) in enumerate(zip(tensor.shape, other.shape, strict=True))]
+        return helper.make_tensor_value_info(name, type_of(tensor.dtype), shape)
+
+    assert run.other is not None
+    inputs = [info(str(graph.value(x)), x, y) for x, y in zip(run.inputs, run.other.inputs, strict=True)]
+    results = [info(name, x, y) for name, x, y in zip(outputs, run.outputs, run.other.outputs, strict=True)]
+    body = helper.make_graph([*graph.constant_nodes(), *graph.nodes], "netcl", inputs, results, graph.initializers())
+    opsets = [helper.make_opsetid("", OPSET)]
+    return helper.make_model(body, producer_name="netcl", opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def _compare(made: Any, run: Trace) -> None:
+    """Run the graph in onnxruntime over both sets of values."""
+    runtime = importlib.import_module("onnxruntime")
+    quiet = runtime.SessionOptions()
+    quiet.log_severity_level = 3
+    session = runtime.InferenceSession(made.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
+    assert run.other is not None
+    for one in (run, run.other):
+        feeds = {entry.name: x.to_host() for entry, x in zip(session.get_inputs(), one.inputs, strict=True)}
+        for index, (got, out) in enumerate(zip(session.run(None, feeds), one.outputs, strict=True)):
+            wanted = out.to_host().astype(np.float64)
+            error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0)
+            if got.shape != wanted.shape or not error <= 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0)):
+                raise refusal(OP, "onnxruntime computes something else", output=index, largest_difference=error, shape=got.shape)

@@ -1,0 +1,183 @@
+"""ONNX files as modules: the graph is kept as it is and run through netcl's ops, so it can be trained, too."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl import nn
+from netcl.core.device import manager
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor, _queue
+from netcl.io import tree
+from netcl.io.archive import refusal
+from netcl.io.onnx import windows  # noqa: F401 (adds its handlers to the table)
+from netcl.io.onnx.handlers import HANDLERS, SIZES, Node
+from netcl.io.onnx.library import dtype_of, library, numbers
+
+OP = "import_onnx"
+
+
+def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
+    """The model of an ONNX file, as a module on the active device or on ``device``.
+
+    Its float weights are parameters under their names in the file, so a model that netcl exported has the state dict it had. A
+    model with operators that are not known is refused with the names of all of them.
+    """
+    onnx = library()
+    try:
+        model = onnx.ModelProto.FromString(Path(path).read_bytes())
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, *_decode_errors()) as fault:
+        raise refusal(OP, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
+    _check(onnx, model, path)
+    queue = device if hasattr(device, "finish") else _queue(None, None, device)
+    with nn.parameter.placed(queue):
+        return OnnxModel(*_taken(onnx, model, path))
+
+
+def _decode_errors() -> tuple[type[Exception], ...]:
+    return importlib.import_module("google.protobuf.message").DecodeError, ValueError
+
+
+def _first_line(fault: Exception) -> str:
+    return (str(fault).strip() or type(fault).__name__).splitlines()[0]
+
+
+def _check(onnx: Any, model: Any, path: object) -> None:
+    if not model.graph.node and not model.graph.output:
+        raise refusal(OP, "the file is damaged or not an ONNX model", file=path)
+    unknown = Counter(_kind(node) for node in model.graph.node if _kind(node) not in HANDLERS)
+    if unknown:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
+        raise refusal(
+            OP, f"the model has operators that are not known: {names}", f"known are {len(HANDLERS)} of the standard ones", file=path
+        )
+    outside = [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    if outside or model.graph.sparse_initializer:
+        what = "weights are stored outside of the file" if outside else "sparse weights are not supported"
+        raise refusal(
+            OP, what, "save the model with everything in one file", count=len(outside or model.graph.sparse_initializer), file=path
+        )
+
+
+def _kind(node: Any) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
+def _taken(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[str, np.ndarray], list[str], list[str]]:
+    """Nodes, weights, names of inputs and of outputs."""
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    try:
+        weights = {entry.name: numbers(onnx.numpy_helper.to_array(entry)) for entry in model.graph.initializer}
+        nodes = [Node(_kind(n), n.input, n.output, _attributes(onnx, n), opset) for n in model.graph.node]
+    except (ValueError, TypeError) as fault:
+        raise refusal(OP, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
+    for entry in model.graph.initializer:
+        dtype_of(entry.data_type)
+    inputs = [entry.name for entry in model.graph.input if entry.name not in weights]
+    return nodes, weights, inputs, [entry.name for entry in model.graph.output]
+
+
+def _attributes(onnx: Any, node: Any) -> dict[str, Any]:
+    found = {}
+    for attribute in node.attribute:
+        value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, bytes):
+            value = value.decode("utf-8")
+        elif isinstance(value, onnx.TensorProto):
+            value = onnx.numpy_helper.to_array(value)
+        found[attribute.name] = value
+    return found
+
+
+class OnnxModel(nn.Module):
+    """The graph of an ONNX file. Call it with one tensor or array per input; several outputs come as a tuple."""
+
+    def __init__(self, nodes: list[Node], weights: Mapping[str, np.ndarray], inputs: list[str], outputs: list[str]):
+        super().__init__()
+        self.nodes, self.input_names, self.output_names = [node for node in nodes if node.kind != "Constant"], inputs, outputs
+        self._host = manager.default("cpu").queue  # type: ignore[union-attr]
+        self._values: dict[str, Tensor] = {}
+        statistics = {name for node in nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
+        for name, array in weights.items():
+            self._values[name] = self._kept(name, array, learned=name not in statistics)
+        for node in nodes:
+            if node.kind == "Constant":
+                self._values[node.outputs[0]] = self._run(node, [])[0]
+        self._constants = {id(x) for x in self._values.values()}
+        self._last = {name: i for i, node in enumerate(self.nodes) for name in node.inputs if name not in self._values}
+        self._moved: dict[tuple[int, int], Tensor] = {}
+
+    def _kept(self, name: str, array: np.ndarray, learned: bool) -> Tensor:
+        """Weights are parameters, statistics buffers; numbers that say sizes and places stay on the host."""
+        stored, dtype = tree.bits(array)
+        if array.dtype.kind in "biu" or array.ndim == 0:
+            return tree.tensor_of(stored, dtype, self._host)
+        tensor = tree.tensor_of(stored, dtype, nn.parameter.here())
+        tensor._mark(learned, persistent=True)
+        owner, last = self._owner(name)
+        if learned:
+            owner.register_parameter(last, tensor)
+        else:
+            owner.register_buffer(last, tensor)
+        return tensor
+
+    def _owner(self, name: str) -> tuple[nn.Module, str]:
+        """The module that holds a weight: ``layer.0.weight`` is ``weight`` of module ``0`` of module ``layer``."""
+        *path, last = name.split(".")
+        module: nn.Module = self
+        for part in path:
+            child = module.__dict__.get(part)
+            if not part or (child is None and hasattr(module, part)) or (child is not None and not isinstance(child, nn.Module)):
+                return self, f"weight_{len(self._values)}"
+            if child is None:
+                child = nn.Module()
+                module.add_module(part, child)
+            module = child
+        return (module, last) if last and not hasattr(module, last) else (self, f"weight_{len(self._values)}")
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the graph."""
+        if len(inputs) != len(self.input_names):
+            raise ValueError(message(OP, f"the model takes {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
+        values = {**self._values, **{name: self._input(x) for name, x in zip(self.input_names, inputs, strict=True)}}
+        for i, node in enumerate(self.nodes):
+            results = self._run(node, [values[name] if name else None for name in node.inputs])
+            values.update({name: x for name, x in zip(node.outputs, results, strict=False) if name})
+            for name in {name for name in node.inputs if self._last.get(name) == i} - set(self.output_names):
+                values.pop(name, None)
+        made = [self._input(values[name]) for name in self.output_names]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _input(self, x: Any) -> Tensor:
+        x = x if isinstance(x, Tensor) else Tensor.from_host(self.queue, np.asarray(x))
+        return x.to(self.queue) if x.queue is self._host and self.queue is not self._host else x
+
+    def _run(self, node: Node, given: list[Tensor | None]) -> list[Tensor]:
+        sizes = SIZES[node.kind]
+        data = [x for i, x in enumerate(given) if x is not None and i not in sizes]
+        queue = next((x.queue for x in data if x.queue is not self._host), self._host)
+        arguments = [None if x is None else x.to_host() if i in sizes else self._on(queue, x) for i, x in enumerate(given)]
+        while arguments and arguments[-1] is None:
+            arguments.pop()
+        made = HANDLERS[node.kind](node, *arguments)
+        results = made if isinstance(made, tuple | list) else [made]
+        return [x if isinstance(x, Tensor) else tree.tensor_of(*tree.bits(x), self._host) for x in results]
+
+    def _on(self, queue: Any, x: Tensor) -> Tensor:
+        """A value where the others are; constants are moved once."""
+        if x.queue is queue:
+            return x
+        if id(x) not in self._constants:
+            return x.to(queue)
+        key = (id(x), id(queue))
+        if key not in self._moved:
+            self._moved[key] = x.to(queue)
+        return self._moved[key]

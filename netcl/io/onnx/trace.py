@@ -1,0 +1,154 @@
+"""What a model does, as a list of op calls: it is run twice, on different values, and both runs must tell the same story.
+
+Values that are neither inputs nor made by an op of the trace are constants. A value that only looks like one, because it was
+computed outside of the ops, differs between the runs, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.autograd.tape import modes
+from netcl.core.tensor import Tensor
+from netcl.io.archive import refusal
+from netcl.ops.registry import Choice, Composite, Pointwise, Row
+
+OP = "export_onnx"
+
+
+@dataclass
+class Call:
+    """One call of an op: its tensors by name, its other arguments, its results; ``other`` is the same call of the second run."""
+
+    row: Row
+    inputs: dict[str, Any]
+    params: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+    other: Call = field(default=None, repr=False)  # type: ignore[assignment]
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def out(self) -> Tensor:
+        return self.outputs[0]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.inputs[name] if name in self.inputs else self.params[name]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that go in."""
+        for value in self.inputs.values():
+            yield from (part for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, Tensor))
+
+
+class Trace:
+    """The calls of one run."""
+
+    def __init__(self, rules: Container[str]):
+        self.rules = rules
+        self.calls: list[Call] = []
+        self.unknown: Counter[str] = Counter()
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.other: Trace | None = None
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Trace:
+        """Call a function and listen."""
+        self.inputs = list(inputs)
+        with ag.no_grad(), _listening(self.observe):
+            self.outputs = _flat(function(*inputs))
+        return self
+
+    def observe(self, row: Row, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """An op is about to be called. Composite ops without a rule are looked into; everything else is one call."""
+        known = row.name in self.rules or isinstance(row, Pointwise | Choice)
+        if not known and isinstance(row, Composite):
+            return function(*args, **kwargs)
+        with _listening(None):
+            out = function(*args, **kwargs)
+        inputs, params = _bound(row, args, kwargs)
+        if any(out is part for part in inputs.values()):  # dropout of an evaluation, or a cast to the dtype there is
+            return out
+        self.calls.append(Call(row, inputs, params, out if isinstance(out, tuple) else (out,)))
+        self.unknown[row.name] += not known
+        return out
+
+
+@contextmanager
+def _listening(observer: Callable[..., Any] | None) -> Iterator[None]:
+    before, modes.observer = modes.observer, observer
+    try:
+        yield
+    finally:
+        modes.observer = before
+
+
+def _bound(row: Row, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if isinstance(row, Pointwise | Choice):
+        given = dict(zip((*row.inputs, *row.params), args, strict=False)) | dict(kwargs)
+        return {name: given[name] for name in row.inputs}, {name: given[name] for name in row.params if name in given}
+    inputs, params = row.bind(*args, **kwargs)
+    return dict(zip(row.inputs, inputs, strict=True)), params
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else []
+    return [tensor for part in parts for tensor in _flat(part)]
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Dropout and batch norm as in use, not as in training; every module gets its own mode back."""
+    before = [(module, module.training) for module in model.modules()] if hasattr(model, "modules") else []
+    for module, _ in before:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[str], free_batch: bool) -> Trace:
+    """The calls of a model over samples; every call knows its twin of a second run over other values (and one more row)."""
+    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(_place(model), x) for x in samples]
+    with _evaluating(model):
+        first = Trace(rules).run(model, tensors)
+        second = Trace(rules).run(model, [_varied(x, free_batch) for x in tensors])
+    if not first.outputs:
+        raise refusal(OP, "the model returned no tensor")
+    names = [[call.name for call in run.calls] for run in (first, second)]
+    if names[0] != names[1] or len(first.outputs) != len(second.outputs):
+        at = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), min(map(len, names)))
+        what = "the model does something else for other values"
+        raise refusal(OP, what, "a graph has no branches of Python", call=at, first=names[0][at : at + 1], second=names[1][at : at + 1])
+    for call, other in zip(first.calls, second.calls, strict=True):
+        call.other = other
+    first.other = second
+    return first
+
+
+def _place(model: Any) -> Any:
+    return getattr(model, "queue", None)
+
+
+def _varied(x: Tensor, free_batch: bool) -> Tensor:
+    """Other values of the same kind: reversed, which keeps indices valid; floats are moved as well."""
+    values = x.to_host()
+    other = np.flip(values)
+    if values.dtype.kind == "f":
+        other = other * 0.5 + 0.25
+    if free_batch and other.ndim:
+        other = np.concatenate([other, other[:1]])
+    return Tensor.from_host(x.queue, other.astype(values.dtype), x.dtype)

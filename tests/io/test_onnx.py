@@ -1,0 +1,363 @@
+"""ONNX: what is exported gives onnxruntime's outputs, what is imported gives netcl's, and what cannot be said is named at once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import nn
+from netcl.core.device import device as activate
+from netcl.core.tensor import Tensor
+from netcl.io import FileError
+from netcl.ops import random, registry
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+
+from netcl.io.onnx import export_onnx, import_onnx  # noqa: E402
+from netcl.io.onnx.handlers import HANDLERS  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    with activate("cpu"):
+        random.manual_seed(1)
+        yield
+
+
+def ran(path, *inputs: np.ndarray) -> list[np.ndarray]:
+    """What onnxruntime makes of a file."""
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, {entry.name: x for entry, x in zip(session.get_inputs(), inputs, strict=True)})
+
+
+def results(value) -> list[np.ndarray]:
+    return [t.to_host() for t in (value if isinstance(value, tuple | list) else (value,))]
+
+
+# ---- models
+
+IMAGES = np.random.default_rng(0).standard_normal((3, 3, 16, 16)).astype(np.float32)
+TOKENS = np.random.default_rng(0).integers(0, 17, (3, 8))
+MODELS = {
+    "mlp": (lambda: nn.MLP(12, [16, 9], 5, activation="gelu"), IMAGES.reshape(3, -1)[:, :12]),
+    "lenet": (lambda: nn.LeNet(10, 3, 16), IMAGES),
+    "resnet18": (lambda: nn.resnet18(num_classes=10), IMAGES),
+    "bottleneck": (lambda: nn.ResNet(nn.Bottleneck, [1, 1, 1, 1], num_classes=4), IMAGES),
+    "vit": (lambda: nn.ViT(image_size=16, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=7), IMAGES),
+    "gpt": (lambda: nn.GPT(17, block_size=8, n_layer=2, n_head=2, n_embd=16), TOKENS),
+    "lstm": (lambda: nn.Sequential(nn.LSTM(16, 5), First(), nn.Linear(5, 2)), IMAGES[:, 0]),
+    "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), IMAGES[:, 0]),
+}
+
+
+class First(nn.Module):
+    def forward(self, both):
+        return both[0]
+
+
+# The first states of an LSTM are zeros for a certain batch.
+@pytest.mark.parametrize(
+    "name, dynamic", [(name, dynamic) for name in MODELS for dynamic in (False, True) if not (dynamic and name == "lstm")]
+)
+def test_models_go_out_and_come_back(tmp_path, name, dynamic):
+    make, x = MODELS[name]
+    model = make()
+    model.train()(x)  # moves running statistics away from where they start
+    export_onnx(model, tmp_path / "m.onnx", x, dynamic_batch=dynamic)
+    assert model.training, "the export gives the mode back"
+    again = import_onnx(tmp_path / "m.onnx")
+    for batch in [x, x[:1], np.concatenate([x, x])] if dynamic else [x]:
+        expected = model.eval()(batch).to_host()
+        (got,) = ran(tmp_path / "m.onnx", batch)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(again(batch).to_host(), expected, rtol=1e-4, atol=1e-4)
+    own = {key: t for key, t in model.state_dict().items() if not key.endswith("num_batches_tracked")}
+    assert {key: t.shape for key, t in again.state_dict().items()}.items() <= {key: t.shape for key, t in own.items()}.items()
+
+
+def test_an_imported_model_can_be_trained(tmp_path):
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 1))
+    x = IMAGES.reshape(3, -1)[:, :12]
+    export_onnx(model, tmp_path / "m.onnx", x)
+    again = import_onnx(tmp_path / "m.onnx")
+    for net in (model, again):
+        net(x).sum().backward()
+    for mine, other in zip(model.parameters(), again.parameters(), strict=True):
+        np.testing.assert_allclose(other.grad.to_host(), mine.grad.to_host(), rtol=1e-5, atol=1e-6)
+
+
+def test_models_on_a_device(device, tmp_path):
+    model = nn.Sequential(
+        nn.Conv2d(device.queue, 3, 4, 3), nn.BatchNorm2d(device.queue, 4), nn.SiLU(), nn.Flatten(), nn.Linear(device.queue, 784, 3)
+    )
+    export_onnx(model, tmp_path / "m.onnx", IMAGES)
+    again = import_onnx(tmp_path / "m.onnx", device.queue)
+    assert again.queue is device.queue
+    expected = model.eval()(IMAGES).to_host()
+    np.testing.assert_allclose(again(IMAGES).to_host(), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ran(tmp_path / "m.onnx", IMAGES)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_several_inputs_and_outputs_are_named(tmp_path):
+    def function(a, b):
+        return ag.matmul(a, b), {"sum": ag.add(a, 1.5)}
+
+    a, b = np.ones((2, 3), np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
+    export_onnx(function, tmp_path / "f.onnx", a, b, input_names=["left", "right"], output_names=["product", "more"])
+    made = onnx.load(tmp_path / "f.onnx")
+    assert [entry.name for entry in made.graph.input] == ["left", "right"] and [entry.name for entry in made.graph.output] == [
+        "product",
+        "more",
+    ]
+    product, more = import_onnx(tmp_path / "f.onnx")(a, b)
+    assert np.array_equal(product.to_host(), a @ b) and np.array_equal(more.to_host(), a + 1.5)
+    with pytest.raises(FileError, match=r"\[export_onnx\] one name per input is needed; names=\['x'\], count=2"):
+        export_onnx(function, tmp_path / "f.onnx", a, b, input_names=["x"])
+    with pytest.raises(FileError, match=r"\[export_onnx\] a sample of every input is needed"):
+        export_onnx(function, tmp_path / "f.onnx")
+
+
+# ---- every op
+
+#: Ops whose samples ONNX (or its opset 18, or a trace) cannot express, at least not all of them.
+NOT_EXPORTED = set(
+    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d atan2 avg_pool2d batch_norm batch_norm_train
+    bernoulli col2im cross_entropy dropout grid_sample im2col index_add info_nce isin label_weights log_softmax masked_scale max_pool2d
+    max_pool2d_with_indices nll nll_rows nonzero norm pad resample2d roll row_norm scatter_add softmax strided_unslice take triplet""".split()
+)
+        return [([rng.uniform(0.2, 0.9, (3, 4)).astype(np.float32) for _ in row.inputs], options)]
+    if isinstance(row, registry.Reduction):
+        x = rng.standard_normal((3, 4, 5)).astype(np.float32)
+        return [([x], {}), ([x], {"axis": 1}), ([x], {"axis": (0, 2), "keepdims": True})]
+    return [(sample.arrays(0), dict(sample.kwargs)) for sample in row.samples]
+
+
+def function_of(name: str, arrays: list, options: dict):
+    """A call as a function of its tensors alone, and those tensors."""
+    flat: list[np.ndarray] = []
+
+    def place(value):
+        if isinstance(value, list):
+            return [place(part) for part in value]
+        if not isinstance(value, np.ndarray):
+            return lambda tensors: value
+        flat.append(value)
+        at = len(flat) - 1
+        return lambda tensors: tensors[at]
+
+    places = [place(value) for value in arrays]
+
+    def function(*tensors):
+        given = [[part(tensors) for part in get] if isinstance(get, list) else get(tensors) for get in places]
+        return getattr(ag, name)(*given, **options)
+
+    return function, flat
+
+
+def rows() -> list[str]:
+    private = ("_grad", "_input_grad", "_weight_grad")
+    return sorted(name for name, row in registry.REGISTRY.items() if not name.endswith(private) and "grad" not in name and calls(row))
+
+
+@pytest.mark.parametrize("name", rows())
+def test_every_op_goes_out_and_comes_back_or_is_named(tmp_path, name):
+    refused = 0
+    for arrays, options in calls(registry.REGISTRY[name]):
+        function, flat = function_of(name, arrays, options)
+        if not flat or any(x.size == 0 for x in flat):
+            continue
+        try:
+            export_onnx(function, tmp_path / "f.onnx", *flat)
+        except FileError as refusal:
+            assert str(refusal).startswith("[export_onnx] ")
+            refused += 1
+            continue
+        expected = results(function(*[Tensor.from_host(x) for x in flat]))
+        for got in (ran(tmp_path / "f.onnx", *flat), results(import_onnx(tmp_path / "f.onnx")(*[Tensor.from_host(x) for x in flat]))):
+            for mine, other in zip(expected, got, strict=True):
+                assert mine.dtype == other.dtype
+                np.testing.assert_allclose(other, mine, rtol=1e-4, atol=1e-5)
+    assert not refused or name in NOT_EXPORTED, "give it a rule in netcl/io/onnx/rules.py, or list it here"
+
+
+def test_what_cannot_be_exported_is_named_at_once(tmp_path):
+    def function(x):
+        return ag.mul(ag.isin(x, [1.0]), ag.atan2(ag.norm(x, p=3), 2.0)) + Tensor.randn(2, 3)
+
+    with pytest.raises(
+        FileError, match=r"\[export_onnx\] the model has ops that cannot be exported: isin, randn; count=2; write them with"
+    ):
+        export_onnx(function, tmp_path / "f.onnx", np.ones((2, 3), np.float32))
+    with pytest.raises(FileError, match=r"cannot be exported: atan2, norm\(p=3\); count=2"):
+        export_onnx(lambda x: ag.atan2(ag.norm(x, p=3, axis=1), 2.0), tmp_path / "f.onnx", np.ones((2, 3), np.float32))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_branch_of_python_is_refused(tmp_path):
+    def function(x):
+        return ag.relu(x) if x.sum().item() > 0 else ag.exp(x)
+
+    with pytest.raises(
+        FileError, match=r"\[export_onnx\] the model does something else for other values; call=1, first=\['exp'\], second=\['relu'\]"
+    ):
+        export_onnx(function, tmp_path / "f.onnx", np.full((2, 3), -0.1, np.float32))
+
+
+def test_a_value_from_outside_of_the_ops_is_refused(tmp_path):
+    def function(x):
+        return ag.add(x, Tensor.from_host(x.to_host() * 2))
+
+    with pytest.raises(FileError, match=r"\[export_onnx\] a value was computed outside of the ops"):
+        export_onnx(function, tmp_path / "f.onnx", np.ones((2, 3), np.float32))
+    mask = Tensor.from_host(np.tril(np.ones((3, 3), np.float32)))
+    export_onnx(lambda x: ag.matmul(x.detach(), mask), tmp_path / "f.onnx", np.ones((2, 3), np.float32))
+    assert ran(tmp_path / "f.onnx", np.ones((2, 3), np.float32))[0].tolist() == [[3, 2, 1]] * 2
+
+
+def test_a_batch_that_is_not_free_is_refused(tmp_path):
+    for function in (lambda x: ag.split(x, 1, axis=0)[0], lambda x: ag.narrow(x, 0, x.shape[0] - 1, 1), lambda x: ag.var(x, axis=0)):
+        with pytest.raises(FileError, match=r"\[export_onnx\] .*(dynamic_batch=False|something else)"):
+            export_onnx(function, tmp_path / "f.onnx", IMAGES, dynamic_batch=True)
+        export_onnx(function, tmp_path / "f.onnx", IMAGES)
+
+
+# ---- import
+
+
+def model_of(nodes: list, inputs: dict[str, list], outputs: dict[str, list], weights: dict[str, np.ndarray] | None = None, opset: int = 18):
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
+        [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)], ir_version=9)
+
+
+def test_unknown_operators_are_named_at_once(tmp_path):
+    make = onnx.helper.make_node
+    nodes = [make("Det", ["x"], ["a"]), make("Relu", ["x"], ["b"]), make("NonZero", ["b"], ["c"]), make("Det", ["x"], ["d"]),
+             make("FusedGelu", ["b"], ["y"], domain="com.microsoft")]  # fmt: skip
+    onnx.save(model_of(nodes, {"x": [2, 2]}, {"y": [2, 2]}), tmp_path / "m.onnx")
+    unknown = r"Det \(2\), NonZero \(1\), com\.microsoft::FusedGelu \(1\)"
+    with pytest.raises(
+        FileError, match=rf"\[import_onnx\] the model has operators that are not known: {unknown}; file=.*; known are \d+ of"
+    ):
+        import_onnx(tmp_path / "m.onnx")
+
+
+def test_older_opsets(tmp_path):
+    make = onnx.helper.make_node
+    nodes = [
+        make("Unsqueeze", ["x"], ["a"], axes=[0]),
+        make("Softmax", ["a"], ["b"], axis=1),
+        make("Squeeze", ["b"], ["c"], axes=[0]),
+        make("ReduceSum", ["c"], ["d"], axes=[1], keepdims=1),
+        make("Mul", ["d", "w"], ["e"]),
+        make("Clip", ["e"], ["f"], min=0.0, max=0.4),
+        make("Dropout", ["f"], ["g"], ratio=0.5),
+        make("Slice", ["g"], ["y"], starts=[0], ends=[1], axes=[0]),
+    ]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    onnx.save(model_of(nodes, {"x": [2, 3]}, {"y": [1, 3]}, {"w": np.arange(3, dtype=np.float32)}, opset=9), tmp_path / "m.onnx")
+    np.testing.assert_allclose(import_onnx(tmp_path / "m.onnx")(x).to_host(), ran(tmp_path / "m.onnx", x)[0], rtol=1e-5)
+
+
+def test_shapes_computed_in_the_graph(tmp_path):
+    make, ints = onnx.helper.make_node, lambda *values: np.array(values, np.int64)
+    nodes = [make("Shape", ["x"], ["s"]), make("Gather", ["s", "zero"], ["n"], axis=0), make("Unsqueeze", ["n", "axis"], ["n1"]),
+             make("Concat", ["n1", "rest"], ["sizes"], axis=0), make("Reshape", ["x", "sizes"], ["y"])]  # fmt: skip
+    weights = {"zero": np.array(0), "axis": ints(0), "rest": ints(-1)}
+    onnx.save(model_of(nodes, {"x": ["n", 2, 3]}, {"y": ["n", "m"]}, weights), tmp_path / "m.onnx")
+    assert import_onnx(tmp_path / "m.onnx")(np.ones((4, 2, 3), np.float32)).shape == (4, 6)
+
+
+def test_names_that_are_attributes_of_modules_are_kept_apart(tmp_path):
+    nodes = [onnx.helper.make_node("Add", ["x", "forward"], ["a"]), onnx.helper.make_node("Add", ["a", "train.weight"], ["b"]),
+             onnx.helper.make_node("Add", ["b", "a.b"], ["c"]), onnx.helper.make_node("Add", ["c", "a..b"], ["y"])]  # fmt: skip
+    weights = dict.fromkeys(("forward", "train.weight", "a.b", "a..b"), np.ones(2, np.float32))
+    onnx.save(model_of(nodes, {"x": [2]}, {"y": [2]}, weights), tmp_path / "m.onnx")
+    model = import_onnx(tmp_path / "m.onnx")
+    assert len(model.parameters()) == 4 and model(np.zeros(2, np.float32)).tolist() == [4, 4]
+
+
+def test_damaged_files_are_refused(tmp_path, rng):
+    export_onnx(nn.MLP(4, [5], 2), tmp_path / "m.onnx", np.ones((1, 4), np.float32))
+    data = (tmp_path / "m.onnx").read_bytes()
+    for damaged in [b"", b"text, not a model", data[: len(data) // 2], data[:-1]]:
+        (tmp_path / "d.onnx").write_bytes(damaged)
+        with pytest.raises(FileError, match=r"\[import_onnx\] .*file="):
+            import_onnx(tmp_path / "d.onnx")
+    for position in rng.integers(0, len(data), 60):
+        changed = bytearray(data)
+        changed[position] ^= 1 << int(rng.integers(8))
+        (tmp_path / "d.onnx").write_bytes(changed)
+        with contextlib.suppress(FileError):
+            import_onnx(tmp_path / "d.onnx")
+    with pytest.raises(FileNotFoundError):
+        import_onnx(tmp_path / "nothing.onnx")
+
+
+def test_weights_outside_of_the_file_are_refused(tmp_path):
+    model = model_of([onnx.helper.make_node("Add", ["x", "w"], ["y"])], {"x": [2]}, {"y": [2]}, {"w": np.ones(2, np.float32)})
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    entry = weight.external_data.add()
+    entry.key, entry.value = "location", "../../../etc/passwd"
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(
+        FileError, match=r"\[import_onnx\] (weights are stored outside of the file|the file is damaged or not an ONNX model)"
+    ):
+        import_onnx(tmp_path / "m.onnx")
+
+
+def test_without_the_package_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImportError, match=r"\[onnx\] the package onnx is needed; pip install onnx"):
+        export_onnx(nn.ReLU(), tmp_path / "m.onnx", np.ones(3, np.float32))
+    with pytest.raises(ImportError, match="pip install onnx"):
+        import_onnx(tmp_path / "m.onnx")
+
+
+@pytest.mark.slow
+def test_the_cases_of_onnx_itself(tmp_path):
+    """Operators that are known do what ONNX's own examples say, or say that this form of them is not supported."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.case.node import collect_testcases
+
+        cases = collect_testcases(None)
+    right = wrong = 0
+    for case in cases:
+        known = {node.op_type if node.domain in ("", "ai.onnx") else "" for node in case.model.graph.node} <= set(HANDLERS)
+        if not known or not case.data_sets or not all(plain(x) for part in case.data_sets[0] for x in part):
+            continue
+        (tmp_path / "m.onnx").write_bytes(case.model.SerializeToString())
+        try:
+            got = import_onnx(tmp_path / "m.onnx")(*[Tensor.from_host(np.asarray(x), dtype=x.dtype.name) for x in case.data_sets[0][0]])
+        except (ValueError, TypeError) as refusal:
+            assert str(refusal).startswith("["), case.name
+            continue
+        agree = all(same(mine, x) for mine, x in zip(results(got), case.data_sets[0][1], strict=False))
+        right, wrong = right + agree, wrong + (not agree)
+        assert agree, case.name
+    assert right > 850 and wrong == 0
+
+
+def plain(x) -> bool:
+    odd = ("int8", "int16", "uint16", "uint32", "uint64")  # which tensors do not have
+    return isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biuf" and x.dtype.name not in odd
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and np.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
