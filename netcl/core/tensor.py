@@ -130,9 +130,7 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
         np.copyto(self.array, stored)
     else:
         sent = backend_of(self.queue).write(self, array, stored, async_copy, use_pinned)
-        self.pending_event, self.pending_release = sent.event, sent.pending_release
-        if sent.host_ref is not None:
-            self.host_ref = sent.host_ref
+        self.pending_event, self.pending_release, self.host_ref = sent.event, sent.pending_release, sent.host_ref
     return self
 
 
@@ -364,6 +362,7 @@ class Tensor:
     def fill_(self, value: float) -> Tensor:
         """Overwrite every element with ``value``, in place."""
         row = dtypes.DTYPES[self.dtype]
+        self.host_ref = None
         try:
             if self.array is not None:
                 self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
@@ -484,6 +483,7 @@ class Tensor:
         return dispatch.call("getitem", self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        self.host_ref = None
         dispatch.call("setitem", self, index, value)
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -22,6 +22,7 @@ from netcl.core.errors import DeviceError, ShapeError, message
 
 __all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
 
+_REMEMBERED = 1 << 14  # bytes: the labels of a few thousand samples
 _FILL_STEP = 16  # bytes of the fill pattern; buckets are multiples of it
 
 
@@ -43,6 +44,13 @@ def _pattern(dtype: str, value: float, sign: float) -> np.ndarray:
     del sign  # tells 0.0 from -0.0, which are equal as keys
     row = dtypes.DTYPES[dtype]
     return dtypes.encode(np.full(_FILL_STEP // row.itemsize, value, row.host), row)
+
+
+def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
+    """What a small tensor was made of, so that labels can be checked without waiting for the device."""
+    if stored.nbytes > _REMEMBERED:
+        return None
+    return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
 class OpenCLBackend:
@@ -88,7 +96,7 @@ class OpenCLBackend:
         but not an array under it.
         """
         handle = self.pool.adopt_array(stored) if not share else self.pool.alias_array(self.queue, stored)
-        transfer = Transfer(handle.buffer, None, None, stored if share else None)
+        transfer = Transfer(handle.buffer, None, None, stored if share else _remembered(array, stored))
         transfer.handle = handle
         return transfer
 
@@ -119,7 +127,7 @@ class OpenCLBackend:
         event = self._copy(self.queue, buffer, staging, is_blocking=False)
         # Given back together with its event: the pool hands it out again only after the copy has read it.
         pool.release(lease, event)
-        return Transfer(buffer, event, None, None)
+        return Transfer(buffer, event, None, _remembered(None, stored))
 
     def from_shape(self, shape: tuple[int, ...], dtype: str = "float32", fill: float = 0) -> memory.BufferHandle:
         """A lease of zeros (or of ``fill``)."""

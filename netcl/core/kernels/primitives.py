@@ -107,6 +107,9 @@ class BuiltKernel:
     def run(self, queue: Any, global_size: program.Size, local_size: program.Size | None, *args: Any) -> Any:
         """Enqueue on ``queue``; returns the event."""
         queue = getattr(queue, "queue", queue)
+        for arg in args:
+            if hasattr(arg, "host_ref"):
+                arg.host_ref = None  # the kernel may write to it
         sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
         if any(n < 0 for n in sizes):
             raise ShapeError(message(self.name, "a global size cannot be negative", global_size=sizes))

@@ -289,9 +289,12 @@ class Kernel:
         return tuple(sides)
 
 
+_FORMAT = "2"  # of what is stored; 1 held binaries of kernels that were still running, which PoCL cannot load
+
+
 def _binary_key(device: Any, source: str, options: tuple[str, ...]) -> str:
     platform = device.platform
-    parts = (source, "\0".join(options), device.name, device.driver_version, device.version, platform.name, platform.version)
+    parts = (_FORMAT, source, "\0".join(options), device.name, device.driver_version, device.version, platform.name, platform.version)
     return hashlib.sha256("\1".join(parts).encode()).hexdigest()
 
 

@@ -1,0 +1,617 @@
+"""Losses. ``reduction`` is ``mean``, ``sum`` or ``none`` everywhere; names without ``_loss`` are short for torch's.
+
+Class numbers are checked before anything is computed: on the host where the labels came from it (a small tensor remembers what it was
+made of), else by reading them back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.registry import S, alias, composite, op
+
+_LOCAL = 64
+IGNORE = -100
+
+
+# ---- labels
+
+
+def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> int:
+    """How many labels count; raises if one is neither a class nor to be ignored."""
+    known = target.host_ref if target.backend == "cl" else None
+    labels = (target.to_host() if known is None else dtypes.decode(known, dtypes.DTYPES[target.dtype])).reshape(-1)
+    counted = labels != ignore
+    wrong = counted & ~((labels >= 0) & (labels < classes))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        index = tuple(int(i) for i in np.unravel_index(at, target.shape))
+        what = f"label {labels[at]:g} is not a class"
+        raise ShapeError(
+            message(name, what, f"classes are 0..{classes - 1}; {ignore} is ignored", index=index, **{"target.shape": target.shape})
+        )
+    return int(counted.sum())
+
+
+def _spots(name: str, x: Tensor, target: Tensor) -> tuple[int, int, int]:
+    """Outer size, classes and inner size of log-probabilities whose classes are axis 1 (axis 0 of a vector)."""
+    axis = min(1, x.ndim - 1)
+    if not x.ndim or target.shape != x.shape[:axis] + x.shape[axis + 1 :]:
+        what = "targets are class numbers, one per row, or probabilities of the logits' shape"
+        raise ShapeError(message(name, what, **{"x.shape": x.shape, "target.shape": target.shape}))
+    return math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+
+
+def _check_weight(name: str, weight: Tensor | None, classes: int) -> None:
+    if weight is not None and weight.shape != (classes,):
+        raise ShapeError(message(name, "one weight per class is needed", classes=classes, **{"weight.shape": weight.shape}))
+
+
+def _launch(kernel: str, n: int, x: Tensor, target: Tensor, weight: Tensor | None, out: Tensor, *sizes: int) -> Tensor:
+    operands = {"X": out.dtype, "T": target.dtype, "W": weight.dtype if weight is not None else "float32"}
+    run = launch.kernel(x.queue, __file__, "loss.cl", kernel, operands, {"WEIGHTED": weight is not None})
+    first = () if kernel == "label_weights" else (x,)
+    run(x.queue, n, _LOCAL, *first, target, weight if weight is not None else x, out, *sizes, n)
+    return out
+
+
+# ---- rows by class number
+
+
+def _nll_rows_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, ignore_index: int = IGNORE) -> np.ndarray:
+    out = np.zeros(target.shape)
+    for index, label in np.ndenumerate(target):
+        if label != ignore_index:
+            w = 1.0 if weight is None else weight[int(label)]
+            out[index] = -w * x[(*index[:1], int(label), *index[1:])]
+    return out
+
+
+def _one_hot(target: np.ndarray, classes: int, ignore: int, weight: np.ndarray | None) -> np.ndarray:
+    """``w[t]`` at the target's class, 0 elsewhere; classes are axis 1."""
+    hot = (np.arange(classes) == target[..., None]) & (target != ignore)[..., None]
+    return np.moveaxis(hot * (1.0 if weight is None else weight), -1, min(1, target.ndim))
+
+
+def _nll_rows_cpu(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None, ignore_index: int) -> np.ndarray:
+    return -np.where(_one_hot(target, x.shape[min(1, x.ndim - 1)], ignore_index, None), x, 0).sum(min(1, x.ndim - 1)) * (
+        1.0 if weight is None else _label_weights_cpu(target, weight, ignore_index)
+    )
+
+
+def _nll_rows_grad_ref(
+    g: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, classes: int, ignore_index: int = IGNORE
+) -> np.ndarray:
+    out = np.zeros((*g.shape[:1], classes, *g.shape[1:]))
+    for index, label in np.ndenumerate(target):
+        if label != ignore_index:
+            out[(*index[:1], int(label), *index[1:])] = -g[index] * (1.0 if weight is None else weight[int(label)])
+    return out
+
+
+def _nll_rows_grad_cpu(g: np.ndarray, target: np.ndarray, weight: np.ndarray | None, classes: int, ignore_index: int) -> np.ndarray:
+    return -_one_hot(target, classes, ignore_index, weight) * np.expand_dims(g, min(1, g.ndim))
+
+
+def _label_weights_cpu(target: np.ndarray, weight: np.ndarray | None, ignore_index: int) -> np.ndarray:
+    counted = target != ignore_index
+    return counted * (1.0 if weight is None else weight[np.where(counted, target, 0).astype(np.int64)])
+
+
+_LABELS: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-3.0, 0, 0.5), "high": (0.0, 3, 2.0)}
+_BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\), target.shape=\(2,\); classes are 0..2; -100 is ignored")
+
+
+def _by_class(F: Any, values: Any, target: Any, classes: int, ignore: int) -> Any:
+    """The sum of the values of each class's labels."""
+    spread = F.nll_rows_grad(values, target, classes=classes, ignore_index=ignore)
+    axis = min(1, spread.ndim - 1)
+    return F.neg(F.sum(spread, axis=tuple(a for a in range(spread.ndim) if a != axis)))
+
+
+def _nll_rows_vjp(F: Any, g: Any, x: Any, target: Any, weight: Any, ignore_index: int, needs: tuple[bool, ...]) -> Any:
+    classes = x.shape[min(1, x.ndim - 1)]
+    of_weight = None
+    if weight is not None and needs[2]:
+        of_weight = _by_class(F, F.mul(g, F.nll_rows(x, target, ignore_index=ignore_index)), target, classes, ignore_index)
+    return F.nll_rows_grad(g, target, weight, classes=classes, ignore_index=ignore_index), None, of_weight
+
+
+def _nll_rows_grad_vjp(
+    F: Any, g: Any, upstream: Any, target: Any, weight: Any, classes: int, ignore_index: int, needs: tuple[bool, ...]
+) -> Any:
+    of_weight = None
+    if weight is not None and needs[2]:
+        of_weight = _by_class(F, F.mul(upstream, F.nll_rows(g, target, ignore_index=ignore_index)), target, classes, ignore_index)
+    return F.nll_rows(g, target, weight, ignore_index=ignore_index), None, of_weight
+
+
+def _label_weights_vjp(F: Any, g: Any, target: Any, classes: int, ignore_index: int) -> Any:
+    return None, _by_class(F, g, target, classes, ignore_index)
+
+
+@op(
+    vjp=_nll_rows_vjp,
+    ref=_nll_rows_ref,
+    cpu=_nll_rows_cpu,
+    amp="float",
+    samples=[
+        S((4, 3), (4,), None, **_LABELS),
+        S((5, 3), (5,), (3,), **_LABELS),
+        S((2, 3, 7), (2, 7), (3,), **_LABELS),
+        S((257, 3), (257,), None, **_LABELS),
+        S((0, 3), (0,), None, **_LABELS),
+        S((3, 3), np.array([0, IGNORE, 2]), (3,), **_LABELS),
+    ],
+)
+def nll_rows(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = IGNORE) -> Tensor:
+    """``-w[t] x[t]`` per row: what the negative log-likelihood sums. Labels are trusted; a wrong one gives NaN."""
+    x, target, weight = _operands("nll_rows", x, target, weight)
+    outer, classes, inner = _spots("nll_rows", x, target)
+    _check_weight("nll_rows", weight, classes)
+    if x.backend == "cpu":
+        return launch.run_cpu(_nll_rows_cpu, x, target, weight, ignore_index=ignore_index)
+    out = Tensor.empty(target.shape, x.dtype, queue=x.queue)
+    return _launch("nll_rows", outer * inner, x, target, weight, out, ignore_index, classes, inner)
+
+
+@op(
+    vjp=_nll_rows_grad_vjp,
+    ref=_nll_rows_grad_ref,
+    cpu=_nll_rows_grad_cpu,
+    amp="float",
+    samples=[
+        S((4,), (4,), None, classes=3, **_LABELS),
+        S((2, 7), (2, 7), (3,), classes=3, **_LABELS),
+        S((0,), (0,), None, classes=3, **_LABELS),
+        S((3,), np.array([2, IGNORE, 1]), (3,), classes=3, **_LABELS),
+    ],
+)
+def nll_rows_grad(upstream: Tensor, target: Tensor, weight: Tensor | None = None, *, classes: int, ignore_index: int = IGNORE) -> Tensor:
+    """The gradient of :func:`nll_rows`: ``-w[t] upstream`` at the target's class, 0 elsewhere."""
+    upstream, target, weight = _operands("nll_rows_grad", upstream, target, weight)
+    _check_weight("nll_rows_grad", weight, classes)
+    if upstream.backend == "cpu":
+        return launch.run_cpu(_nll_rows_grad_cpu, upstream, target, weight, classes=classes, ignore_index=ignore_index)
+    shape = (*upstream.shape[:1], classes, *upstream.shape[1:])
+    out = Tensor.empty(shape, upstream.dtype, queue=upstream.queue)
+    return _launch("nll_rows_grad", out.size, upstream, target, weight, out, ignore_index, classes, math.prod(upstream.shape[1:]))
+
+
+def _label_weights_ref(target: np.ndarray, weight: np.ndarray | None = None, *, classes: int, ignore_index: int = IGNORE) -> np.ndarray:
+    return np.array([0.0 if t == ignore_index else 1.0 if weight is None else weight[int(t)] for t in target.ravel()]).reshape(target.shape)
+
+
+@op(
+    vjp=_label_weights_vjp,
+    ref=_label_weights_ref,
+    cpu=_label_weights_cpu,
+    amp="float",
+    samples=[S((5,), None, classes=3, dtypes="int64", low=0, high=3), S(np.array([[0, IGNORE], [2, 1]]), (3,), classes=3)],
+)
+def label_weights(target: Tensor, weight: Tensor | None = None, *, classes: int, ignore_index: int = IGNORE) -> Tensor:
+    """The weight of each label's class, 0 where it is ignored; ones without weights."""
+    target, weight = _operands("label_weights", target, weight)
+    _check_weight("label_weights", weight, classes)
+    dtype = weight.dtype if weight is not None else "float32"
+    if target.backend == "cpu":
+        return launch.run_cpu(_label_weights_cpu, target, weight, ignore_index=ignore_index, dtype=dtype)
+    out = Tensor.empty(target.shape, dtype, queue=target.queue)
+    return _launch("label_weights", out.size, target, target, weight, out, ignore_index, classes)
+
+
+def _operands(name: str, *values: Any) -> list[Any]:
+    """Tensors on one device; ``None`` stays."""
+    made = iter(launch.as_tensors(name, *(v for v in values if v is not None)))
+    return [None if v is None else next(made) for v in values]
+
+
+# ---- reductions
+
+
+def _check_reduction(name: str, reduction: str, *more: str) -> None:
+    if reduction not in ("mean", "sum", "none", *more):
+        raise ValueError(message(name, f"reduction is {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
+
+
+def _reduced(F: Any, name: str, loss: Any, reduction: str) -> Any:
+    _check_reduction(name, reduction)
+    return loss if reduction == "none" else F.sum(loss) if reduction == "sum" else F.mean(loss)
+
+
+def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
+    return loss if reduction == "none" else np.asarray(loss.sum() if reduction == "sum" else loss.mean())
+
+
+_BAD_REDUCTION = (S((3,), (3,), reduction="most"), r"reduction is mean, sum or none; reduction='most'")
+_PAIRS = [S((3, 5), (3, 5)), S((257,), (257,), reduction="sum"), S((2, 3), (2, 3), reduction="none"), S((4, 1), (1, 5))]
+
+
+# ---- classification
+
+
+def _cross_entropy_ref(
+    x: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray | None = None,
+    *,
+    ignore_index: int = IGNORE,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> np.ndarray:
+    classes = x.shape[1]
+    logp = x - np.log(np.exp(x).sum(1, keepdims=True))
+    w = np.ones(classes) if weight is None else weight
+    counted = np.ones((x.shape[0], *x.shape[2:]))
+    if target.shape == x.shape:
+        wanted = target
+    else:
+        counted = np.where(target == ignore_index, 0.0, 1.0)
+        hot = np.eye(classes)[np.where(target == ignore_index, 0, target).astype(int)] * counted[..., None]
+        wanted = np.moveaxis(hot, -1, 1)
+    smooth = (wanted * (1 - label_smoothing) + label_smoothing / classes) * np.expand_dims(counted, 1)
+    weighted = w.reshape(1, -1, *[1] * (x.ndim - 2))
+    loss = -(smooth * logp * weighted).sum(1)
+    if reduction == "mean":
+        return np.asarray(loss.sum() / (loss.size if target.shape == x.shape else (wanted * weighted).sum()))
+    return _ref(loss, reduction)
+
+
+_CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 0, 0.5), "high": (4.0, 3, 2.0)}
+
+
+@composite(
+    ref=_cross_entropy_ref,
+    amp="float",
+    tol=2,
+    samples=[
+        S((4, 3), (4,), None, **_CE),
+        S((5, 3), (5,), (3,), **_CE),
+        S((2, 3, 4, 5), (2, 4, 5), (3,), **_CE),
+        S((4, 3), (4,), None, label_smoothing=0.1, **_CE),
+        S((5, 3), (5,), (3,), label_smoothing=0.2, reduction="sum", **_CE),
+        S((3, 3), np.array([1, IGNORE, 2]), (3,), label_smoothing=0.1, **_CE),
+        S((4, 3), (4,), None, reduction="none", **_CE),
+        S((4, 3), (4, 3), None, low=0.1, high=0.5),
+        S((4, 3), (4, 3), (3,), label_smoothing=0.1, low=0.1, high=0.5),
+    ],
+    errors=[
+        _BAD_LABEL,
+        (S((2, 3), np.array([-1, 0])), r"\[cross_entropy\] label -1 is not a class"),
+        (S((2, 3), np.array([0, 1, 2])), r"\[cross_entropy\] targets are class numbers, one per row, or probabilities"),
+        (S((2, 3), np.array([0, 1]), (4,)), r"\[cross_entropy\] one weight per class is needed; classes=3, weight.shape=\(4,\)"),
+        (S((2, 3), np.array([0, 1]), reduction="most"), r"reduction is mean, sum or none"),
+    ],
+)
+def cross_entropy(
+    F: Any,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = IGNORE,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
+
+    Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
+    are probabilities. ``mean`` divides by the weight of the labels that count.
+    """
+    _check_reduction("cross_entropy", reduction)
+    x, target, weight = _operands("cross_entropy", x, target, weight)
+    axis = min(1, x.ndim - 1)
+    _check_weight("cross_entropy", weight, x.shape[axis] if x.ndim else 0)
+    if target.shape == x.shape and x.ndim:
+        return _soft_cross_entropy(F, x, target, weight, label_smoothing, reduction)
+    _spots("cross_entropy", x, target)
+    count = check_labels("cross_entropy", target, x.shape[axis], ignore_index)
+    logp = F.log_softmax(x, axis=axis)
+    loss = F.nll_rows(logp, target, weight, ignore_index=ignore_index)
+    if label_smoothing:
+        spread = _spread(F, logp, weight, axis)
+        if count < target.size:
+            spread = F.mul(spread, F.label_weights(target, classes=x.shape[axis], ignore_index=ignore_index))
+        loss = F.add(F.mul(loss, 1.0 - label_smoothing), F.mul(spread, label_smoothing / x.shape[axis]))
+    return _mean_over_labels(F, loss, target, weight, x.shape[axis], ignore_index, count, reduction)
+
+
+def _spread(F: Any, logp: Any, weight: Any, axis: int) -> Any:
+    """``-sum over classes of w logp``: what smoothing adds."""
+    weighted = logp if weight is None else F.mul(logp, F.reshape(weight, (-1,) + (1,) * (logp.ndim - axis - 1)))
+    return F.neg(F.sum(weighted, axis=axis))
+
+
+def _mean_over_labels(F: Any, loss: Any, target: Any, weight: Any, classes: int, ignore: int, count: int, reduction: str) -> Any:
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return F.sum(loss)
+    if weight is None:
+        return F.mul(F.sum(loss), 1.0 / count) if count else F.div(F.sum(loss), 0.0)
+    return F.div(F.sum(loss), F.sum(F.label_weights(target, weight, classes=classes, ignore_index=ignore)))
+
+
+def _soft_cross_entropy(F: Any, x: Any, target: Any, weight: Any, smoothing: float, reduction: str) -> Any:
+    axis = min(1, x.ndim - 1)
+    classes = x.shape[axis]
+    wanted = F.add(F.mul(target, 1.0 - smoothing), smoothing / classes) if smoothing else target
+    loss = _spread(F, F.mul(F.log_softmax(x, axis=axis), wanted), weight, axis)
+    return _reduced(F, "cross_entropy", loss, reduction)
+
+
+def _nll_ref(
+    x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, ignore_index: int = IGNORE, reduction: str = "mean"
+) -> np.ndarray:
+    loss = _nll_rows_ref(x, target, weight, ignore_index=ignore_index)
+    weights = _label_weights_ref(target, weight, classes=x.shape[1], ignore_index=ignore_index)
+    return np.asarray(loss.sum() / weights.sum()) if reduction == "mean" else _ref(loss, reduction)
+
+
+@composite(
+    ref=_nll_ref,
+    amp="float",
+    samples=[S((4, 3), (4,), None, **_CE), S((2, 3, 5), (2, 5), (3,), **_CE), S((4, 3), (4,), (3,), reduction="sum", **_CE)],
+    errors=[(S((2, 3), np.array([0, 3])), r"\[nll\] label 3 is not a class")],
+)
+def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = IGNORE, reduction: str = "mean") -> Tensor:
+    """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
+    _check_reduction("nll", reduction)
+    x, target, weight = _operands("nll", x, target, weight)
+    _, classes, _ = _spots("nll", x, target)
+    _check_weight("nll", weight, classes)
+    count = check_labels("nll", target, classes, ignore_index)
+    loss = F.nll_rows(x, target, weight, ignore_index=ignore_index)
+    return _mean_over_labels(F, loss, target, weight, classes, ignore_index, count, reduction)
+
+
+# ---- regression
+
+
+@composite(
+    ref=lambda x, target, *, reduction="mean": _ref((x - target) ** 2, reduction), amp="float", samples=_PAIRS, errors=[_BAD_REDUCTION]
+)
+def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """The squared difference."""
+    x, target = launch.as_tensors("mse", x, target)
+    return _reduced(F, "mse", F.square(F.sub(x, target)), reduction)
+
+
+@composite(ref=lambda x, target, *, reduction="mean": _ref(np.abs(x - target), reduction), amp="float", samples=_PAIRS)
+def l1(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """The absolute difference."""
+    x, target = launch.as_tensors("l1", x, target)
+    return _reduced(F, "l1", F.abs(F.sub(x, target)), reduction)
+
+
+def _smooth_l1_ref(x: np.ndarray, target: np.ndarray, *, beta: float = 1.0, reduction: str = "mean") -> np.ndarray:
+    d = np.abs(x - target)
+    return _ref(np.where(d < beta, d * d / (2 * beta) if beta else 0 * d, d - beta / 2), reduction)
+
+
+@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)])
+def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
+    """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
+    if not beta:
+        return l1(F, x, target, reduction=reduction)
+    x, target = launch.as_tensors("smooth_l1", x, target)
+    d = F.abs(F.sub(x, target))
+    return _reduced(F, "smooth_l1", F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)), reduction)
+
+
+@composite(
+    ref=lambda x, target, *, delta=1.0, reduction="mean": delta * _smooth_l1_ref(x, target, beta=delta, reduction=reduction),
+    amp="float",
+    samples=[*_PAIRS, S((9,), (9,), delta=0.4)],
+)
+def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
+    """``delta`` times the smooth L1 loss with ``beta = delta``."""
+    return F.mul(smooth_l1(F, x, target, beta=delta, reduction=reduction), float(delta))
+
+
+# ---- probabilities
+
+
+def _bce_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean") -> np.ndarray:
+    loss = -(target * np.log(x) + (1 - target) * np.log(1 - x))
+    return _ref(loss if weight is None else loss * weight, reduction)
+
+
+@composite(
+    ref=_bce_ref,
+    amp="float",
+    tol=2,
+    samples=[S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9)],
+)
+def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
+    """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
+    x, target, weight = _operands("bce", x, target, weight)
+    yes, no = F.clamp(F.log(x), min=-100.0), F.clamp(F.log1p(F.neg(x)), min=-100.0)
+    loss = F.neg(F.add(F.mul(target, yes), F.mul(F.sub(1.0, target), no)))
+    return _reduced(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
+
+
+def _bce_logits_ref(
+    x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, pos_weight: np.ndarray | None = None, *, reduction: str = "mean"
+) -> np.ndarray:
+    p = 1.0 if pos_weight is None else pos_weight
+    loss = p * target * np.logaddexp(0, -x) + (1 - target) * np.logaddexp(0, x)
+    return _ref(loss if weight is None else loss * weight, reduction)
+
+
+@composite(
+    ref=_bce_logits_ref,
+    amp="float",
+    samples=[
+        S((3, 5), (3, 5), None, None, low=(-4.0, 0.0, 0, 0), high=(4.0, 1.0, 1, 1)),
+        S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)),
+        S((9,), (9,), None, None, reduction="none"),
+    ],
+)
+def bce_with_logits(
+    F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = "mean"
+) -> Tensor:
+    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
+    x, target, weight, pos_weight = _operands("bce_with_logits", x, target, weight, pos_weight)
+    yes = F.mul(target, F.log_sigmoid(x))
+    yes = yes if pos_weight is None else F.mul(yes, pos_weight)
+    loss = F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x)))))
+    return _reduced(F, "bce_with_logits", loss if weight is None else F.mul(loss, weight), reduction)
+
+
+def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", log_target: bool = False) -> np.ndarray:
+    loss = np.exp(target) * (target - x) if log_target else target * (np.log(target) - x)
+    return np.asarray(loss.sum() / x.shape[0]) if reduction == "batchmean" else _ref(loss, reduction)
+
+
+@composite(
+    ref=_kl_div_ref,
+    amp="float",
+    tol=2,
+    samples=[
+        S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)),
+        S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
+    ],
+)
+def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
+    _check_reduction("kl_div", reduction, "batchmean")
+    x, target = launch.as_tensors("kl_div", x, target)
+    if log_target:
+        loss = F.mul(F.exp(target), F.sub(target, x))
+    else:
+        held = F.clamp(target, min=1e-38)  # 0 log 0 is 0
+        loss = F.mul(target, F.sub(F.log(held), x))
+    return F.mul(F.sum(loss), 1.0 / x.shape[0]) if reduction == "batchmean" else _reduced(F, "kl_div", loss, reduction)
+
+
+# ---- similarity
+
+
+@composite(
+    ref=lambda x, target, *, margin=1.0, reduction="mean": _ref(np.maximum(0, margin - x * target), reduction),
+    amp="float",
+    samples=[S((3, 5), (3, 5)), S((9,), (9,), margin=0.5, reduction="sum")],
+)
+def hinge(F: Any, x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = "mean") -> Tensor:
+    """``max(0, margin - x target)`` for targets of -1 and 1."""
+    x, target = launch.as_tensors("hinge", x, target)
+    return _reduced(F, "hinge", F.relu(F.sub(float(margin), F.mul(x, target))), reduction)
+
+
+def _cosine_ref(a: np.ndarray, b: np.ndarray, *, axis: int = 1, eps: float = 1e-8) -> np.ndarray:
+    lengths = [np.maximum(np.sqrt((v * v).sum(axis)), eps) for v in (a, b)]
+    return (a * b).sum(axis) / (lengths[0] * lengths[1])
+
+
+def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
+    """The Euclidean length along an axis, at least ``eps``; smooth at 0."""
+    return F.sqrt(F.clamp(F.sum(F.square(x), axis=axis), min=eps * eps))
+
+
+@composite(ref=_cosine_ref, amp="float", tol=2, samples=[S((3, 5), (3, 5)), S((2, 3, 4), (2, 3, 4), axis=2), S((7,), (7,), axis=0)])
+def cosine_similarity(F: Any, a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-8) -> Tensor:
+    """``a . b / (|a| |b|)`` along an axis; lengths count as at least ``eps``."""
+    a, b = launch.as_tensors("cosine_similarity", a, b)
+    return F.div(F.sum(F.mul(a, b), axis=axis), F.mul(_length(F, a, axis, eps), _length(F, b, axis, eps)))
+
+
+def _triplet_ref(
+    anchor: np.ndarray,
+    positive: np.ndarray,
+    negative: np.ndarray,
+    *,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> np.ndarray:
+    near, far = ((np.abs(anchor - other + eps) ** p).sum(-1) ** (1 / p) for other in (positive, negative))
+    return _ref(np.maximum(0, near - far + margin), reduction)
+
+
+@composite(
+    ref=_triplet_ref,
+    amp="float",
+    tol=2,
+    samples=[S((4, 5), (4, 5), (4, 5)), S((3, 2), (3, 2), (3, 2), margin=2.0, p=3.0, reduction="none")],
+)
+def triplet(
+    F: Any,
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
+    anchor, positive, negative = launch.as_tensors("triplet", anchor, positive, negative)
+    near, far = (F.norm(F.add(F.sub(anchor, other), eps), p, axis=-1) for other in (positive, negative))
+    return _reduced(F, "triplet", F.relu(F.add(F.sub(near, far), float(margin))), reduction)
+
+
+def _info_nce_ref(a: np.ndarray, b: np.ndarray, *, temperature: float = 0.07, reduction: str = "mean") -> np.ndarray:
+    unit = [v / np.sqrt((v * v).sum(1, keepdims=True)) for v in (a, b)]
+    return _cross_entropy_ref(unit[0] @ unit[1].T / temperature, np.arange(len(a)), reduction=reduction)
+
+
+@composite(
+    ref=_info_nce_ref,
+    amp="float",
+    tol=10,
+    samples=[S((4, 5), (4, 5), temperature=0.5), S((3, 8), (3, 8), temperature=1.0, reduction="sum")],
+)
+def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
+    """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+    a, b = launch.as_tensors("info_nce", a, b)
+    unit = [F.div(v, F.unsqueeze(_length(F, v, 1, 1e-8), 1)) for v in (a, b)]
+    logits = F.mul(F.matmul(unit[0], F.permute(unit[1], (1, 0))), 1.0 / temperature)
+    return cross_entropy(F, logits, Tensor.arange(a.shape[0], queue=a.queue), reduction=reduction)
+
+
+def _contrastive_ref(a: np.ndarray, b: np.ndarray, target: np.ndarray, *, margin: float = 1.0, reduction: str = "mean") -> np.ndarray:
+    d = np.sqrt(((a - b) ** 2).sum(-1))
+    return _ref(target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2, reduction)
+
+
+@composite(
+    ref=_contrastive_ref,
+    amp="float",
+    tol=2,
+    samples=[
+        S((4, 5), (4, 5), (4,), low=(-1.0, -1.0, 0.0), high=(1.0, 1.0, 1.0), margin=2.5),
+        S((3, 2), (3, 2), (3,), low=(-1.0, -1.0, 0.0), high=1.0, margin=3.0, reduction="none"),
+    ],
+)
+def contrastive(F: Any, a: Tensor, b: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = "mean") -> Tensor:
+    """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
+    a, b, target = launch.as_tensors("contrastive", a, b, target)
+    d = _length(F, F.sub(a, b), -1, 1e-12)
+    apart = F.square(F.relu(F.sub(float(margin), d)))
+    return _reduced(F, "contrastive", F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart)), reduction)
+
+
+for _short, _names in {
+    "nll": ("nll_loss",),
+    "mse": ("mse_loss",),
+    "l1": ("l1_loss",),
+    "smooth_l1": ("smooth_l1_loss",),
+    "huber": ("huber_loss",),
+    "bce": ("binary_cross_entropy",),
+    "bce_with_logits": ("binary_cross_entropy_with_logits",),
+    "triplet": ("triplet_margin_loss",),
+    "hinge": ("hinge_loss",),
+    "contrastive": ("contrastive_loss",),
+}.items():
+    for _name in _names:
+        alias(_name, _short)

@@ -1,0 +1,74 @@
+"""Losses against PyTorch's values and gradients, and what labels may be."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError
+from netcl.core.tensor import Tensor
+
+GOLDEN = np.load(Path(__file__).parent.parent / "golden/losses.npz")
+CASES = {
+    "cross_entropy": lambda a, d: ag.cross_entropy(a, d["labels"]),
+    "cross_entropy_weight": lambda a, d: ag.cross_entropy(a, d["labels"], d["weight"]),
+    "cross_entropy_smooth": lambda a, d: ag.cross_entropy(a, d["labels"], d["weight"], label_smoothing=0.2),
+    "cross_entropy_sum": lambda a, d: ag.cross_entropy(a, d["labels"], reduction="sum", label_smoothing=0.1),
+    "cross_entropy_soft": lambda a, d: ag.cross_entropy(a, d["p"], d["weight"], label_smoothing=0.1),
+    "cross_entropy_dense": lambda a, d: ag.cross_entropy(a, d["dense_labels"], d["weight"]),
+    "nll": lambda a, d: ag.nll_loss(a, d["labels"], d["weight"]),
+    "mse": lambda a, d: ag.mse_loss(a, d["y"]),
+    "l1": lambda a, d: ag.l1_loss(a, d["y"]),
+    "smooth_l1": lambda a, d: ag.smooth_l1_loss(a, d["y"], beta=0.7),
+    "huber": lambda a, d: ag.huber_loss(a, d["y"], delta=0.6),
+    "bce": lambda a, d: ag.binary_cross_entropy(a, d["q"]),
+    "bce_with_logits": lambda a, d: ag.binary_cross_entropy_with_logits(a, d["q"], pos_weight=d["weight"]),
+    "kl_div": lambda a, d: ag.kl_div(a, d["q"], reduction="batchmean"),
+    "cosine_similarity": lambda a, d: ag.cosine_similarity(a, d["y"]).sum(),
+    "triplet": lambda a, d: ag.triplet_margin_loss(a, d["y"], d["signs"]),
+    "hinge": lambda a, d: ag.hinge_loss(a, d["signs"]),
+}
+LEAF = {"cross_entropy_dense": "dense", "bce": "p"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_pytorchs(name, device):
+    data = {key: Tensor.from_host(device.queue, GOLDEN[key]) for key in GOLDEN.files if "." not in key}
+    leaf = Tensor.from_host(device.queue, GOLDEN[LEAF.get(name, "x")], requires_grad=True)
+    loss = CASES[name](leaf, data)
+    loss.backward()
+    np.testing.assert_allclose(loss.to_host(), GOLDEN[f"{name}.value"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(leaf.grad.to_host(), GOLDEN[f"{name}.grad"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "float32", "float16", "bfloat16"])
+def test_labels_of_any_dtype(device, dtype):
+    x = Tensor.from_host(device.queue, GOLDEN["x"])
+    labels = np.array([0, 1, 2, 3, 4, 0])
+    want = ag.cross_entropy(x, Tensor.from_host(device.queue, labels)).item()
+    assert ag.cross_entropy(x, Tensor.from_host(device.queue, labels, dtype)).item() == pytest.approx(want)
+
+
+def test_a_wrong_label_is_named(device):
+    x = Tensor.from_host(device.queue, np.zeros((2, 3, 4), np.float32))
+    labels = np.zeros((2, 4), np.int64)
+    labels[1, 2] = 7
+    with pytest.raises(ShapeError, match=r"\[cross_entropy\] label 7 is not a class; index=\(1, 2\), target.shape=\(2, 4\); classes are 0..2"):
+        ag.cross_entropy(x, Tensor.from_host(device.queue, labels))
+
+
+def test_labels_made_on_the_device_are_checked_too(device):
+    x = Tensor.from_host(device.queue, np.zeros((2, 3), np.float32))
+    labels = Tensor.from_host(device.queue, np.array([1, 2])) + 2
+    with pytest.raises(ShapeError, match=r"label 3 is not a class; index=\(0,\)"):
+        ag.cross_entropy(x, labels)
+    changed = Tensor.from_host(device.queue, np.array([1, 2]))
+    changed.fill_(5)
+    with pytest.raises(ShapeError, match="label 5 is not a class"):
+        ag.cross_entropy(x, changed)
+
+
+def test_nothing_counted_is_not_a_number(device):
+    x = Tensor.from_host(device.queue, np.zeros((2, 3), np.float32))
+    assert np.isnan(ag.cross_entropy(x, Tensor.from_host(device.queue, np.array([-100, -100]))).item())
