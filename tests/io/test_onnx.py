@@ -130,8 +130,15 @@ def test_several_inputs_and_outputs_are_named(tmp_path):
 NOT_EXPORTED = set(
     """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d atan2 avg_pool2d batch_norm batch_norm_train
     bernoulli col2im cross_entropy dropout grid_sample im2col index_add info_nce isin label_weights log_softmax masked_scale max_pool2d
-    max_pool2d_with_indices nll nll_rows nonzero norm pad resample2d roll row_norm scatter_add softmax strided_unslice take triplet""".split()
+    max_pool2d_with_indices nll nll_rows nonzero norm pad resample2d roll row_norm scatter_add softmax strided_unslice take
+    triplet""".split()
 )
+
+
+def calls(row) -> list[tuple[list, dict]]:
+    rng = np.random.default_rng(0)
+    if isinstance(row, registry.Pointwise | registry.Choice):
+        options = {"min": 0.3, "max": 0.5} if row.name == "clamp" else {}
         return [([rng.uniform(0.2, 0.9, (3, 4)).astype(np.float32) for _ in row.inputs], options)]
     if isinstance(row, registry.Reduction):
         x = rng.standard_normal((3, 4, 5)).astype(np.float32)
