@@ -31,7 +31,7 @@ TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-
 FLOATS = tuple(TOLERANCE)
 SIZES = (0, 1, 3, 255, 257, 1029)  # the last is odd and above the width at which vector loads begin
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0e38, -1e-45)
-_AXES = ((), (0,), (1,), (2,), (0, 2), (0, 1, 2))
+_AXES = ((0,), (1,), (2,), (0, 2), (0, 1, 2))
 
 
 class Mismatch(AssertionError):
@@ -51,13 +51,13 @@ class Case:
 
 
 def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Iterator[Case]:
-    """The calls a row is checked with, in one float dtype."""
+    """The calls a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
     if isinstance(row, Choice):
         for part in row.rows:
             yield from cases(part, dtype, sizes)
     elif isinstance(row, Pointwise):
         shapes: list[list[tuple[int, ...]]] = [[(n,)] * row.arity for n in sizes]
-        if row.arity > 1:
+        if row.arity > 1 and len(sizes) > 1:
             shapes.append([(5, 1, 3), (7, 1), (5, 7, 3)][: row.arity])
             shapes.append([(4, 6), (), (6,)][: row.arity])
         for k, group in enumerate(shapes):
@@ -91,7 +91,7 @@ def _folds(row: Reduction, dtype: str, sizes: Sequence[int]) -> Iterator[Case]:
     for k, n in enumerate(sizes):
         if n or row.empty:
             yield Case(f"({n},)", (_uniform(row, (n,), dtype, k),), {"axis": None, "keepdims": False, **row.params})
-    for axes in _AXES[1:]:
+    for axes in _AXES if len(sizes) > 1 else _AXES[1:2]:
         for keep in (False, True):
             keywords = {"axis": axes if len(axes) > 1 else axes[0], "keepdims": keep, **row.params}
             yield Case(f"(5, 7, 9) {keywords}", (_uniform(row, (5, 7, 9), dtype, 7),), keywords)
