@@ -509,15 +509,13 @@ def _count_nonzero(graph: Graph, call: Call) -> Name:
 
 @rule("scaled_dot_product_attention")
 def _attention(graph: Graph, call: Call) -> Name:
-    q, k, v = (graph.value(call[name], call.out.dtype) for name in "qkv")
-    nodes, size = Nodes(graph, call.out.dtype), call["q"].shape[-1]
-    scale = call.params.get("scale")
-    scores = graph.node(
-        "MatMul", [nodes.mul(q, 1 / math.sqrt(size) if scale is None else float(scale)), _transposed(graph, k, call["k"].ndim)], q.dtype
-    )
+    (first, second), nodes = list(call.inputs.values())[:2], Nodes(graph, call.out.dtype)
+    q, k, v = (graph.value(x, call.out.dtype) for x in list(call.inputs.values())[:3])
+    scale = 1 / math.sqrt(first.shape[-1]) if call.params.get("scale") is None else float(call["scale"])
+    scores = graph.node("MatMul", [nodes.mul(q, scale), _transposed(graph, k, second.ndim)], q.dtype)
     mask = call.inputs.get("attn_mask", call.params.get("attn_mask"))
     if call.params.get("is_causal"):
-        allowed = np.tril(np.ones((call["q"].shape[-2], call["k"].shape[-2]), bool))
+        allowed = np.tril(np.ones((first.shape[-2], second.shape[-2]), bool))
         scores = nodes.where(graph.constant(allowed), scores, -math.inf)
     if mask is not None:
         name = graph.value(mask)
