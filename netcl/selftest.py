@@ -62,6 +62,9 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Ite
             shapes.append([(4, 6), (), (6,)][: row.arity])
         for k, group in enumerate(shapes):
             yield Case(str(group), tuple(_drawn(row, i, shape, dtype, seed=k) for i, shape in enumerate(group)), dict(row.params))
+        if row.params and len(sizes) > 1:  # other values than the defaults, which may be ones and zeros
+            other = {name: value + 1 if isinstance(value, int) else value * 0.05 + 1 for name, value in row.params.items()}
+            yield Case(f"(257,) {other}", tuple(_drawn(row, i, (257,), dtype, seed=99) for i in range(row.arity)), other)
     elif isinstance(row, Reduction):
         yield from _folds(row, dtype, sizes)
     else:
@@ -98,7 +101,8 @@ def _folds(row: Reduction, dtype: str, sizes: Sequence[int]) -> Iterator[Case]:
 
 
 def _uniform(row: Reduction, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    return _rounded(np.random.default_rng(seed).uniform(*row.domain, shape), dtype)
+    values = np.random.default_rng(seed).uniform(*row.domain, shape)
+    return _rounded(values if row.differentiable else np.round(values), dtype)  # logic needs zeros
 
 
 def _rounded(values: Any, dtype: str) -> Any:

@@ -25,7 +25,7 @@ from netcl.core.errors import OutOfMemoryError
 from netcl.core.tensor import _queue
 from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
-from netcl.nn.parameter import stand_on
+from netcl.nn.parameter import placed, stand_on
 from netcl.ops import random
 
 _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError, OutOfMemoryError)
@@ -59,7 +59,9 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
         raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
     names_differ("load_model", path, "weights", stored, arrays)
     values = {name: _decoded(array, stored[name], name, path) for name, array in arrays.items()}
-    model = _built(meta, path, device)
+    # Parameters are built as float32, whatever they are stored as; the rest is for buffers that are not in the file.
+    room = max_bytes if max_bytes is not None else 4 * sum(array.nbytes for array in arrays.values()) + (1 << 20)
+    model = _built(meta, path, device, room)
     fitting(model.state_dict(), values, path, "load_model")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in stored and tensor.dtype != stored[name]:
@@ -70,11 +72,12 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
     return model.train(bool(meta.get("training", True)))
 
 
-def _built(meta: Mapping[str, Any], path: object, device: Any) -> Any:
+def _built(meta: Mapping[str, Any], path: object, device: Any, room: int) -> Any:
     queue = _queue(device if hasattr(device, "finish") else None, None, None if hasattr(device, "finish") else device)
     before = random.get_state(queue)  # fresh weights are drawn and thrown away: the program's own numbers must not change
     try:
-        return nn.build(tree.unpack(meta.get("config"), {}, "load_model"), queue)
+        with placed(queue, max_bytes=room):
+            return nn.build(tree.unpack(meta.get("config"), {}, "load_model"))
     except _NOT_BUILT as fault:
         what = "the model of the file cannot be built"
         raise refusal("load_model", what, reason=f"{type(fault).__name__}: {fault}", file=path) from fault

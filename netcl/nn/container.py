@@ -13,7 +13,7 @@ from netcl.nn.module import Module
 class _Container(Module):
     """Modules that are what the container was made from, also when they change."""
 
-    _live = True
+    _holds_arguments = True
 
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
         return iter(())
@@ -58,10 +58,10 @@ class _Ordered(_Container):
         """Hold exactly these, numbered."""
         for name in list(self._roles):
             delattr(self, name)
-        self._changes.clear()
+        self._changed_names.clear()
         for module in modules:
             self.append(module)
-        self._changes.add("")
+        self._changed_names.add("")
 
     def append(self, module: Module) -> Any:
         """Add a module at the end."""

@@ -16,15 +16,15 @@ class RemovableHandle:
     """What registering a hook returns; ``remove()`` takes the hook away again, and so does leaving a ``with`` block."""
 
     def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]):
-        self._hooks, self._kind, self._number = hooks, kind, next(_numbers)
+        self._module_hooks, self._kind, self._number = hooks, kind, next(_numbers)
         hooks.setdefault(kind, {})[self._number] = hook
 
     def remove(self) -> None:
         """Take the hook away; a second time does nothing."""
-        group = self._hooks.get(self._kind, {})
+        group = self._module_hooks.get(self._kind, {})
         group.pop(self._number, None)
         if not group:
-            self._hooks.pop(self._kind, None)
+            self._module_hooks.pop(self._kind, None)
 
     def __enter__(self) -> RemovableHandle:
         return self
@@ -35,7 +35,7 @@ class RemovableHandle:
 
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward of a module with the hooks it has."""
-    hooks = {kind: list(group.values()) for kind, group in module._hooks.items()}
+    hooks = {kind: list(group.values()) for kind, group in module._module_hooks.items()}
     for hook in hooks.get("forward_pre", ()):
         answer = hook(module, args)
         if answer is not None:

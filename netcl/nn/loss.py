@@ -250,7 +250,7 @@ class InfoNCELoss(_Loss):
     0.0
     """
 
-    def __init__(self, temperature: float = 0.1, reduction: str = "mean"):
+    def __init__(self, temperature: float = 0.07, reduction: str = "mean"):
         super().__init__(reduction)
         self.temperature = temperature
 

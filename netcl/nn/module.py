@@ -83,16 +83,16 @@ class Module(metaclass=_Constructed):
     """
 
     training: bool
-    _live = False  # whether the modules inside are arguments of the constructor, whatever they are by now
+    _holds_arguments = False  # whether the modules inside are arguments of the constructor, whatever they are by now
     config = _Config()
     _roles: dict[str, str]
-    _hooks: dict[str, dict[int, Callable[..., Any]]]
-    _changes: set[str]
-    _arguments: dict[str, Any]
+    _module_hooks: dict[str, dict[int, Callable[..., Any]]]
+    _changed_names: set[str]
+    _made_from: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         module = super().__new__(cls)
-        module.__dict__.update(training=True, _roles={}, _hooks={}, _changes=set())
+        module.__dict__.update(training=True, _roles={}, _module_hooks={}, _changed_names=set())
         return module
 
     def __init__(self) -> None:
@@ -105,11 +105,11 @@ class Module(metaclass=_Constructed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x in args:
             if type(x) is not Tensor and isinstance(x, np.ndarray | list | float):
-                args = tuple(self._taken(x) for x in args)
+                args = tuple(self._to_tensor(x) for x in args)
                 break
-        return hooks.call(self, args, kwargs) if self._hooks else self.forward(*args, **kwargs)
+        return hooks.call(self, args, kwargs) if self._module_hooks else self.forward(*args, **kwargs)
 
-    def _taken(self, x: Any) -> Any:
+    def _to_tensor(self, x: Any) -> Any:
         """An array or a list of numbers as a tensor on the module's device."""
         numbers = isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x))
         return Tensor.from_host(self.queue, x) if numbers else x
@@ -120,20 +120,20 @@ class Module(metaclass=_Constructed):
         roles = self._roles
         if isinstance(value, Module):
             roles[name] = "module"
-            self._changes.add(name)
+            self._changed_names.add(name)
         elif is_parameter(value):
             roles[name] = "parameter"
         elif name in roles and (not isinstance(value, Tensor) or roles[name] == "module"):
-            self._forget(name)
+            self._unregister(name)
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self._forget(name)
+        self._unregister(name)
         object.__delattr__(self, name)
 
-    def _forget(self, name: str) -> None:
+    def _unregister(self, name: str) -> None:
         if self._roles.pop(name, None) == "module":
-            self._changes.add(name)
+            self._changed_names.add(name)
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
         """Keep a tensor that is not learned under ``name``; it moves with the module and, if ``persistent``, is in the state dict."""
@@ -201,24 +201,24 @@ class Module(metaclass=_Constructed):
             module = module.__dict__[name]
         return module
 
-    def _tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
+    def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
         """Own tensors with a role, by name."""
         for name, role in list(self._roles.items()):
             if role in wanted:
                 yield name, getattr(self, name)
 
-    def _all_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Tensors with a role here and inside, each once."""
         seen: set[int] = set()
         for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
-            for name, tensor in module._tensors(*wanted):
+            for name, tensor in module._named_tensors(*wanted):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield _joined(path, name), tensor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Every parameter once, with its dotted name, in the order of registration."""
-        return self._all_tensors("parameter", prefix=prefix, recurse=recurse)
+        return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
 
     def parameters(self, recurse: bool = True) -> list[Tensor]:
         """Every parameter once, in the order of registration."""
@@ -226,7 +226,7 @@ class Module(metaclass=_Constructed):
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Every buffer once, with its dotted name."""
-        return self._all_tensors("buffer", "scratch", prefix=prefix, recurse=recurse)
+        return self._walk_tensors("buffer", "scratch", prefix=prefix, recurse=recurse)
 
     def buffers(self, recurse: bool = True) -> list[Tensor]:
         """Every buffer once."""
@@ -236,12 +236,12 @@ class Module(metaclass=_Constructed):
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
         """Parameters and persistent buffers by dotted name, as torch names them; they share the module's memory."""
-        return {name: tensor.detach() for name, tensor in self._state(prefix).items()}
+        return {name: tensor.detach() for name, tensor in self._named_state(prefix).items()}
 
-    def _state(self, prefix: str = "") -> dict[str, Tensor]:
-        found = {_joined(prefix, name): tensor for name, tensor in self._tensors("parameter", "buffer")}
+    def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
+        found = {_joined(prefix, name): tensor for name, tensor in self._named_tensors("parameter", "buffer")}
         for name, child in self.named_children():
-            found |= child._state(_joined(prefix, name))
+            found |= child._named_state(_joined(prefix, name))
         return found
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
@@ -257,7 +257,7 @@ class Module(metaclass=_Constructed):
         >>> layer([[1.0, 1.0]]).tolist()
         [[6.0]]
         """
-        own = self._state()
+        own = self._named_state()
         given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
         keys = IncompatibleKeys([name for name in own if name not in given], [name for name in given if name not in own])
         if strict and (keys.missing_keys or keys.unexpected_keys):
@@ -269,10 +269,10 @@ class Module(metaclass=_Constructed):
         for name, value in fitting.items():
             own[name].write(value)
         for module in self.modules():
-            module._loaded()
+            module._after_loading()
         return keys
 
-    def _loaded(self) -> None:
+    def _after_loading(self) -> None:
         """Called after a state dict was loaded."""
 
     # ---- what is done to all at once
@@ -328,7 +328,7 @@ class Module(metaclass=_Constructed):
         if row is not None and not row.is_float:
             raise DtypeError(message("to", "a module is converted to a dtype of floats", dtype=row.name))
         with ag.no_grad():
-            for _, tensor in self._all_tensors("parameter", "buffer", "scratch"):
+            for _, tensor in self._walk_tensors("parameter", "buffer", "scratch"):
                 _convert(tensor, queue, None if row is None else row.name)
                 if tensor.grad is not None:
                     _convert(tensor.grad, queue, None if row is None else row.name)
@@ -353,38 +353,38 @@ class Module(metaclass=_Constructed):
     @property
     def queue(self) -> Any:
         """The queue of the module's tensors; the active device's if it has none."""
-        tensor = next((t for _, t in self._all_tensors("parameter", "buffer", "scratch")), None)
+        tensor = next((t for _, t in self._walk_tensors("parameter", "buffer", "scratch")), None)
         return here() if tensor is None else tensor.queue
 
     # ---- hooks
 
     def register_forward_pre_hook(self, hook: Callable[[Any, tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
         """Call ``hook(module, args)`` before forward; what it returns, unless ``None``, replaces the arguments."""
-        return hooks.RemovableHandle(self._hooks, "forward_pre", hook)
+        return hooks.RemovableHandle(self._module_hooks, "forward_pre", hook)
 
     def register_forward_hook(self, hook: Callable[[Any, tuple[Any, ...], Any], Any]) -> hooks.RemovableHandle:
         """Call ``hook(module, args, output)`` after forward; what it returns, unless ``None``, replaces the output."""
-        return hooks.RemovableHandle(self._hooks, "forward", hook)
+        return hooks.RemovableHandle(self._module_hooks, "forward", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
         """Call ``hook(module, grad_input, grad_output)`` when gradients have passed; what it returns replaces ``grad_input``."""
-        return hooks.RemovableHandle(self._hooks, "backward", hook)
+        return hooks.RemovableHandle(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook
 
     # ---- description
 
     def _made_with(self, arguments: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_arguments", dict(arguments))
+        object.__setattr__(self, "_made_from", dict(arguments))
         for module in self.modules():
-            module._changes.clear()
+            module._changed_names.clear()
 
     def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Positional and named arguments that make this module again."""
         kinds = {name: p.kind for name, p in type(self).__signature__.parameters.items()}
         rest = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), None)
         positional: list[Any] = []
-        named = dict(self._arguments)
+        named = dict(self._made_from)
         if rest is not None and named.get(rest):
             for name in list(kinds)[: list(kinds).index(rest)]:
                 positional.append(named.pop(name))
@@ -397,22 +397,22 @@ class Module(metaclass=_Constructed):
 
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
         """Modules that were put, or taken away, after this one was constructed, by path."""
-        return self._changes_inside({id(module) for module in _modules_in(list(self._arguments.values()))})
+        return self._changed_inside({id(module) for module in _modules_in(list(self._made_from.values()))})
 
-    def _changes_inside(self, given: set[int]) -> Iterator[tuple[str, Module | None]]:
-        for name in sorted(self._changes):
+    def _changed_inside(self, given: set[int]) -> Iterator[tuple[str, Module | None]]:
+        for name in sorted(self._changed_names):
             yield name, self.__dict__.get(name) if self._roles.get(name) == "module" else None
         for name, child in self.named_children():
-            if name in self._changes or id(child) in given:
+            if name in self._changed_names or id(child) in given:
                 continue
-            if child._live and child._changes:
+            if child._holds_arguments and child._changed_names:
                 yield name, child
             else:
-                yield from ((f"{name}.{path}", module) for path, module in child._changes_inside(set()))
+                yield from ((f"{name}.{path}", module) for path, module in child._changed_inside(set()))
 
     def extra_repr(self) -> str:
         """What ``repr`` shows of this module beside the modules inside."""
-        if "_arguments" not in self.__dict__:  # still under construction
+        if "_made_from" not in self.__dict__:  # still under construction
             return ""
         named = self._constructor_arguments()[1]
         return ", ".join(f"{name}={_plain(value)}" for name, value in named.items() if value is not None and not list(_modules_in(value)))

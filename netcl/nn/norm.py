@@ -70,7 +70,7 @@ class _Running(_Norm):
             init.ones_(self.running_var)
             self._batches = 0
 
-    def _loaded(self) -> None:
+    def _after_loading(self) -> None:
         if self.track_running_stats:
             self._batches = self._shown = int(self._counted.item())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -10,7 +11,7 @@ from typing import Any
 
 from netcl.core import dtype as dtypes
 from netcl.core.device import DeviceHandle, device, get_active_device, manager
-from netcl.core.errors import DeviceError, DtypeError, message
+from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, message
 from netcl.core.tensor import Tensor
 
 #: What a tensor holds beside shape and gradient: enough to let it stand on other memory.
@@ -24,6 +25,7 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.queue: Any = None
         self.dtype = "float32"
+        self.budget: list[int] | None = None  # bytes that may still be taken
 
 
 _here = _Here()
@@ -32,7 +34,8 @@ _here = _Here()
 class placed:
     """Make the parameters of modules constructed inside on a queue and in a dtype.
 
-    ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` leaves what holds outside.
+    ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` leaves what holds outside. ``max_bytes`` limits
+    what the parameters and buffers may take together, for descriptions of models that come from a file.
 
     >>> from netcl import nn
     >>> with nn.parameter.placed("cpu", dtype="float16"):
@@ -41,19 +44,21 @@ class placed:
     'float16'
     """
 
-    def __init__(self, queue: Any = None, dtype: str | None = None):
+    def __init__(self, queue: Any = None, dtype: str | None = None, max_bytes: int | None = None):
         self.queue = None if queue is None else queue_of(queue)
         self.dtype = None if dtype is None else _float_dtype(dtype)
-        self._previous: list[tuple[Any, str]] = []
+        self.max_bytes = max_bytes
+        self._previous: list[tuple[Any, str, list[int] | None]] = []
 
     def __enter__(self) -> placed:
-        self._previous.append((_here.queue, _here.dtype))
+        self._previous.append((_here.queue, _here.dtype, _here.budget))
         _here.queue = self.queue if self.queue is not None else _here.queue
         _here.dtype = self.dtype or _here.dtype
+        _here.budget = _here.budget if self.max_bytes is None else [self.max_bytes]
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _here.queue, _here.dtype = self._previous.pop()
+        _here.queue, _here.dtype, _here.budget = self._previous.pop()
 
 
 def is_place(value: Any) -> bool:
@@ -141,13 +146,23 @@ def is_parameter(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is None
 
 
+def _spend(shape: Sequence[int], dtype: str) -> None:
+    if _here.budget is not None:
+        _here.budget[0] -= math.prod(shape) * dtypes.lookup(dtype).itemsize
+        if _here.budget[0] < 0:
+            what = "the model is larger than was allowed for"
+            raise OutOfMemoryError(message("parameter", what, "pass max_bytes=", parameter=tuple(shape)))
+
+
 def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:
     """A parameter with memory but no values yet, in the place of the constructor that runs now; ``init`` fills it."""
+    _spend(shape, _here.dtype)
     return Tensor.empty(tuple(shape), _here.dtype, queue=here(), requires_grad=requires_grad, persistent=True)
 
 
 def full(shape: Sequence[int], value: float, dtype: str | None = None) -> Tensor:
     """A buffer with ``value`` everywhere, in the place of the constructor that runs now."""
+    _spend(shape, dtype or _here.dtype)
     return Tensor.full(tuple(shape), value, dtype or _here.dtype, queue=here(), persistent=True)
 
 

@@ -283,19 +283,43 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
     function = codegen.numpy_function(rule.body, "double" if wide else "float")
     kind = np.dtype(np.float64 if wide else np.float32)
     numbers = [kind.type(value) for value in (*scalars, float(factor))]
+    rows = {name: dtypes.DTYPES[role[0].dtype] for name, role in zip(rule.tensors, roles, strict=True)}
+    flat = {name: [t.array.reshape(-1) for t in role] for name, role in zip(rule.tensors, roles, strict=True)}  # type: ignore[union-attr]
     with np.errstate(all="ignore"):
-        for row in zip(*roles, strict=True):
-            tensors = dict(zip(rule.tensors, row, strict=True))
-            flat = {name: t.array.reshape(-1) for name, t in tensors.items()}
-            for start in range(0, row[0].size, NUMPY_BLOCK):
-                part = slice(start, start + NUMPY_BLOCK)
-                results = function(*(_wide(flat[name][part], tensors[name], kind) for name in rule.reads), *numbers)
-                for name, result in zip(rule.writes, results, strict=True):
-                    flat[name][part] = dtypes.encode(np.asarray(result), dtypes.DTYPES[tensors[name].dtype])
+        for run in _runs([t.size for t in roles[0]]):
+            results = function(*(_gathered(flat[name], run, rows[name], kind) for name in rule.reads), *numbers)
+            for name, result in zip(rule.writes, results, strict=True):
+                _scatter(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
 
 
-def _wide(stored: np.ndarray, of: Tensor, kind: np.dtype) -> np.ndarray:
-    return dtypes.decode(stored, dtypes.DTYPES[of.dtype]).astype(kind, copy=False)
+Run = list[tuple[int, slice, slice]]
+
+
+def _runs(sizes: Sequence[int]) -> Iterator[Run]:
+    """Elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, its part, where."""
+    run: Run = []
+    filled = 0
+    for i, size in enumerate(sizes):
+        for start in range(0, size, NUMPY_BLOCK):
+            count = min(size - start, NUMPY_BLOCK)
+            if filled + count > NUMPY_BLOCK:
+                yield run
+                run, filled = [], 0
+            run.append((i, slice(start, start + count), slice(filled, filled + count)))
+            filled += count
+    if run:
+        yield run
+
+
+def _gathered(arrays: Sequence[np.ndarray], run: Run, row: dtypes.DType, kind: np.dtype) -> np.ndarray:
+    parts = [arrays[i][part] for i, part, _ in run]
+    stored = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return dtypes.decode(stored, row).astype(kind, copy=False)
+
+
+def _scatter(arrays: Sequence[np.ndarray], run: Run, stored: np.ndarray) -> None:
+    for i, part, at in run:
+        arrays[i][part] = stored[at] if stored.ndim else stored
 
 
 def scale(tensors: Sequence[Tensor], by: Tensor | float) -> None:
@@ -409,10 +433,10 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
 def _fold_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     total = np.float64(0)
     with np.errstate(all="ignore"):
-        for t in tensors:
-            values = launch.decoded(t).reshape(-1)
-            for start in range(0, values.size, NUMPY_BLOCK):
-                part = _partial(name, values[start : start + NUMPY_BLOCK], order)
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            flat = [t.array.reshape(-1) for t in tensors if t.dtype == dtype]  # type: ignore[union-attr]
+            for run in _runs([values.size for values in flat]):
+                part = _partial(name, _gathered(flat, run, dtypes.DTYPES[dtype], np.dtype(np.float64)), order)
                 total = np.maximum(total, part) if name in _MAXIMA else total + part
         root = {2: np.sqrt(total), 3: total ** (1 / order)}.get(_ENDS[name], total)
         factor = np.minimum(max_norm / (root + 1e-6), 1.0)
@@ -421,10 +445,9 @@ def _fold_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, m
 
 
 def _partial(name: str, values: np.ndarray, order: float) -> Any:
-    """Sums are kept in float64: NumPy adds float32 in float32."""
+    """Of float64 values: NumPy adds float32 in float32. A dot product would be BLAS's, whose threads cost more than they give here."""
     if name == "nonfinite":
         return np.float64(not np.isfinite(values).all())
     if name == "norm_inf":
-        return np.abs(values).max().astype(np.float64)
-    wide = values.astype(np.float64)
-    return wide @ wide if name == "norm_2" else (np.abs(wide) ** order).sum()
+        return np.abs(values).max()
+    return np.square(values).sum() if name == "norm_2" else (np.abs(values) ** order).sum()

@@ -1,0 +1,46 @@
+"""What samples of a row cannot show: ties, zeros under powers, casts, extreme parameters."""
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+
+
+def gradients(device, op, *values, **params):
+    leaves = [ag.tensor(np.array(v, np.float32), requires_grad=True, queue=device.queue) for v in values]
+    op(*leaves, **params).sum().backward()
+    return [leaf.grad.tolist() for leaf in leaves]
+
+
+@pytest.mark.parametrize("op", [ag.maximum, ag.minimum], ids=["maximum", "minimum"])
+def test_ties_share_the_gradient(op, device):
+    assert gradients(device, op, [1.0, 2.0], [1.0, 2.0]) == [[0.5, 0.5], [0.5, 0.5]]
+    high, low = ([1.0, 0.0], [0.0, 1.0]) if op is ag.maximum else ([0.0, 1.0], [1.0, 0.0])
+    assert gradients(device, op, [3.0, 1.0], [1.0, 3.0]) == [high, low]
+
+
+def test_powers_of_zero(device):
+    """As torch has them: d/dx x^0 is 0, d/dx 0^1 is 1, d/dx 0^2 is 0, and d/dp 0^p is 0 for p above 0."""
+    base, exponent = gradients(device, ag.pow, [0.0, 0.0, 0.0, 3.0], [0.0, 1.0, 2.0, 0.0])
+    assert base == [0.0, 1.0, 0.0, 0.0]
+    assert exponent[1:3] == [0.0, 0.0]
+    assert exponent[3] == pytest.approx(np.log(3.0))
+    assert gradients(device, lambda x: ag.pow(x, 2.0), [-3.0])[0] == [-6.0]
+    assert gradients(device, lambda x: ag.pow(x, 3.0), [-2.0])[0] == [pytest.approx(12.0)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_gradient_of_a_cast_is_cast_back(dtype, device):
+    x = ag.tensor(np.array([1.5, -2.0], np.float32), requires_grad=True, queue=device.queue)
+    (ag.cast(x, dtype) * 2.0).sum().backward()
+    assert (x.grad.dtype, x.grad.tolist()) == ("float32", [2.0, 2.0])
+
+
+def test_large_arguments_neither_overflow_nor_lose_their_gradient(device):
+    big = [-200.0, 200.0]
+    assert gradients(device, ag.elu, big)[0] == [0.0, 1.0]
+    assert gradients(device, ag.sigmoid, big)[0] == [0.0, 0.0]
+    assert gradients(device, ag.softplus, big)[0] == [0.0, 1.0]
+    assert gradients(device, ag.log_sigmoid, big)[0] == [1.0, 0.0]
+    assert ag.softplus(ag.tensor(big, queue=device.queue)).tolist() == [0.0, 200.0]
+    assert ag.logsumexp(ag.tensor([1000.0, 1000.0], queue=device.queue)).item() == pytest.approx(1000 + np.log(2))
