@@ -193,9 +193,13 @@ def test_scattered_sums_are_the_same_every_time(device, n, rng):
     for i, v in zip(index, values, strict=True):
         wanted[i] += v
     for _ in range(2):
-        out = ops.scatter_add(Tensor.zeros((3,), queue=device.queue), 0, Tensor.from_host(device.queue, index), Tensor.from_host(device.queue, values))
+        out = ops.scatter_add(
+            Tensor.zeros((3,), queue=device.queue), 0, Tensor.from_host(device.queue, index), Tensor.from_host(device.queue, values)
+        )
         np.testing.assert_allclose(out.to_host(), wanted, rtol=1e-4)
-    again = ops.index_add(Tensor.zeros((3,), queue=device.queue), 0, Tensor.from_host(device.queue, index), Tensor.from_host(device.queue, values))
+    again = ops.index_add(
+        Tensor.zeros((3,), queue=device.queue), 0, Tensor.from_host(device.queue, index), Tensor.from_host(device.queue, values)
+    )
     assert again.to_host().tobytes() == out.to_host().tobytes()
 
 

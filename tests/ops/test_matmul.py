@@ -1,0 +1,271 @@
+"""Products beyond the rows' samples: every variant, odd sizes, special values, accuracy, plans, einsum, the kernel users launch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import ops, selftest
+from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.matmul import VARIANTS, build_matmul_kernel
+from netcl.ops.matmul.gemm import TIERS, Product, plan_for
+from netcl.ops.registry import REGISTRY
+
+
+def tensors(queue, *arrays, dtype=None):
+    return [Tensor.from_host(queue, a, dtype) for a in arrays]
+
+
+def config_id(config: KernelConfig) -> str:
+    return "-".join([config.variant.name.lower(), *map(str, config.extra.values()), f"{config.tile_m}x{config.tile_n}"])
+
+
+@pytest.fixture
+def variant(request, monkeypatch):
+    """The selector answers every product with this configuration."""
+    monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: request.param if op == "matmul" else None)
+    return request.param
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=config_id, indirect=True)
+@pytest.mark.parametrize("name", ["matmul", "affine"])
+def test_every_variant_passes_the_samples(name, variant, cl_device):
+    if variant.tile_m == 128 and cl_device.device_type == "cpu":
+        pytest.skip("compilers for CPUs take minutes to unroll it")
+    for case in selftest.cases(REGISTRY[name], "float32", ()):
+        selftest.check_forward(REGISTRY[name], case, cl_device, "float32")
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.tile_m < 128], ids=config_id, indirect=True)
+@pytest.mark.parametrize("shape", [(1, 257, 70), (67, 1, 300), (129, 131, 33), (24, 100, 1030)], ids=str)
+def test_every_variant_at_odd_sizes(variant, shape, cl_device, rng):
+    m, n, k = shape
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+    wanted = a.astype(np.float64) @ b
+    got = ops.matmul(*tensors(cl_device.queue, a, b)).to_host()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * math.sqrt(k))
+
+
+def test_a_product_with_few_blocks_is_split_along_k(cl_device, monkeypatch, rng):
+    config = KernelConfig(KernelVariant.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"})
+    monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: config)
+    p = Product(20, 30, 4000, False, False, "float32", "float32", "float32")
+    plan = plan_for(cl_device.queue, p)
+    assert len(plan.launches) == (2 if cl_device.profile.max_compute_units > 1 else 1)
+    a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((20, 4000), (30, 4000), (30,)))
+    got = ops.linear(*tensors(cl_device.queue, a, b, bias), activation="relu").to_host()
+    np.testing.assert_allclose(got, np.maximum(a.astype(np.float64) @ b.T + bias, 0), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (False, True), (True, False)])
+def test_half_products_are_summed_in_float32(device, dtype, trans_a, trans_b):
+    """Deeper than a panel, so that sums are kept between panels: 4096 ones stop at 2048 in half."""
+    m, n, k = 33, 200, 4096
+    a = Tensor.ones((k, m) if trans_a else (m, k), dtype, queue=device.queue)
+    b = Tensor.ones((n, k) if trans_b else (k, n), dtype, queue=device.queue)
+    out = ops.matmul(a, b, transpose_a=trans_a, transpose_b=trans_b)
+    assert out.dtype == dtype and (out.to_host() == k).all()
+
+
+def test_mixed_dtypes_promote(device, rng):
+    a, b = rng.standard_normal((3, 20)).astype(np.float16), rng.integers(-5, 5, (20, 4))
+    out = ops.matmul(*tensors(device.queue, a, b))
+    assert out.dtype == "float16"
+    np.testing.assert_allclose(out.to_host(), a.astype(np.float64) @ b, rtol=2e-3, atol=2e-2)
+    assert ops.matmul(*tensors(device.queue, a.astype(np.float32), a.T)).dtype == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("size", [3, 40])
+def test_integer_products_are_exact(device, dtype, size, rng):
+    big = 2**30 if dtype == "int32" else 2**62
+    a, b = rng.integers(-big, big, (size, size)).astype(dtype), rng.integers(-9, 9, (size, size)).astype(dtype)
+    got = ops.matmul(*tensors(device.queue, a, b))
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got.to_host(), a @ b)
+
+
+@pytest.mark.parametrize("size", [5, 70])
+def test_nan_and_infinity_go_where_numpys_go(device, size):
+    a = np.ones((size, size), np.float32)
+    a[0, 1], a[1, 2], a[2, 0] = np.nan, np.inf, -np.inf
+    b = np.ones((size, size), np.float32)
+    b[2, 3] = 0  # inf * 0
+    with np.errstate(invalid="ignore"):
+        wanted = a @ b
+    x, w = tensors(device.queue, a, b)
+    np.testing.assert_array_equal(ops.matmul(x, w).to_host(), wanted)
+    for name in ("relu", "sigmoid", "tanh"):
+        got = ops.linear(x, ops.transpose(w), activation=name).to_host()
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted), err_msg=name)
+
+
+def test_large_products_are_float32_accurate(device, rng):
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((130, 700), (700, 150)))
+    wanted = a.astype(np.float64) @ b
+    assert np.abs(ops.matmul(*tensors(device.queue, a, b)).to_host() - wanted).max() < 4e-6 * np.abs(wanted).max()
+
+
+def test_batch_axes_broadcast_without_copies(cl_device, rng):
+    """Two strides per operand are enough; only stranger patterns are written out first."""
+    a, b = rng.standard_normal((3, 1, 4, 20, 30)).astype(np.float32), rng.standard_normal((1, 2, 1, 30, 10)).astype(np.float32)
+    launched = []
+    program.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
+    try:
+        got = ops.matmul(*tensors(cl_device.queue, a, b))
+        plain = ops.matmul(*tensors(cl_device.queue, a[:, 0], b[0, 0]))
+    finally:
+        program.launch_observers.pop()
+    np.testing.assert_allclose(got.to_host(), np.matmul(a, b), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(plain.to_host(), np.matmul(a[:, 0], b[0, 0]), rtol=1e-4, atol=1e-4)
+    assert [name.startswith("gemm") for name in launched][-1:] == [True]
+    assert sum(name.startswith("copy") for name in launched) == 2
+
+
+def test_a_new_size_does_not_recompile(cl_device, rng):
+    def run(m, n, k):
+        ops.matmul(*tensors(cl_device.queue, np.ones((m, k), np.float32), np.ones((k, n), np.float32)))
+
+    run(100, 120, 140)
+    before = program.build_count()
+    for size in ((101, 121, 141), (90, 200, 75), (150, 100, 301)):
+        run(*size)
+    assert program.build_count() == before
+
+
+def test_registered_kernels_replace_plans_made_before(cl_device, monkeypatch):
+    a = Tensor.ones((40, 40), queue=cl_device.queue)
+    ops.matmul(a, a)
+    launched = []
+    naive = KernelConfig(KernelVariant.MATMUL_NAIVE)
+    monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: naive)
+    program.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
+    try:
+        ops.matmul(a, a)
+    finally:
+        program.launch_observers.pop()
+    assert launched == ["gemm_naive"]
+
+
+def test_a_configuration_that_cannot_be_is_refused(cl_device, monkeypatch):
+    for config, text in (
+        (KernelConfig(KernelVariant.CONV2D_NAIVE), r"\[matmul\] the selected variant is not one of products"),
+        (KernelConfig(KernelVariant.MATMUL_TILED, 30, 32, 8, 4, extra={"tier": "simt"}), r"\[matmul\] tile_m and tile_n must be multiples"),
+    ):
+        monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key, config=config: config)
+        with pytest.raises(ShapeError, match=text):
+            ops.matmul(Tensor.ones((50, 50), queue=cl_device.queue), Tensor.ones((50, 50), queue=cl_device.queue))
+
+
+def test_every_tier_knows_every_variant():
+    wanted = {v for v in KernelVariant if v.name.startswith("MATMUL")}
+    assert all(set(tier) == wanted for tier in TIERS.values())
+
+
+# ---- gradients
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((4,), (4, 5)), ((2, 1, 3, 4), (3, 4, 2)), ((4,), (4,))], ids=str
+)
+def test_second_derivatives(shapes, rng):
+    queue = Tensor.zeros((), device="cpu").queue
+    inputs = [Tensor.from_host(queue, rng.standard_normal(s), "float64", requires_grad=True) for s in shapes]
+    assert ag.gradgradcheck(ag.matmul, inputs)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "tanh", "sigmoid", "silu", "gelu"])
+def test_second_derivatives_of_linear(activation, rng):
+    queue = Tensor.zeros((), device="cpu").queue
+    inputs = [Tensor.from_host(queue, rng.standard_normal(s), "float64", requires_grad=True) for s in ((3, 4), (5, 4), (5,))]
+    assert ag.gradgradcheck(lambda x, w, b: ag.linear(x, w, b, activation), inputs)
+
+
+def test_only_wanted_gradients_are_computed(cl_device):
+    x = Tensor.ones((8, 20), queue=cl_device.queue)
+    w = Tensor.ones((6, 20), queue=cl_device.queue, requires_grad=True)
+    out = ag.linear(x, w)
+    launched = []
+    program.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
+    try:
+        ag.grad(out, w, Tensor.ones(out.shape, queue=cl_device.queue))
+    finally:
+        program.launch_observers.pop()
+    assert sum(name.startswith("gemm") for name in launched) == 1
+
+
+# ---- einsum
+
+EQUATIONS = [
+    ("ij,jk->ik", (3, 4), (4, 5)), ("bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)), ("ii->i", (4, 4)), ("ii", (4, 4)), ("ij->", (3, 4)),
+    ("ij->ji", (3, 4)), ("i,j->ij", (3,), (4,)), ("ij,kl", (2, 3), (4, 2)), ("...ij,...jk->...ik", (2, 1, 3, 4), (5, 4, 2)),
+    ("ijk,jil->kl", (3, 4, 5), (4, 3, 2)), ("a,ab,abc->abc", (2,), (2, 3), (2, 3, 4)),
+    ("iij,jk->ik", (3, 3, 4), (4, 2)), ("i,i->", (5,), (5,)),
+    ("ab,cd,bc->ad", (2, 3), (4, 5), (3, 4)), ("...,...->...", (2, 3), (3,)), ("iii->i", (3, 3, 3)), ("ji,j->i", (3, 4), (3,)),
+    ("i...->...", (3, 4, 5)), (",ij->ij", (), (2, 3)), ("b...i,oi->b...o", (2, 3, 4), (5, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EQUATIONS, ids=lambda case: case[0])
+def test_einsum_is_numpys(case, device, rng):
+    equation, *shapes = case
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    got = ops.einsum(equation, *tensors(device.queue, *arrays)).to_host()
+    np.testing.assert_allclose(got, np.einsum(equation, *(a.astype(np.float64) for a in arrays)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", EQUATIONS, ids=lambda case: case[0])
+def test_einsum_has_gradients(case, rng):
+    equation, *shapes = case
+    queue = Tensor.zeros((), device="cpu").queue
+    inputs = [Tensor.from_host(queue, rng.standard_normal(s), "float64", requires_grad=True) for s in shapes]
+    assert ag.gradcheck(lambda *xs: ag.einsum(equation, *xs), inputs)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "text"),
+    [
+        ("ij,jk->ik", [(2, 3)], r"\[einsum\] the equation has 2 operands and 1 are given"),
+        ("ij,jk->ik", [(2, 3), (4, 5)], r"\[einsum\] label j has sizes 3 and 4"),
+        ("ij->ik", [(2, 3)], r"\[einsum\] every label of the result stands in an operand, and once"),
+        ("i->i", [(2, 3)], r"\[einsum\] 1 labels name 2 axes"),
+        ("i1->i", [(2, 3)], r"\[einsum\] labels are letters"),
+        ("ijk...->i", [(2, 3)], r"\[einsum\] an operand has fewer axes than labels"),
+    ],
+)
+def test_einsum_refuses(equation, shapes, text, device):
+    with pytest.raises(ShapeError, match=text):
+        ops.einsum(equation, *(Tensor.zeros(s, queue=device.queue) for s in shapes))
+
+
+# ---- the kernel users launch
+
+
+@pytest.mark.parametrize("dtype", ["float", "half", "int"])
+@pytest.mark.parametrize("tile", [8, 16])
+def test_the_built_kernel_multiplies(cl_device, tile, dtype, rng):
+    m, n, k = 19, 37, 23
+    a, b = (rng.integers(-4, 4, s).astype({"float": "f4", "half": "f2", "int": "i4"}[dtype]) for s in ((m, k), (k, n)))
+    kernel = build_matmul_kernel(cl_device.context, tile=tile, dtype=dtype)
+    x, y = tensors(cl_device.queue, a, b)
+    for sizes in ((n, m), (m, n)):
+        out = Tensor.zeros((m, n), x.dtype, queue=cl_device.queue)
+        kernel(cl_device.queue, sizes, None, x, y, out, m, n, k)
+        np.testing.assert_array_equal(out.to_host(), a @ b)
+
+
+def test_a_tile_no_device_has_is_refused(cl_device):
+    with pytest.raises(ShapeError, match=r"\[build_matmul_kernel\] the device has no work-groups of tile x tile items; tile=100"):
+        build_matmul_kernel(cl_device.context, tile=100)
+
+
+def test_unknown_dtypes_are_refused(cl_device):
+    with pytest.raises(DtypeError, match=r"\[build_matmul_kernel\] unknown dtype; dtype='complex64'"):
+        build_matmul_kernel(cl_device.context, dtype="complex64")
