@@ -16,9 +16,7 @@ from netcl.nn.shape import PixelShuffle, PixelUnshuffle
 
 #: torch's names of ops that are called otherwise here.
 RENAMED = {
-    "mse_loss": "mse", "l1_loss": "l1", "smooth_l1_loss": "smooth_l1", "huber_loss": "huber", "nll_loss": "nll",
-    "binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "bce_with_logits", "logsigmoid": "log_sigmoid",
-    "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh", "unfold": "im2col",
+    "logsigmoid": "log_sigmoid", "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh", "unfold": "im2col",
 }  # fmt: skip
 
 
@@ -74,12 +72,6 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The cosine of the angle between vectors along ``dim``."""
     return ag.cosine_similarity(x1, x2, axis=dim, eps=eps)
-
-
-def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6,
-                        reduction: str = "mean") -> Tensor:  # fmt: skip
-    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``."""
-    return ag.triplet(anchor, positive, negative, margin=margin, p=p, eps=eps, reduction=reduction)
 
 
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:

@@ -16,15 +16,15 @@ class RemovableHandle:
     """What registering a hook returns; ``remove()`` takes the hook away again, and so does leaving a ``with`` block."""
 
     def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]):
-        self._module_hooks, self._kind, self._number = hooks, kind, next(_numbers)
+        self._hooks, self._kind, self._number = hooks, kind, next(_numbers)
         hooks.setdefault(kind, {})[self._number] = hook
 
     def remove(self) -> None:
         """Take the hook away; a second time does nothing."""
-        group = self._module_hooks.get(self._kind, {})
+        group = self._hooks.get(self._kind, {})
         group.pop(self._number, None)
         if not group:
-            self._module_hooks.pop(self._kind, None)
+            self._hooks.pop(self._kind, None)
 
     def __enter__(self) -> RemovableHandle:
         return self

@@ -47,11 +47,15 @@ class _Constructed(ABCMeta):
         return module if place.queue is None else module.to(place.queue)
 
 
-class _Config:
-    """``module.config``; a module may have an attribute of that name for itself, so this does not insist."""
+class _Computed:
+    """A property that gives way to an attribute of the same name: modules of users have a ``config`` or a ``queue`` of their own."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self.function = function
+        self.__doc__ = function.__doc__
 
     def __get__(self, module: Any, owner: type) -> Any:
-        return self if module is None else factory.config_of(module)
+        return self if module is None else self.function(module)
 
 
 class Module(metaclass=_Constructed):
@@ -84,7 +88,6 @@ class Module(metaclass=_Constructed):
 
     training: bool
     _holds_arguments = False  # whether the modules inside are arguments of the constructor, whatever they are by now
-    config = _Config()
     _roles: dict[str, str]
     _module_hooks: dict[str, dict[int, Callable[..., Any]]]
     _changed_names: set[str]
@@ -350,7 +353,7 @@ class Module(metaclass=_Constructed):
         """All floats as float64."""
         return self.to("float64")
 
-    @property
+    @_Computed
     def queue(self) -> Any:
         """The queue of the module's tensors; the active device's if it has none."""
         tensor = next((t for _, t in self._walk_tensors("parameter", "buffer", "scratch")), None)
@@ -373,6 +376,11 @@ class Module(metaclass=_Constructed):
     register_backward_hook = register_full_backward_hook
 
     # ---- description
+
+    @_Computed
+    def config(self) -> dict[str, Any]:
+        """What makes this module again, as JSON: see :func:`netcl.nn.factory.config_of`."""
+        return factory.config_of(self)
 
     def _made_with(self, arguments: Mapping[str, Any]) -> None:
         object.__setattr__(self, "_made_from", dict(arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import netcl.autograd as ag
@@ -83,6 +84,10 @@ class TransformerEncoder(Module):
         super().__init__()
         self.layers = ModuleList(_fresh(encoder_layer) for _ in range(num_layers))
         self.num_layers, self.norm = num_layers, norm
+
+    def _made_with(self, arguments: Mapping[str, Any]) -> None:
+        kept = {"encoder_layer": self.layers[0]} if self.num_layers else {}  # the given layer itself is not needed any more
+        super()._made_with({**arguments, **kept})
 
     def forward(self, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
         for layer in self.layers:

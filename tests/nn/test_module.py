@@ -201,7 +201,7 @@ def test_forward_hooks_see_and_replace(device):
     pre.remove()
     post.remove()
     net(np.ones((1, 2), np.float32))
-    assert len(seen) == 1 and net._hooks == {}
+    assert len(seen) == 1 and net._module_hooks == {}
 
 
 def test_backward_hooks_see_and_replace(device):
@@ -287,3 +287,14 @@ def test_what_cannot_be_described_is_told():
 def test_forward_must_be_defined():
     with pytest.raises(NotImplementedError, match=r"\[Module\] forward is not defined"):
         nn.Module()(1)
+
+
+def test_a_module_may_have_attributes_of_its_own_by_any_name(device):
+    class Own(nn.Module):
+        def __init__(self, queue, config):
+            super().__init__()
+            self.queue, self.config, self.state, self.layer = queue, config, {}, nn.Linear(2, 2)
+
+    own = Own(device.queue, {"width": 3})
+    assert own.config == {"width": 3} and own.queue is device.queue
+    assert own.half().layer.weight.dtype == "float16"
