@@ -1,0 +1,257 @@
+"""Attention in tiles: scores are made, used and forgotten block by block, so no matrix of all scores is stored.
+
+Forward keeps the logarithm of each row's sum of exponentials; backward makes the scores again from it. Two kernel texts serve
+all devices: ``cpu.cl`` (a vector lane per query) and ``simt.cl`` (a work-group per block of queries).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.device import handle_of
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernel_selector import get_kernel_selector
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.attention.dense import (
+    attention_cpu,
+    attention_grad_cpu,
+    attention_grad_ref,
+    attention_grad_vjp,
+    attention_ref,
+    mask_gradient,
+)
+from netcl.ops.attention.geometry import Geometry, Mask, geometry, mask_of, score_scale
+from netcl.ops.attention.rope import rope
+from netcl.ops.pointwise import cast
+from netcl.ops.registry import S, composite, op
+
+__all__ = ["Config", "attention", "attention_grad", "choose", "rope", "scaled_dot_product_attention"]
+
+
+class Config(NamedTuple):
+    """A kernel file, its macros, the work-group, and how many rows a work-group takes."""
+
+    file: str
+    defines: Mapping[str, int]
+    local: tuple[int, int]
+    rows: int
+
+
+def cpu_config(width: int, wide: bool, depth: int) -> Config:
+    """For CPUs with vectors of ``width`` floats: a lane per query, as many products at a time as registers hold."""
+    lanes = 8 if wide else 16
+    return Config("cpu.cl", {"LANES": lanes, "TILE": 8 if width >= 16 else 4, "BLOCK": 32, "DEPTH": depth}, (1, 1), lanes)
+
+
+def simt_config(memory: int, most: int, wide: bool, depth: int) -> Config:
+    """For GPUs: the largest tiles whose parts fit into local memory."""
+    side = 16 if most >= 256 else 8
+    fitting = Config("", {}, (side, side), side)
+    for ry, rx, chunk in ((4, 2, 64), (2, 2, 64), (2, 1, 32), (1, 1, side)):
+        rows, columns, chunk = ry * side, rx * side, min(chunk, depth)
+        defines = {"TX": side, "TY": side, "RX": rx, "RY": ry, "CHUNK": chunk, "CHUNKS": -(-depth // chunk)}
+        fitting = Config("simt.cl", defines, (side, side), rows)
+        if (8 if wide else 4) * (chunk * (rows + columns + 2) + rows * (columns + 1)) <= memory:
+            break
+    return fitting
+
+
+def choose(q: Tensor, k: Tensor, sizes: Geometry) -> Config:
+    """The configuration of a call: what was registered with the selector for ``attention``, else by the kind of device."""
+    profile = handle_of(q.queue).profile
+    chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
+    if chosen is not None:
+        return chosen
+    wide = q.dtype == "float64"
+    if profile.device_type == "cpu":
+        return cpu_config(profile.vector_width, wide, sizes.bucket)
+    return simt_config(profile.local_mem_size, profile.max_work_group_size, wide, sizes.bucket)
+
+
+class _Call(NamedTuple):
+    """What the kernels of one call share."""
+
+    like: Tensor
+    config: Config
+    sizes: Geometry
+    mask: Mask
+    numbers: tuple[float, ...]
+
+    def kernel(self, name: str) -> Any:
+        dtype = self.like.dtype
+        operands = {"X": dtype, "M": (self.like if self.mask.tensor is None else self.mask.tensor).dtype, "S": _sums_dtype(dtype)}
+        defines = {"REAL": "double" if dtype == "float64" else "float", "MASK": self.mask.kind, **self.config.defines}
+        return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines)
+
+    def run(self, name: str, rows: int, heads: int, *tensors: Any) -> None:
+        """Launch one of the tile kernels over ``rows`` rows (queries, or keys) of ``heads`` heads."""
+        tx, ty = self.config.local
+        blocks = -(-rows // self.config.rows)
+        self.kernel(name)(self.like.queue, (blocks * tx, heads * ty), self.config.local, *tensors, *self.numbers)
+
+
+def _sums_dtype(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _call(q: Tensor, k: Tensor, sizes: Geometry, mask: Mask, causal: bool, scale: float) -> _Call:
+    numbers = (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
+    return _Call(q, choose(q, k, sizes), sizes, mask, numbers)
+
+
+_SAMPLES = [
+    S((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), None),
+    S((2, 33, 16), (2, 33, 16), (2, 33, 5), None, causal=True),
+    S((1, 1), (1, 1), (1, 1), None),
+    S((2, 4, 19, 40), (2, 2, 70, 40), (2, 2, 70, 40), None, scale=0.3),
+    S((2, 2, 5, 8), (2, 2, 9, 8), (2, 2, 9, 8), (5, 9), dtypes=(None, None, None, "bool")),
+    S((2, 2, 5, 8), (2, 2, 9, 8), (2, 2, 9, 8), (2, 1, 1, 9)),
+    S((3, 2, 2, 5, 8), (3, 2, 2, 9, 8), (3, 2, 2, 9, 8), (3, 1, 1, 5, 1)),
+    S((2, 3, 130), (2, 35, 130), (2, 35, 130), None, causal=True),
+    S((0, 2, 5, 8), (0, 2, 5, 8), (0, 2, 5, 8), None),
+    S((2, 0, 8), (2, 3, 8), (2, 3, 8), None),
+    S((2, 3, 8), (2, 0, 8), (2, 0, 8), None),
+]
+_GRAD_SAMPLES = [
+    S((2, 5, 6), (2, 5, 8), (2, 9, 8), (2, 9, 6), None, (2, 5, 6), (2, 5), None),
+    S((2, 4, 33, 8), (2, 4, 33, 8), (2, 2, 40, 8), (2, 2, 40, 8), None, (2, 4, 33, 8), (2, 4, 33), None, causal=True),
+    S((2, 2, 5, 8), (2, 2, 5, 8), (2, 2, 9, 8), (2, 2, 9, 8), (5, 9), (2, 2, 5, 8), (2, 2, 5), (2, 2, 5), scale=0.5),
+    S((0, 5, 8), (0, 5, 8), (0, 9, 8), (0, 9, 8), None, (0, 5, 8), (0, 5), None),
+]
+_ERRORS = [
+    (S((2, 3, 4), (2, 5, 6), (2, 5, 6)), r"q has head size 4, k has 6"),
+    (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q, or a divisor of its heads"),
+    (S((2, 3, 300), (2, 5, 300), (2, 5, 300)), r"head sizes go up to 256"),
+    (S((2, 3, 4), (2, 5, 4), (2, 5, 4), (4, 5)), r"the mask cannot be broadcast to the scores; mask=\(4, 5\), scores=\(2, 3, 5\)"),
+]
+
+
+def _attention_vjp(F, g, out, q, k, v, mask, causal, scale, needs):
+    upstream, through = g
+    result, logarithms = out
+    upstream = F.mul(result, 0) if upstream is None else upstream
+    known = (q, k, v, mask, result, logarithms, through)
+    gradients = F.attention_grad(upstream, *known, causal=causal, scale=scale) if any(needs[:3]) else (None,) * 3
+    wants_mask = needs[3] and mask is not None and mask.dtype != "bool"
+    return *gradients, mask_gradient(F, upstream, *known, causal, scale) if wants_mask else None
+
+
+@op(vjp=_attention_vjp, ref=attention_ref, cpu=attention_cpu, amp="half", samples=_SAMPLES, errors=_ERRORS, tol=4)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
+    q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
+    sizes = geometry("attention", q, k, v)
+    place, factor, sums = mask_of("attention", mask, q, sizes), score_scale(scale, sizes.depth), _sums_dtype(q.dtype)
+    if q.backend == "cpu":
+        dtypes = (q.dtype, sums)
+        return launch.run_cpu(attention_cpu, q, k, v, place.tensor, dtype=dtypes, sizes=sizes, place=place, causal=causal, scale=factor)
+    out = Tensor.empty((*q.shape[:-1], sizes.depth_v), q.dtype, queue=q.queue)
+    logarithms = Tensor.empty(q.shape[:-1], sums, queue=q.queue)
+    if not logarithms.size:
+        return out, logarithms
+    if not sizes.m:
+        return out.fill_(0), logarithms.fill_(-math.inf)
+    call = _call(q, k, sizes, place, causal, factor)
+    call.run("attention", sizes.n, sizes.batch * sizes.heads, q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
+    return out, logarithms
+
+
+@op(vjp=attention_grad_vjp, ref=attention_grad_ref, cpu=attention_grad_cpu, samples=_GRAD_SAMPLES, tol=8)
+def attention_grad(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
+    through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of :func:`attention`'s q, k and v; ``through`` is the gradient of the logarithms."""
+    name = "attention_grad"
+    upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
+    sizes = geometry(name, q, k, v)
+    place, factor = mask_of(name, mask, q, sizes), score_scale(scale, sizes.depth)
+    if upstream.shape != (*q.shape[:-1], sizes.depth_v) or upstream.shape != result.shape:
+        raise ShapeError(message(name, "the upstream gradient has not the result's shape", upstream=upstream.shape, result=result.shape))
+    if q.backend == "cpu":
+        given = (upstream, q, k, v, place.tensor, result, logarithms, through)
+        return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, sizes=sizes, place=place, causal=causal, scale=factor)
+    results = tuple(Tensor.empty(t.shape, t.dtype, queue=t.queue) for t in (q, k, v))
+    if not (q.size or k.size or v.size) or not sizes.n or not sizes.m:
+        return tuple(t.fill_(0) for t in results)  # type: ignore[return-value]
+    call = _call(q, k, sizes, place, causal, factor)
+    sums = _sums_dtype(q.dtype)
+    through = None if through is None else cast(through, sums)
+    return _run_grad(call, cast(upstream, q.dtype), q, k, v, cast(result, q.dtype), cast(logarithms, sums), through, results)
+
+
+def _run_grad(call: _Call, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any) -> Any:
+    sizes = call.sizes
+    rows = sizes.batch * sizes.heads * sizes.n
+    delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
+    has = through is not None
+    call.kernel("attention_delta")(q.queue, rows, launch.LOCAL_1D, g, out, through if has else delta, delta, int(has), rows, sizes.depth_v)
+    given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)
+    call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, *given, results[0])
+    call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, *given, *results[1:])
+    return results
+
+
+# ---- what users call
+
+
+def _public_ref(q, k, v, mask=None, attn_mask=None, causal=False, is_causal=False, scale=None, dropout_p=0.0):
+    return attention_ref(q, k, v, mask, causal or is_causal, scale)[0]
+
+
+@composite(
+    ref=_public_ref,
+    tol=4,
+    samples=[S((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)), S((2, 9, 8), (2, 9, 8), (2, 9, 8), is_causal=True)],
+    errors=[
+        (S((2, 3, 4), (2, 3, 4), (2, 3, 4), dropout_p=1.5), r"\[scaled_dot_product_attention\] dropout_p is a probability; dropout_p=1.5")
+    ],
+)
+def scaled_dot_product_attention(
+    F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, attn_mask: Any = None, causal: bool = False,
+    is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """``softmax(q k' / sqrt(D) + mask) v`` over the last two axes of ``(..., N, D)`` queries, ``(..., M, D)`` keys and values.
+
+    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
+    ``causal`` (torch's ``is_causal``) lets query i see keys up to i. k and v may have fewer heads than q (grouped queries). A row
+    that sees no key gives 0. With ``dropout_p`` the probabilities are kept as a matrix; without it nothing of that size is.
+
+    >>> from netcl import ops
+    >>> ops.scaled_dot_product_attention([[1.0]], [[1.0]], [[7.0]]).tolist()
+    [[7.0]]
+    """
+    causal, mask = causal or is_causal, attn_mask if mask is None else mask
+    if not 0 <= dropout_p <= 1:
+        raise ShapeError(message("scaled_dot_product_attention", "dropout_p is a probability", dropout_p=dropout_p))
+    if not dropout_p:
+        return F.attention(q, k, v, mask, causal=causal, scale=scale)[0]
+    q, k, v, mask = launch.as_tensors("scaled_dot_product_attention", q, k, v, mask)
+    return _with_dropout(F, q, k, v, mask, causal, scale, dropout_p)
+
+
+def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, p: float) -> Tensor:
+    sizes = geometry("scaled_dot_product_attention", q, k, v)
+    if sizes.sharing > 1:
+        k, v = (_repeated_heads(F, t, sizes.sharing) for t in (k, v))
+    scores = F.mul(F.matmul(q, k, transpose_b=True), score_scale(scale, sizes.depth))
+    if mask is not None:
+        scores = F.where(mask, scores, -math.inf) if mask.dtype == "bool" else F.add(scores, mask)
+    if causal:
+        below = np.arange(sizes.m) <= np.arange(sizes.n)[:, None]
+        scores = F.where(Tensor.from_host(q.queue, below), scores, -math.inf)
+    return F.matmul(F.dropout(F.softmax(scores, axis=-1), p), v)
+
+
+def _repeated_heads(F: Any, x: Tensor, times: int) -> Any:
+    """Every head ``times`` times over."""
+    *lead, heads, rows, depth = x.shape
+    wide = F.expand(F.reshape(x, (*lead, heads, 1, rows, depth)), (*lead, heads, times, rows, depth))
+    return F.reshape(wide, (*lead, heads * times, rows, depth))

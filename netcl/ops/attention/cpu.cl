@@ -1,0 +1,253 @@
+// Attention on CPUs: a work-item takes LANES queries (in the gradient of keys and values: LANES keys) and walks the other side in blocks.
+//
+// Every lane of a vector is one query, so keys and values are read in place as scalars, no product needs a sum over lanes, and nothing is
+// packed but the queries themselves, once. Scores of a block live in BLOCK vectors; no matrix of all scores exists.
+// Operand X: queries, keys, values, results and gradients (X_T X_LOAD X_STORE); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
+// S_STORE).
+
+#ifndef REAL  // the type arithmetic is done in
+#define REAL float
+#endif
+#ifndef LANES  // queries of a work-item
+#define LANES 16
+#endif
+#ifndef BLOCK  // keys whose scores are known at a time
+#define BLOCK 32
+#endif
+#ifndef TILE  // accumulators held in registers: rows of a product at a time; divides BLOCK
+#define TILE 4
+#endif
+#ifndef DEPTH  // the largest head size
+#define DEPTH 64
+#endif
+#ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
+#define MASK 0
+#endif
+
+#pragma OPENCL FP_CONTRACT ON
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define LOWEST ((real)(-INFINITY))
+
+typedef REAL real;
+typedef JOIN(REAL, LANES) vec;
+
+// ---- products
+
+// s[t] = row t of `rows` times `packed`, for `count` rows of `depth` elements.
+static inline void products(vec* s, __global const X_T* rows, const int count, const int depth, const vec* packed) {
+  int t = 0;
+  for (; t + TILE <= count; t += TILE) {
+    __global const X_T* row = rows + (long)t * depth;
+    vec sum[TILE];
+    for (int i = 0; i < TILE; ++i) sum[i] = 0;
+    for (int d = 0; d < depth; ++d) {
+      const vec p = packed[d];
+      for (int i = 0; i < TILE; ++i) sum[i] += (real)X_LOAD(row, i * depth + d) * p;
+    }
+    for (int i = 0; i < TILE; ++i) s[t + i] = sum[i];
+  }
+  for (; t < count; ++t) {
+    __global const X_T* row = rows + (long)t * depth;
+    vec sum = 0;
+    for (int d = 0; d < depth; ++d) sum += (real)X_LOAD(row, d) * packed[d];
+    s[t] = sum;
+  }
+}
+
+// result = result * scale + the sum over t of row t of `rows` times s[t].
+static inline void gather(vec* result, const vec scale, __global const X_T* rows, const int count, const int depth, const vec* s) {
+  int d = 0;
+  for (; d + TILE <= depth; d += TILE) {
+    vec sum[TILE];
+    for (int i = 0; i < TILE; ++i) sum[i] = result[d + i] * scale;
+    for (int t = 0; t < count; ++t) {
+      const vec p = s[t];
+      for (int i = 0; i < TILE; ++i) sum[i] += (real)X_LOAD(rows, t * depth + d + i) * p;
+    }
+    for (int i = 0; i < TILE; ++i) result[d + i] = sum[i];
+  }
+  for (; d < depth; ++d) {
+    vec sum = result[d] * scale;
+    for (int t = 0; t < count; ++t) sum += (real)X_LOAD(rows, t * depth + d) * s[t];
+    result[d] = sum;
+  }
+}
+
+// ---- lanes
+
+static inline vec load_lanes(const real* lanes) { return JOIN(vload, LANES)(0, lanes); }
+
+// LANES rows, transposed; rows beyond the last one repeat it.
+static inline void pack(vec* packed, __global const X_T* x, const int first, const int n, const int depth, const real scale) {
+  for (int d = 0; d < depth; ++d) {
+    real lanes[LANES];
+    for (int l = 0; l < LANES; ++l) lanes[l] = scale * X_LOAD(x, min(first + l, n - 1) * depth + d);
+    packed[d] = load_lanes(lanes);
+  }
+}
+
+static inline void unpack(__global X_T* x, const vec* packed, const int first, const int n, const int depth, const real scale) {
+  for (int d = 0; d < depth; ++d) {
+    real lanes[LANES];
+    JOIN(vstore, LANES)(packed[d], 0, lanes);
+    for (int l = 0; l < min(LANES, n - first); ++l) X_STORE(x, (first + l) * depth + d, lanes[l] * scale);
+  }
+}
+
+static inline vec load_sums(__global const S_T* sums, const int first, const int n) {
+  real lanes[LANES];
+  for (int l = 0; l < LANES; ++l) lanes[l] = S_LOAD(sums, min(first + l, n - 1));
+  return load_lanes(lanes);
+}
+
+static inline void store_sums(__global S_T* sums, const vec v, const int first, const int n) {
+  real lanes[LANES];
+  JOIN(vstore, LANES)(v, 0, lanes);
+  for (int l = 0; l < min(LANES, n - first); ++l) S_STORE(sums, first + l, lanes[l]);
+}
+
+// The score of query i and key j under the mask.
+static inline real masked(const real s, __global const M_T* mask, const int at, const int i, const int j, const int causal) {
+  if (causal && j > i) return LOWEST;
+#if MASK == 1
+  return M_LOAD(mask, at) ? s : LOWEST;
+#elif MASK == 2
+  return s + (real)M_LOAD(mask, at);
+#else
+  return s;
+#endif
+}
+
+// The scores of lanes i, i + 1, .. (step_i = 1) with key j, or of query i with lanes j, j + 1, .. (step_j = 1).
+static inline vec masked_lanes(const vec s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int step_i,
+                               const int j, const int step_j, const int n, const int m, const int causal) {
+  real lanes[LANES];
+  JOIN(vstore, LANES)(s, 0, lanes);
+  for (int l = 0; l < LANES; ++l) {
+    const int query = min(i + l * step_i, n - 1), key = min(j + l * step_j, m - 1);
+    lanes[l] = masked(lanes[l], mask, query * by_query + key * by_key, query, key, causal);
+  }
+  return load_lanes(lanes);
+}
+
+// Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
+static inline real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm; }
+
+// ---- kernels; heads: of the queries, sharing: query heads that share a head of keys and values
+
+static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
+
+__attribute__((reqd_work_group_size(1, 1, 1)))
+__kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
+                        __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m, const int depth,
+                        const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
+                        const int by_key) {
+  const int head = get_global_id(1), first = get_global_id(0) * LANES;
+  const long kv = (long)key_head(head, heads, sharing) * m;
+  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+  vec packed[DEPTH], result[DEPTH], s[BLOCK];
+  pack(packed, q + (long)head * n * depth, first, n, depth, scale);
+  for (int d = 0; d < depth_v; ++d) result[d] = 0;
+  vec most = LOWEST, sum = 0;
+  const int end = causal ? min(m, first + LANES) : m;
+  for (int j = 0; j < end; j += BLOCK) {
+    const int count = min(BLOCK, end - j);
+    products(s, k + (kv + j) * depth, count, depth, packed);
+    const int crosses = causal && j + count > first + 1;
+    if (MASK || crosses)
+      for (int t = 0; t < count; ++t) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, first, 1, j + t, 0, n, m, causal);
+    vec higher = most;
+    for (int t = 0; t < count; ++t) higher = fmax(higher, s[t]);
+    const vec safe = select(higher, (vec)(0), higher == (vec)(LOWEST));
+    const vec keep = exp(most - safe);
+    sum *= keep;
+    for (int t = 0; t < count; ++t) {
+      s[t] = exp(s[t] - safe);
+      sum += s[t];
+    }
+    gather(result, keep, v + (kv + j) * depth_v, count, depth_v, s);
+    most = higher;
+  }
+  const vec share = select(1 / sum, (vec)(0), sum == (vec)(0));
+  for (int d = 0; d < depth_v; ++d) result[d] *= share;
+  unpack(out + (long)head * n * depth_v, result, first, n, depth_v, 1);
+  store_sums(logarithms + (long)head * n, most + log(sum), first, n);
+}
+
+// The sum of gradient times result of each row, less the gradient that arrives through the logarithm.
+__kernel void attention_delta(__global const X_T* g, __global const X_T* out, __global const S_T* through, __global S_T* delta,
+                              const int has_through, const int rows, const int depth) {
+  const int row = get_global_id(0);
+  if (row >= rows) return;
+  __global const X_T* gr = g + (long)row * depth;
+  __global const X_T* xr = out + (long)row * depth;
+  real sum = 0;
+  for (int d = 0; d < depth; ++d) sum += X_LOAD(gr, d) * X_LOAD(xr, d);
+  S_STORE(delta, row, has_through ? sum - S_LOAD(through, row) : sum);
+}
+
+__attribute__((reqd_work_group_size(1, 1, 1)))
+__kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
+                                   __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out,
+                                   const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
+                                   const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
+                                   const int by_key) {
+  const int head = get_global_id(1), first = get_global_id(0) * LANES;
+  const long kv = (long)key_head(head, heads, sharing) * m;
+  __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+  vec packed[DEPTH], packed_g[DEPTH], result[DEPTH], s[BLOCK], dp[BLOCK];
+  pack(packed, q + (long)head * n * depth, first, n, depth, scale);
+  pack(packed_g, g + (long)head * n * depth_v, first, n, depth_v, 1);
+  for (int d = 0; d < depth; ++d) result[d] = 0;
+  const vec logarithm = load_sums(logarithms + (long)head * n, first, n), less = load_sums(delta + (long)head * n, first, n);
+  const vec safe = select(logarithm, (vec)(INFINITY), logarithm == (vec)(LOWEST));
+  const int end = causal ? min(m, first + LANES) : m;
+  for (int j = 0; j < end; j += BLOCK) {
+    const int count = min(BLOCK, end - j);
+    products(s, k + (kv + j) * depth, count, depth, packed);
+    products(dp, v + (kv + j) * depth_v, count, depth_v, packed_g);
+    const int crosses = causal && j + count > first + 1;
+    for (int t = 0; t < count; ++t) {
+      if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, first, 1, j + t, 0, n, m, causal);
+      s[t] = exp(s[t] - safe) * (dp[t] - less);
+    }
+    gather(result, (vec)(1), k + (kv + j) * depth, count, depth, s);
+  }
+  unpack(out + (long)head * n * depth, result, first, n, depth, scale);
+}
+
+__attribute__((reqd_work_group_size(1, 1, 1)))
+__kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
+                                 __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
+                                 __global X_T* out_v, const REAL scale, const int causal, const int n, const int m, const int depth,
+                                 const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
+                                 const int by_query, const int by_key) {
+  const int kv_head = get_global_id(1), first = get_global_id(0) * LANES, kv_heads = heads / sharing;
+  vec packed_k[DEPTH], packed_v[DEPTH], result_k[DEPTH], result_v[DEPTH], s[BLOCK], dp[BLOCK];
+  pack(packed_k, k + (long)kv_head * m * depth, first, m, depth, scale);
+  pack(packed_v, v + (long)kv_head * m * depth_v, first, m, depth_v, 1);
+  for (int d = 0; d < depth; ++d) result_k[d] = 0;
+  for (int d = 0; d < depth_v; ++d) result_v[d] = 0;
+  for (int r = 0; r < sharing; ++r) {
+    const int head = kv_head / kv_heads * heads + kv_head % kv_heads * sharing + r;
+    const long row = (long)head * n;
+    __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
+    for (int i = causal ? first : 0; i < n; i += BLOCK) {
+      const int count = min(BLOCK, n - i);
+      products(s, q + (row + i) * depth, count, depth, packed_k);
+      products(dp, g + (row + i) * depth_v, count, depth_v, packed_v);
+      const int crosses = causal && i < first + LANES - 1;
+      for (int t = 0; t < count; ++t) {
+        if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, i + t, 0, first, 1, n, m, causal);
+        s[t] = exp(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
+        dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t));
+      }
+      gather(result_v, (vec)(1), g + (row + i) * depth_v, count, depth_v, s);
+      gather(result_k, (vec)(1), q + (row + i) * depth, count, depth, dp);
+    }
+  }
+  unpack(out_k + (long)kv_head * m * depth, result_k, first, m, depth, scale);
+  unpack(out_v + (long)kv_head * m * depth_v, result_v, first, m, depth_v, 1);
+}

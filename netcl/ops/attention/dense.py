@@ -1,0 +1,197 @@
+"""Attention with the scores in sight: the oracle, the NumPy backend (by blocks of queries), and gradients of gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from netcl.core.tensor import Tensor
+from netcl.ops.attention.geometry import Geometry, Mask, geometry, grouped, mask_of, score_scale
+
+QUERIES = 256  # rows of scores the NumPy backend holds at a time
+
+
+# ---- the plain definition
+
+
+def _heads(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The index of every query head and of the head of keys it uses."""
+    for index in np.ndindex(*q.shape[:-2]):
+        yield index, (*index[:-1], index[-1] * k.shape[-3] // q.shape[-3]) if index else ()
+
+
+def _probabilities_ref(q: np.ndarray, k: np.ndarray, mask: Any, causal: bool, scale: float | None) -> tuple[np.ndarray, np.ndarray]:
+    scores = q @ k.T * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    if causal:
+        scores = np.where(np.arange(len(k)) <= np.arange(len(q))[:, None], scores, -np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logarithm = np.logaddexp.reduce(scores, -1, initial=-np.inf)
+    return np.nan_to_num(np.exp(scores - np.where(np.isneginf(logarithm), np.inf, logarithm)[:, None])), logarithm
+
+
+def _mask_of_head(mask: np.ndarray | None, q: np.ndarray, k: np.ndarray, index: tuple[int, ...]) -> np.ndarray | None:
+    return None if mask is None else np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2]))[index]
+
+
+def attention_ref(q, k, v, mask=None, causal=False, scale=None):
+    """Head by head: ``softmax(q k' scale) v`` and the logarithm of the sum of exponentials."""
+    out, logarithms = np.zeros((*q.shape[:-1], v.shape[-1])), np.zeros(q.shape[:-1])
+    for head, kv in _heads(q, k):
+        p, logarithms[head] = _probabilities_ref(q[head], k[kv], _mask_of_head(mask, q, k, head), causal, scale)
+        out[head] = p @ v[kv]
+    return out, logarithms
+
+
+def attention_grad_ref(upstream, q, k, v, mask, result, logarithms, through=None, causal=False, scale=None):
+    """Head by head; ``result`` and ``logarithms`` are taken as given."""
+    factor = score_scale(scale, q.shape[-1])
+    d_q, d_k, d_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    for head, kv in _heads(q, k):
+        p, own = _probabilities_ref(q[head], k[kv], _mask_of_head(mask, q, k, head), causal, scale)
+        p = p * np.exp(own - logarithms[head])[:, None]
+        delta = (upstream[head] * result[head]).sum(-1) - (0 if through is None else through[head])
+        d_s = p * (upstream[head] @ v[kv].T - delta[:, None]) * factor
+        d_q[head] = d_s @ k[kv]
+        d_k[kv] += d_s.T @ q[head]
+        d_v[kv] += p.T @ upstream[head]
+    return d_q, d_k, d_v
+
+
+# ---- NumPy
+
+
+def _blocks(n: int) -> Iterator[slice]:
+    return (slice(start, min(start + QUERIES, n)) for start in range(0, n, QUERIES))
+
+
+def _transposed(x: np.ndarray) -> np.ndarray:
+    return np.swapaxes(x, -1, -2)
+
+
+def _scores(q: np.ndarray, k: np.ndarray, mask: Any, kind: int, part: slice, causal: bool, scale: float) -> np.ndarray:
+    scores = np.matmul(q[..., part, :], _transposed(k)) * q.dtype.type(scale)
+    if mask is not None:
+        here = mask[..., part, :] if mask.shape[-2] > 1 else mask
+        scores = np.where(here, scores, -np.inf) if kind == 1 else scores + here
+    if causal:
+        keys = np.arange(k.shape[-2])
+        scores = np.where(keys <= np.arange(part.start, part.stop)[:, None], scores, -np.inf)
+    return scores
+
+
+def _grouped_mask(mask: np.ndarray | None, place: Mask, sizes: Geometry) -> np.ndarray | None:
+    return None if mask is None else mask.reshape(_mask_shape(place, sizes))
+
+
+def _mask_shape(place: Mask, sizes: Geometry) -> tuple[int, ...]:
+    batch, heads, n, m = place.shape
+    return (batch, *((1, 1) if heads == 1 else (sizes.kv_heads, sizes.sharing)), n, m)
+
+
+def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
+    """Forward, a block of queries at a time."""
+    out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
+    q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
+    out5, logs4 = out.reshape(grouped(out, sizes, sizes.n, sizes.depth_v, True)), logarithms.reshape(sizes.batch, *sizes.query_shape)
+    for part in _blocks(sizes.n):
+        scores = _scores(q5, k5, mask5, place.kind, part, causal, scale)
+        most = scores.max(-1, keepdims=True, initial=-np.inf)
+        e = np.exp(scores - np.where(np.isneginf(most), 0, most))
+        total = e.sum(-1, keepdims=True)
+        out5[..., part, :] = np.matmul(e, v5) / np.where(total == 0, 1, total)
+        logs4[..., part] = (most + np.log(total))[..., 0]
+    return out, logarithms
+
+
+def _views(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mask) -> tuple[Any, ...]:
+    return (q.reshape(grouped(q, sizes, sizes.n, sizes.depth, True)), k.reshape(grouped(k, sizes, sizes.m, sizes.depth, False)),
+            v.reshape(grouped(v, sizes, sizes.m, sizes.depth_v, False)), _grouped_mask(mask, place, sizes))  # fmt: skip
+
+
+def attention_grad_cpu(
+    g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, *, sizes: Geometry, place: Mask, causal: bool,
+    scale: float,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Backward, a block of queries at a time."""
+    q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
+    g5 = g.reshape(grouped(g, sizes, sizes.n, sizes.depth_v, True))
+    logs = np.where(np.isneginf(logarithms), np.inf, logarithms).reshape(sizes.batch, *sizes.query_shape, 1)
+    delta = ((g * out).sum(-1) - (0 if through is None else through)).reshape(logs.shape)
+    d_q, d_k, d_v = np.empty_like(q5), np.zeros_like(k5), np.zeros_like(v5)
+    for part in _blocks(sizes.n):
+        p = np.exp(_scores(q5, k5, mask5, place.kind, part, causal, scale) - logs[..., part, :])
+        d_s = p * (np.matmul(g5[..., part, :], _transposed(v5)) - delta[..., part, :]) * q.dtype.type(scale)
+        d_q[..., part, :] = np.matmul(d_s, k5)
+        d_k += np.matmul(_transposed(d_s), q5[..., part, :]).sum(2, keepdims=True)
+        d_v += np.matmul(_transposed(p), g5[..., part, :]).sum(2, keepdims=True)
+    return d_q.reshape(q.shape), d_k.reshape(k.shape), d_v.reshape(v.shape)
+
+
+# ---- over F: what has no kernel of its own
+
+
+class Dense:
+    """Probabilities and the gradient of the scores as whole matrices over the ops ``F``."""
+
+    def __init__(
+        self, F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
+    ):
+        self.F, self.q_shape = F, q.shape
+        self.sizes = sizes = geometry("attention", q, k, v)
+        self.scale = score_scale(scale, sizes.depth)
+        self.g, self.out = (F.reshape(t, grouped(t, sizes, sizes.n, sizes.depth_v, True)) for t in (g, out))
+        self.q = F.reshape(q, grouped(q, sizes, sizes.n, sizes.depth, True))
+        self.k = F.reshape(k, grouped(k, sizes, sizes.m, sizes.depth, False))
+        self.v = F.reshape(v, grouped(v, sizes, sizes.m, sizes.depth_v, False))
+        rows = (sizes.batch, *sizes.query_shape, 1)
+        logs = F.reshape(logarithms, rows)
+        scores = self._masked(F.mul(F.matmul(self.q, self.k, transpose_b=True), self.scale), mask, q, causal)
+        self.p = F.exp(F.sub(scores, F.where(F.eq(logs, -math.inf), math.inf, logs)))
+        delta = F.sum(F.mul(self.g, self.out), axis=-1, keepdims=True)
+        delta = delta if through is None else F.sub(delta, F.reshape(through, rows))
+        self.rest = F.sub(F.matmul(self.g, self.v, transpose_b=True), delta)
+        self.d_s = F.mul(self.p, self.rest)
+
+    def _masked(self, scores: Any, mask: Any, q: Any, causal: bool) -> Any:
+        F, sizes = self.F, self.sizes
+        place = mask_of("attention", mask, q, sizes)
+        if place.tensor is not None:
+            here = F.reshape(place.tensor, _mask_shape(place, sizes))
+            scores = F.where(here, scores, -math.inf) if place.kind == 1 else F.add(scores, here)
+        if causal:
+            below = np.arange(sizes.m) <= np.arange(sizes.n)[:, None]
+            scores = F.where(Tensor.from_host(q.queue, below), scores, -math.inf)
+        return scores
+
+
+def mask_gradient(
+    F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
+) -> Any:
+    """The gradient of a mask that is added: that of the scores themselves."""
+    dense = Dense(F, g, q, k, v, mask, out, logarithms, through, causal, scale)
+    return F.reshape(dense.d_s, (*q.shape[:-1], k.shape[-2]))
+
+
+def attention_grad_vjp(F, g, upstream, q, k, v, mask, result, logarithms, through, causal, scale):
+    """Second derivatives; they hold the matrix of scores, which the first ones never do."""
+    d = Dense(F, upstream, q, k, v, mask, result, logarithms, through, causal, scale)
+    u_q, u_k, u_v = (F.mul(like, 0) if u is None else F.reshape(u, like.shape) for u, like in zip(g, (d.q, d.k, d.v), strict=True))
+    w = F.mul(F.add(F.matmul(u_q, d.k, transpose_b=True), F.matmul(d.q, u_k, transpose_b=True)), d.scale)
+    w_p = F.mul(w, d.p)
+    row = F.sum(w_p, axis=-1, keepdims=True)
+    c_s = F.mul(d.p, F.add(F.matmul(d.g, u_v, transpose_b=True), F.mul(w, d.rest)))
+    c_g = F.sub(F.add(F.matmul(d.p, u_v), F.matmul(w_p, d.v)), F.mul(row, d.out))
+    c_q = F.mul(F.add(F.matmul(d.d_s, u_k), F.matmul(c_s, d.k)), d.scale)
+    c_k = F.mul(F.add(F.matmul(d.d_s, u_q, transpose_a=True), F.matmul(c_s, d.q, transpose_a=True)), d.scale)
+    c_v = F.matmul(w_p, d.g, transpose_a=True)
+    c_k, c_v = (F.sum(t, axis=2) for t in (c_k, c_v))
+    c_logs = F.neg(F.sum(c_s, axis=-1))
+    c_mask = None if mask is None or mask.dtype == "bool" else c_s
+    found = (c_g, c_q, c_k, c_v, c_mask, F.neg(F.mul(row, d.g)), c_logs, None if through is None else row)
+    shapes = (upstream.shape, q.shape, k.shape, v.shape, (*q.shape[:-1], k.shape[-2]), result.shape, logarithms.shape, logarithms.shape)
+    return tuple(None if t is None else F.reshape(t, shape) for t, shape in zip(found, shapes, strict=True))

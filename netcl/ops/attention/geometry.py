@@ -1,0 +1,102 @@
+"""The sizes of an attention call: heads, groups of heads that share keys and values, and where the mask of a score lies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.movement import expand
+
+DEPTHS = (32, 64, 128, 256)  # kernels are built for these head sizes and serve every smaller one
+LARGEST = DEPTHS[-1]
+
+
+class Geometry(NamedTuple):
+    """``batch`` times ``heads`` query heads of ``n`` rows; ``sharing`` of them share one head of ``m`` keys and values."""
+
+    batch: int
+    heads: int
+    sharing: int
+    n: int
+    m: int
+    depth: int
+    depth_v: int
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values in each batch."""
+        return self.heads // self.sharing
+
+    @property
+    def bucket(self) -> int:
+        """The head size kernels are built for."""
+        return next(size for size in DEPTHS if size >= max(self.depth, self.depth_v))
+
+    @property
+    def query_shape(self) -> tuple[int, int, int]:
+        """Heads of keys, query heads sharing each, and rows, under the batch axis."""
+        return (self.kv_heads, self.sharing, self.n)
+
+
+def geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> Geometry:
+    """The sizes of a call; ``ShapeError`` or ``DtypeError`` where the operands do not fit together."""
+    shapes = {"q": q.shape, "k": k.shape, "v": v.shape}
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        launch.check_dtype(op, t, name=name)
+    if not q.dtype == k.dtype == v.dtype:
+        raise DtypeError(message(op, "q, k and v differ in dtype", q=q.dtype, k=k.dtype, v=v.dtype))
+    if min(q.ndim, k.ndim, v.ndim) < 2 or k.shape[:-1] != v.shape[:-1] or q.ndim != k.ndim:
+        raise ShapeError(message(op, "q, k and v must be (..., N, D), (..., M, D) and (..., M, Dv)", **shapes))
+    if q.shape[-1] != k.shape[-1]:
+        raise ShapeError(message(op, f"q has head size {q.shape[-1]}, k has {k.shape[-1]}", **shapes))
+    if max(q.shape[-1], v.shape[-1]) > LARGEST:
+        raise ShapeError(message(op, f"head sizes go up to {LARGEST}", **shapes))
+    heads, kv_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
+    if q.shape[:-3] != k.shape[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
+        raise ShapeError(message(op, "k and v must have the batch axes of q, or a divisor of its heads", **shapes))
+    sharing = heads // kv_heads if kv_heads else 1
+    return Geometry(math.prod(q.shape[:-3]), heads, sharing, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+
+
+class Mask(NamedTuple):
+    """A mask and its steps: by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added."""
+
+    tensor: Tensor | None
+    kind: int
+    steps: tuple[int, int, int, int]
+    shape: tuple[int, int, int, int]  # with 1 where it is broadcast
+
+
+NO_MASK = Mask(None, 0, (0, 0, 0, 0), (1, 1, 1, 1))
+
+
+def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: Geometry) -> Mask:
+    """Where the mask of a score lies; ``ShapeError`` if it cannot be broadcast to the scores."""
+    if mask is None:
+        return NO_MASK
+    launch.check_dtype(op, mask, ("bool", *launch.FLOATS), "mask")
+    scores = (*q.shape[:-2], sizes.n, sizes.m)
+    padded = (*(1,) * (len(scores) - mask.ndim), *mask.shape)
+    if len(padded) != len(scores) or any(a not in (1, b) for a, b in zip(padded, scores, strict=True)):
+        raise ShapeError(message(op, "the mask cannot be broadcast to the scores", mask=mask.shape, scores=scores))
+    lead = padded[:-3]
+    if math.prod(lead) not in (1, sizes.batch):  # some batch axes broadcast and some not: no single step can say that
+        padded = (*scores[:-3], *padded[-3:])
+        mask = expand(mask, padded)
+    four = (math.prod(padded[:-3]), padded[-3] if len(padded) > 2 else 1, *padded[-2:])
+    strides = (four[1] * four[2] * four[3], four[2] * four[3], four[3], 1)
+    steps = tuple(0 if size == 1 else stride for size, stride in zip(four, strides, strict=True))
+    return Mask(mask, 1 if mask.dtype == "bool" else 2, steps, four)  # type: ignore[arg-type]
+
+
+def score_scale(scale: float | None, depth: int) -> float:
+    """The factor of the scores: one over the root of the head size unless given."""
+    return 1 / math.sqrt(max(depth, 1)) if scale is None else float(scale)
+
+
+def grouped(x: Any, sizes: Geometry, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
+    """The shape ``(batch, heads of keys, sharing, rows, depth)`` in which queries meet their keys."""
+    return (sizes.batch, sizes.kv_heads, sizes.sharing if queries else 1, rows, depth)

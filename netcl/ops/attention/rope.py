@@ -1,0 +1,105 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.registry import S, op
+
+
+def frequencies(depth: int, base: float) -> np.ndarray:
+    """Radians per position of each pair: ``base ** (-2 i / depth)``."""
+    return float(base) ** (-np.arange(0, depth, 2, dtype=np.float64) / depth)
+
+
+def _frequencies_on(x: Tensor, base: float) -> Tensor:
+    """The table on the device; kept, since a model asks for the same one in every layer."""
+    dtype = "float64" if x.dtype == "float64" else "float32"
+    key = ("rope", x.shape[-1], float(base), dtype)
+    state = program.state(x.queue)
+    if key not in state:
+        state[key] = Tensor.from_host(x.queue, frequencies(x.shape[-1], base), dtype)
+    return state[key]
+
+
+def _sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
+    """Rows are (outer, heads, n): positions may differ along outer."""
+    n = x.shape[-2]
+    if positions is None or positions.shape == (n,):
+        return 1, math.prod(x.shape[:-2]), n
+    if x.ndim > 2 and positions.shape == (x.shape[0], n):
+        return x.shape[0], math.prod(x.shape[1:-2]), n
+    raise ShapeError(message("rope", "positions must be (N,) or (B, N) for x of (B, ..., N, D)", positions=positions.shape, x=x.shape))
+
+
+def _rope_ref(x, positions=None, base=10000.0, offset=0, interleaved=False, inverse=False):
+    """Pairs as complex numbers, times ``exp(i angle)``."""
+    n, depth = x.shape[-2:]
+    where = np.arange(offset, offset + n) if positions is None else np.asarray(positions, float)
+    where = where.reshape(where.shape[0], *(1,) * (x.ndim - 3), n) if where.ndim == 2 else where
+    turn = np.exp((-1j if inverse else 1j) * where[..., None] * frequencies(depth, base))
+    pairs = (x[..., 0::2] + 1j * x[..., 1::2] if interleaved else x[..., : depth // 2] + 1j * x[..., depth // 2 :]) * turn
+    parts = np.stack([pairs.real, pairs.imag], -1 if interleaved else -2)
+    return parts.reshape(x.shape)
+
+
+def _rope_cpu(x: Any, positions: Any, base: float, offset: int, interleaved: bool, inverse: bool) -> np.ndarray:
+    n, depth = x.shape[-2:]
+    where = np.arange(offset, offset + n) if positions is None else positions
+    where = where.reshape(where.shape[0], *(1,) * (x.ndim - 3), n) if where.ndim == 2 else where
+    angle = where[..., None] * frequencies(depth, base)
+    c, s = np.cos(angle).astype(x.dtype), np.sin(-angle if inverse else angle).astype(x.dtype)
+    one, other = (np.s_[..., 0::2], np.s_[..., 1::2]) if interleaved else (np.s_[..., : depth // 2], np.s_[..., depth // 2 :])
+    y = np.empty_like(x)
+    y[one] = x[one] * c - x[other] * s
+    y[other] = x[one] * s + x[other] * c
+    return y
+
+
+def _rope_vjp(F, g, positions, base, offset, interleaved, inverse):
+    return F.rope(g, positions, base=base, offset=offset, interleaved=interleaved, inverse=not inverse), None
+
+
+@op(
+    vjp=_rope_vjp, ref=_rope_ref, cpu=_rope_cpu, tol=4,
+    samples=[S((5, 8)), S((2, 3, 7, 6), offset=3, interleaved=True), S((2, 3, 5, 4), (5,), dtypes=(None, "int64"), high=(1.0, 30)),
+             S((2, 3, 5, 4), (2, 5), dtypes=(None, "int32"), high=(1.0, 30), inverse=True), S((2, 0, 4))],
+    errors=[(S((5, 7)), r"\[rope\] x must be \(..., N, D\) with an even D; x=\(5, 7\)"),
+            (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)")],
+)  # fmt: skip
+def rope(
+    x: Tensor, positions: Tensor | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False
+) -> Tensor:
+    """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
+
+    Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
+    ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
+    ``inverse`` turns back, which is also the gradient.
+
+    >>> from netcl import ops
+    >>> ops.rope([[1.0, 0.0]]).tolist()
+    [[1.0, 0.0]]
+    """
+    x, positions = launch.as_tensors("rope", x, positions)
+    launch.check_dtype("rope", x)
+    if x.ndim < 2 or x.shape[-1] % 2:
+        raise ShapeError(message("rope", "x must be (..., N, D) with an even D", x=x.shape))
+    outer, heads, n = _sizes(x, positions)
+    if x.backend == "cpu":
+        return launch.run_cpu(_rope_cpu, x, positions, base=base, offset=offset, interleaved=interleaved, inverse=inverse)
+    y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+    if x.size:
+        operands = {"X": x.dtype, "P": "int32" if positions is None else positions.dtype}
+        defines = {"REAL": "double" if x.dtype == "float64" else "float", "INTERLEAVED": interleaved, "POSITIONS": positions is not None}
+        kernel = launch.kernel(x.queue, __file__, "rope.cl", "rope", operands, defines)
+        sizes = (outer, heads, n, x.shape[-1], n if outer > 1 else 0, offset, -1 if inverse else 1)
+        tables = (x if positions is None else positions, _frequencies_on(x, base))
+        kernel(x.queue, outer * n * x.shape[-1] // 2, launch.LOCAL_1D, x, *tables, y, *sizes)
+    return y
