@@ -96,7 +96,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: int, dropout: float) -> Tensor
     if seen == 0:
         return ag.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
     mask = None if q.shape[2] == 1 else _causal_mask(q.shape[2], seen, q.queue)
-    return ag.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    return ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
 
 
 def _check_heads(name: str, width: int, heads: int) -> int:
@@ -185,17 +185,8 @@ class RotaryAttention(_Attention):
         v = split_heads(self.v_proj(x), self.n_kv_head)
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        out = attend(q, self._shared(k), self._shared(v), seen, self.dropout if self.training else 0.0)
+        out = attend(q, k, v, seen, self.dropout if self.training else 0.0)
         return ag.dropout(self.o_proj(join_heads(out)), self.dropout, self.training)
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """Keys or values once per head of queries."""
-        times = self.n_head // self.n_kv_head
-        if times == 1:
-            return x
-        batch, heads, positions, size = x.shape
-        repeated = ag.expand(ag.unsqueeze(x, 2), (batch, heads, times, positions, size))
-        return ag.reshape(repeated, (batch, self.n_head, positions, size))
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         batch, positions, _ = output.shape
@@ -258,7 +249,7 @@ class MultiheadAttention(_Attention):
         if need_weights:
             out, weights = _weighed(q, k, v, mask, dropout)
         else:
-            out, weights = ag.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal), None
+            out, weights = ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=causal), None
         out = self.out_proj(join_heads(out))
         if weights is not None and average_attn_weights:
             weights = ag.mean(weights, axis=1)
@@ -295,7 +286,7 @@ class MultiheadAttention(_Attention):
             padding = _blocked(_tensor(key_padding_mask, q), q.dtype)
             padding = ag.reshape(padding, (batch, 1, 1, k.shape[2]))
             total = padding if total is None else ag.add(total, padding)
-        return None if total is None else ag.expand(total, (batch, heads, length, k.shape[2]))
+        return total
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         batch_axis = 0 if self.batch_first else 1
