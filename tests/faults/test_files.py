@@ -192,6 +192,11 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "config is a list": (lambda m, a: m.update(config=[1, 2]), "cannot be built"),
     "no config": (lambda m, a: m.pop("config"), "cannot be built"),
     "tag in the config": (lambda m, a: m.update(config={"$array": "no such"}), "the state in the file is not what netcl writes"),
+    "huge": (
+        lambda m, a: m["config"]["args"][0]["args"].update(in_features=10**9),
+        r"OutOfMemoryError: \[parameter\] the model is larger than",
+    ),
+    "endless": (lambda m, a: m.update(config={"type": "LSTM", "args": [4, 4, 10**9]}), "the model is larger than was allowed for"),
     "negative size": (lambda m, a: m["config"]["args"][0]["args"].update(in_features=-4), "cannot be built"),
 }
 
