@@ -6,9 +6,6 @@
 #ifndef NV  // vectors of a register tile: 1 to 4
 #define NV 4
 #endif
-#ifndef VW  // lanes of a vector
-#define VW 4
-#endif
 #ifndef STRIPS  // register tiles side by side in a panel: narrow tiles share what they read of A while it is in the first cache
 #define STRIPS 4
 #endif
@@ -27,7 +24,6 @@
 #ifndef C_PLAIN  // 1: C is stored in REAL
 #define C_PLAIN 1
 #endif
-
 #ifndef BIAS_PLAIN  // 1: so is the bias, if there is one
 #define BIAS_PLAIN 1
 #endif
@@ -36,23 +32,6 @@
 #endif
 
 #define NR (NV * VW)
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-#define V JOIN(REAL, VW)
-#define QUAD JOIN(REAL, 4)
-// Vectors in memory of any alignment. PoCL 3 does not inline vload and vstore on every machine, and a call in the inner loop spills
-// every register; a packed structure is standard and becomes one instruction.
-typedef struct __attribute__((packed)) { V v; } packed_vector;
-typedef struct __attribute__((packed)) { QUAD v; } packed_quad;
-#define G_LOAD(p) (((__global const packed_vector*)(p))->v)
-#define G_STORE(x, p) ((__global packed_vector*)(p))->v = (x)
-#define QUAD_LOAD(p) (((__global const packed_quad*)(p))->v)
-#define QUAD_STORE(x, p) ((__local packed_quad*)(p))->v = (x)
-#define L_LOAD(p) (*(__local const V*)(p))  // panels and tiles are aligned
-#define L_STORE(x, p) *(__local V*)(p) = (x)
-#define P_STORE(x, p) *(V*)(p) = (x)
-#define V_RELU_OF(x) select(x, (V)(0), (x) < (V)(0))
-
 #if NV == 1
 #define COLUMNS(F, i) F(i, 0)
 #elif NV == 2
@@ -239,49 +218,4 @@ void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, cons
   for (int kk = 0; kk < k; ++kk)
     for (int i = 0; i < MR; ++i)
       packed[(INDEX)kk * MR + i] = i < rows ? (REAL)A_LOAD(a, (m0 + i) * (INDEX)a_row + kk * (INDEX)a_k) : (REAL)0;
-}
-
-#define DOT_ZERO(i, j) V d##i##j = (V)(0);
-#define DOT_ADD(i, j) d##i##j += x##i * y##j;
-#define DOT_STORE(i, j)                                                                          \
-  if (m0 + i < m && n0 + j < n_end) {                                                            \
-    REAL lanes[VW] __attribute__((aligned(64))), sum = 0;                                        \
-    P_STORE(d##i##j, lanes);                                                                     \
-    for (int l = 0; l < VW; ++l) sum += lanes[l];                                                \
-    for (int kk = whole; kk < k; ++kk) sum += p##i[kk] * q##j[kk];                               \
-    sum = finish(sum, bias, has_bias, n0 + j);                                                             \
-    C_STORE(c, (INDEX)(m0 + i) * n + n0 + j, sum);                                               \
-  }
-#define DOT_TILE(F) F(0, 0) F(0, 1) F(0, 2) F(0, 3) F(1, 0) F(1, 1) F(1, 2) F(1, 3) F(2, 0) F(2, 1) F(2, 2) F(2, 3) F(3, 0) F(3, 1) F(3, 2) F(3, 3)
-
-// The same for a as it is and b transposed: both are walked along k, so nothing is packed. For few rows. A group does `block` columns.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
-              const int m, const int n, const int k, const int has_bias, const int block, const int batch1,
-              const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride) {
-  const int blocks = (n + block - 1) / block, whole = k / VW * VW;
-  const INDEX group = get_group_id(0), batch = group / blocks;
-  const int n_begin = (int)(group % blocks) * block, n_end = min(n, n_begin + block);
-  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
-  b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
-  c += batch * m * n;
-  for (int n0 = n_begin; n0 < n_end; n0 += 4) {
-    __global const REAL* q0 = b + (INDEX)n0 * k;
-    __global const REAL* q1 = b + (INDEX)min(n0 + 1, n - 1) * k;
-    __global const REAL* q2 = b + (INDEX)min(n0 + 2, n - 1) * k;
-    __global const REAL* q3 = b + (INDEX)min(n0 + 3, n - 1) * k;
-    for (int m0 = 0; m0 < m; m0 += 4) {
-      __global const REAL* p0 = a + (INDEX)m0 * k;
-      __global const REAL* p1 = a + (INDEX)min(m0 + 1, m - 1) * k;
-      __global const REAL* p2 = a + (INDEX)min(m0 + 2, m - 1) * k;
-      __global const REAL* p3 = a + (INDEX)min(m0 + 3, m - 1) * k;
-      DOT_TILE(DOT_ZERO)
-      for (int kk = 0; kk < whole; kk += VW) {
-        const V x0 = G_LOAD(p0 + kk), x1 = G_LOAD(p1 + kk), x2 = G_LOAD(p2 + kk), x3 = G_LOAD(p3 + kk);
-        const V y0 = G_LOAD(q0 + kk), y1 = G_LOAD(q1 + kk), y2 = G_LOAD(q2 + kk), y3 = G_LOAD(q3 + kk);
-        DOT_TILE(DOT_ADD)
-      }
-      DOT_TILE(DOT_STORE)
-    }
-  }
 }

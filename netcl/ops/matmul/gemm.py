@@ -253,7 +253,7 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     packed = (p.trans_a and p.m * p.k >= _PACK_A_FROM) or (not p.plain(p.a) and panels > 2)
     inner = replace(p, a=sum_dtype(p.real)) if packed else p
     macros = tile.macros() | {"KC": depth, "PACKED_A": int(packed), "B_PLAIN": p.plain(p.b), "C_PLAIN": p.plain(p.c)}
-    kernel = _kernel(queue, "cpu.cl", "gemm_panel", inner, **macros, BIAS_PLAIN=p.plain(p.bias))
+    kernel = _kernel(queue, "vectors.cl cpu.cl", "gemm_panel", inner, **macros, BIAS_PLAIN=p.plain(p.bias))
     rows = _rows(p, tile, panels, profile)
     sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
@@ -262,7 +262,7 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
-    pack = _kernel(queue, "cpu.cl", "pack_a", p, **tile.macros())
+    pack = _kernel(queue, "vectors.cl cpu.cl", "pack_a", p, **tile.macros())
     first = Launch(pack, -(-p.m // tile.rows) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
     return Plan((first, main), packed=p.batches * size, sums=sums)
 
@@ -272,7 +272,7 @@ def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     lanes = _tile(p, profile).lanes
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
     columns = max(4, -(-p.n // blocks // 4) * 4)
-    kernel = _kernel(queue, "cpu.cl", "gemm_dot", p, VW=lanes)
+    kernel = _kernel(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes)
     return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
 
 
@@ -283,7 +283,7 @@ def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
     rows = _rows(p, tile, -(-p.n // tile.columns), profile)
     macros = tile.macros() | {"KC": 1 << 30, "PACKED_B": 0, "C_PLAIN": p.plain(p.c), "BIAS_PLAIN": p.plain(p.bias)}
-    kernel = _kernel(queue, "cpu.cl", "gemm_panel", p, **macros)
+    kernel = _kernel(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros)
     groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
     return Plan((Launch(kernel, groups, 1, "abdcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
 

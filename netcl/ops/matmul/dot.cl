@@ -1,0 +1,42 @@
+// a as it is times b transposed, on CPUs: both are walked along k, so nothing is packed. For few rows.
+#define ZERO(i, j) V d##i##j = (V)(0);
+#define MULTIPLY_ADD(i, j) d##i##j += x##i * y##j;
+#define KEEP(i, j) P_STORE(d##i##j, lanes[i][j]);
+#define TILE(F) F(0, 0) F(0, 1) F(0, 2) F(0, 3) F(1, 0) F(1, 1) F(1, 2) F(1, 3) F(2, 0) F(2, 1) F(2, 2) F(2, 3) F(3, 0) F(3, 1) F(3, 2) F(3, 3)
+
+// A group does `block` columns, in tiles of 4 x 4 dot products.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
+              const int m, const int n, const int k, const int has_bias, const int block, const int batch1,
+              const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride) {
+  const int blocks = (n + block - 1) / block, whole = k / VW * VW;
+  const INDEX group = get_group_id(0), batch = group / blocks;
+  const int n_begin = (int)(group % blocks) * block, n_end = min(n, n_begin + block);
+  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
+  b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
+  c += batch * m * n;
+  REAL lanes[4][4][VW] __attribute__((aligned(64)));
+  for (int n0 = n_begin; n0 < n_end; n0 += 4) {
+    __global const REAL* q = b + (INDEX)n0 * k;
+    const INDEX q1 = (INDEX)(min(n0 + 1, n - 1) - n0) * k, q2 = (INDEX)(min(n0 + 2, n - 1) - n0) * k, q3 = (INDEX)(min(n0 + 3, n - 1) - n0) * k;
+    for (int m0 = 0; m0 < m; m0 += 4) {
+      __global const REAL* p = a + (INDEX)m0 * k;
+      const INDEX p1 = (INDEX)(min(m0 + 1, m - 1) - m0) * k, p2 = (INDEX)(min(m0 + 2, m - 1) - m0) * k, p3 = (INDEX)(min(m0 + 3, m - 1) - m0) * k;
+      TILE(ZERO)
+      for (int kk = 0; kk < whole; kk += VW) {
+        const V x0 = G_LOAD(p + kk), x1 = G_LOAD(p + p1 + kk), x2 = G_LOAD(p + p2 + kk), x3 = G_LOAD(p + p3 + kk);
+        const V y0 = G_LOAD(q + kk), y1 = G_LOAD(q + q1 + kk), y2 = G_LOAD(q + q2 + kk), y3 = G_LOAD(q + q3 + kk);
+        TILE(MULTIPLY_ADD)
+      }
+      TILE(KEEP)
+      for (int i = 0; i < 4 && m0 + i < m; ++i)
+        for (int j = 0; j < 4 && n0 + j < n_end; ++j) {
+          REAL sum = 0;
+          for (int l = 0; l < VW; ++l) sum += lanes[i][j][l];
+          for (int kk = whole; kk < k; ++kk) sum += p[(INDEX)i * k + kk] * q[(INDEX)j * k + kk];
+          sum = finish(sum, bias, has_bias, n0 + j);
+          C_STORE(c, (INDEX)(m0 + i) * n + n0 + j, sum);
+        }
+    }
+  }
+}
