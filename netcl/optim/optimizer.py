@@ -170,38 +170,44 @@ class Optimizer:
         if not dtypes.DTYPES[g.dtype].is_float:
             raise DtypeError(message(self.op, "a gradient is not of a float dtype", dtype=g.dtype, shape=g.shape))
 
-    def _roles(self, group: Group, params: Sequence[Tensor]) -> Iterator[tuple[int, list[list[Tensor]]]]:
+    def _roles(self, group: Group, params: Sequence[Tensor]) -> Iterator[tuple[int, list[list[Any]]]]:
         """Parameters of one age together: the age, and one list of tensors per role."""
-        names = self.tensors(group)
-        found: dict[tuple[int, bool], list[list[Tensor]]] = {}
+        names, wants_masters = self.tensors(group), group["master_weights"]
+        found: dict[tuple[int, bool], list[tuple[Tensor, dict[str, Any]]]] = {}
         for p in params:
-            state = self.state.setdefault(p, {})
-            age = self._age(state)
-            row: list[Any] = [p, p.grad, *[state[name] if name in state else self._remember(p, state, name) for name in names]]
-            mastered = group["master_weights"] and p.dtype in HALVES
-            if mastered:
-                row = [self._master(p, state), *row[1:], p]
-            roles = found.setdefault((age, mastered), [[] for _ in row])
-            for role, t in zip(roles, row, strict=True):
-                role.append(t)
-        return ((age, roles) for (age, _), roles in found.items())
+            state = self.state.get(p)
+            if state is None:
+                state = self.state[p] = {}
+            key = self._age(state, names), wants_masters and p.dtype in HALVES
+            for name in names:
+                if name not in state or state[name].queue is not p.queue:
+                    self._remember(p, state, name)
+            found.setdefault(key, []).append((p, state))
+        for (age, mastered), rows in found.items():
+            own = [p for p, _ in rows]
+            roles = [[p.grad for p in own], *[[state[name] for _, state in rows] for name in names]]
+            yield age, [[self._master(p, state) for p, state in rows], *roles, own] if mastered else [own, *roles]
 
-    def _age(self, state: dict[str, Any]) -> int:
+    def _age(self, state: dict[str, Any], names: Sequence[str]) -> int:
         """The number of this step for a parameter; where that is not counted, 1 for its first step and 2 for all others."""
         if self.counts:
-            state["step"] = state.get("step", 0) + 1
-            return state["step"]
-        return 2 if any(name in state for name in self.names) else 1
+            age = state["step"] = state.get("step", 0) + 1
+            return age
+        return 2 if names and names[0] in state else 1
 
-    def _remember(self, p: Tensor, state: dict[str, Any], name: str) -> Tensor:
-        """A new tensor of zeros in a parameter's state; float32 also for halves."""
-        state[name] = Tensor.zeros(p.shape, "float64" if p.dtype == "float64" else "float32", queue=p.queue, persistent=True)
-        return state[name]
+    def _remember(self, p: Tensor, state: dict[str, Any], name: str) -> None:
+        """A new tensor of zeros in a parameter's state (float32 also for halves), or the old one where the parameter has moved to."""
+        if name in state:
+            state[name] = state[name].to(p.queue)
+        else:
+            state[name] = Tensor.zeros(p.shape, "float64" if p.dtype == "float64" else "float32", queue=p.queue, persistent=True)
 
     def _master(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         if "master" not in state:
             state["master"] = Tensor.empty(p.shape, "float32", queue=p.queue, persistent=True)
             update.copy([state["master"]], [p])
+        elif state["master"].queue is not p.queue:
+            self._remember(p, state, "master")
         return state["master"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from netcl import optim
 from netcl.core.device import manager
-from netcl.core.errors import DeviceError
+from netcl.core.errors import DeviceError, DtypeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import update
@@ -120,6 +120,12 @@ def test_error_texts(queue):
         optim.clip_grad_norm_device([p], 1.0, 0)
     with pytest.raises(ValueError, match=r"\[clip_grad_value\] clip_value cannot be negative or NaN; clip_value=nan"):
         optim.clip_grad_value([p], math.nan)
+    with pytest.raises(ValueError, match=r"\[norm\] the order of a norm is a positive number or infinity; order=-1.0"):
+        update.norm([p.grad], -1)
+    with pytest.raises(ValueError, match=r"\[norm_2\] there are no tensors to fold"):
+        update.norm([])
+    with pytest.raises(DtypeError, match=r"\[nonfinite\] a tensor has a dtype this op does not take; dtype=int32"):
+        update.nonfinite([Tensor.zeros((2,), "int32", queue=queue)])
 
 
 def test_sixty_gradients_take_three_launches(cl_queue):

@@ -287,6 +287,20 @@ def test_parameters_of_several_devices(cl_queue):
     np.testing.assert_allclose(here.to_host(), there.to_host(), rtol=1e-6)
 
 
+def test_state_follows_a_parameter_to_another_device(cl_queue):
+    moved, stayed = (Tensor.from_host(cl_queue, np.arange(9, dtype=np.float32), "float16", requires_grad=True) for _ in range(2))
+    opt = optim.Adam([moved, stayed], lr=0.1, master_weights=True)
+    for step in range(4):
+        for p in (moved, stayed):
+            p.grad = Tensor.from_host(p.queue, np.full(9, step + 1.0, np.float32), "float16")
+        opt.step()
+        if step == 1:
+            there = moved.to("cpu")
+            moved.array, moved.buffer, moved.queue, moved.context = there.array, None, there.queue, None
+    np.testing.assert_allclose(opt.state[moved]["master"].to_host(), opt.state[stayed]["master"].to_host(), rtol=1e-6)
+    np.testing.assert_allclose(moved.to_host(), stayed.to_host(), rtol=1e-3)
+
+
 def test_dtypes_may_differ(queue):
     params = [Tensor.from_host(queue, np.ones(7, np.float32), dtype, requires_grad=True) for dtype in ("float32", "float16", "bfloat16")]
     opt = optim.Momentum(params, lr=0.25)
