@@ -86,7 +86,7 @@ class Graph:
         """A weight, or a constant of the model: the same in both runs, or it is none."""
         state = self._state.get(id(x)) or self._state.get(_storage(x))
         other = self._others.get(id(x))
-        if state is None and other is not None and not _same(x, other):
+        if state is None and (other is None or not _same(x, other)):
             what = "a value was computed outside of the ops, or depends on the batch"
             raise refusal(OP, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = Name(state or self.fresh("constant"), x.dtype)

@@ -509,18 +509,54 @@ def _count_nonzero(graph: Graph, call: Call) -> Name:
 
 @rule("scaled_dot_product_attention")
 def _attention(graph: Graph, call: Call) -> Name:
-    (first, second), nodes = list(call.inputs.values())[:2], Nodes(graph, call.out.dtype)
-    q, k, v = (graph.value(x, call.out.dtype) for x in list(call.inputs.values())[:3])
-    scale = 1 / math.sqrt(first.shape[-1]) if call.params.get("scale") is None else float(call["scale"])
-    scores = graph.node("MatMul", [nodes.mul(q, scale), _transposed(graph, k, second.ndim)], q.dtype)
-    mask = call.inputs.get("attn_mask", call.params.get("attn_mask"))
-    if call.params.get("is_causal"):
-        allowed = np.tril(np.ones((first.shape[-2], second.shape[-2]), bool))
+    nodes, mask = Nodes(graph, call.out.dtype), call["mask"] if call["mask"] is not None else call["attn_mask"]
+    if call["dropout_p"]:
+        raise Unsupported("scaled_dot_product_attention(dropout_p=...)")
+    q, k, v = graph.value(call["q"], call.out.dtype), _all_heads(graph, call, "k"), _all_heads(graph, call, "v")
+    scale = 1 / math.sqrt(call["q"].shape[-1]) if call["scale"] is None else float(call["scale"])
+    scores = graph.node("MatMul", [nodes.mul(q, scale), _transposed(graph, k, call["k"].ndim)], q.dtype)
+    if call["causal"] or call["is_causal"]:
+        allowed = np.tril(np.ones((call["q"].shape[-2], call["k"].shape[-2]), bool))
         scores = nodes.where(graph.constant(allowed), scores, -math.inf)
-    if mask is not None:
-        name = graph.value(mask)
-        scores = nodes.where(name, scores, -math.inf) if name.dtype == "bool" else nodes.add(scores, name)
-    return graph.node("MatMul", [graph.node("Softmax", [scores], q.dtype, axis=-1), v], call.out.dtype)
+    if mask is None:
+        return graph.node("MatMul", [graph.node("Softmax", [scores], q.dtype, axis=-1), v], call.out.dtype)
+    name = graph.value(mask) if isinstance(mask, Tensor) else graph.constant(np.asarray(mask))
+    scores = nodes.where(name, scores, -math.inf) if name.dtype == "bool" else nodes.add(scores, name)
+    shares = graph.node("Softmax", [scores], q.dtype, axis=-1)
+    return graph.node("MatMul", [nodes.where(nodes.isnan(shares), 0.0, shares), v], call.out.dtype)  # a row that sees no key gives 0
+
+
+def _all_heads(graph: Graph, call: Call, which: str) -> Name:
+    """Keys or values, each head as often as queries share it."""
+    x, name = call[which], graph.value(call[which], call.out.dtype)
+    if x.ndim < 3 or x.shape[-3] == call["q"].shape[-3]:
+        return name
+    if x.ndim != 4:
+        raise Unsupported("attention with shared heads and several batch axes")
+    times, (heads, n, depth) = call["q"].shape[-3] // x.shape[-3], x.shape[-3:]
+    apart = graph.node("Reshape", [name, graph.integers([0, heads, 1, n, depth])], name.dtype)
+    spread = graph.node("Expand", [apart, graph.integers([1, 1, times, 1, 1])], name.dtype)
+    return graph.node("Reshape", [spread, graph.integers([0, heads * times, n, depth])], name.dtype)
+
+
+@rule("rope")
+def _rope(graph: Graph, call: Call) -> Name:
+    x, nodes, name = call["x"], Nodes(graph, call.out.dtype), graph.value(call["x"])
+    if call["positions"] is not None:
+        raise Unsupported("rope with positions")
+    n, depth = x.shape[-2:]
+    angles = np.arange(call["offset"], call["offset"] + n)[:, None] * float(call["base"]) ** (-2 * np.arange(depth // 2) / depth)
+    cos, sin = (
+        graph.value(table.astype(np.float32), x.dtype) for table in (np.cos(angles), np.sin(-angles if call["inverse"] else angles))
+    )
+    starts, ends, step = ((0, 1), (depth, depth), 2) if call["interleaved"] else ((0, depth // 2), (depth // 2, depth), 1)
+    a, b = (graph.node("Slice", [name, *map(graph.integers, ([start], [end], [x.ndim - 1], [step]))], x.dtype)
+            for start, end in zip(starts, ends, strict=True))  # fmt: skip
+    turned = [nodes.sub(nodes.mul(a, cos), nodes.mul(b, sin)), nodes.add(nodes.mul(a, sin), nodes.mul(b, cos))]
+    if not call["interleaved"]:
+        return graph.node("Concat", turned, x.dtype, axis=x.ndim - 1)
+    pairs = [graph.node("Unsqueeze", [half, graph.integers([-1])], x.dtype) for half in turned]
+    return graph.node("Reshape", [graph.node("Concat", pairs, x.dtype, axis=-1), graph.sizes(call)], x.dtype)
 
 
 # ---- expressions of users

@@ -45,9 +45,8 @@ class Call:
         return self.inputs[name] if name in self.inputs else self.params[name]
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors that go in."""
-        for value in self.inputs.values():
-            yield from (part for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, Tensor))
+        """The tensors that go in, wherever they stand."""
+        yield from _flat([*self.inputs.values(), *self.params.values()])
 
 
 class Trace:
