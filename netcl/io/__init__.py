@@ -13,5 +13,6 @@ from netcl.io.torch_format import load_torch, save_torch
 
 __all__ = [
     "Checkpoint", "FileError", "checkpoints", "export_onnx", "import_onnx", "latest", "load", "load_checkpoint", "load_model",
-    "load_params", "load_safetensors", "load_torch", "save", "save_checkpoint", "save_model", "save_params", "save_safetensors", "save_torch",
+    "load_params", "load_safetensors", "load_torch", "save", "save_checkpoint", "save_model", "save_params", "save_safetensors",
+    "save_torch",
 ]  # fmt: skip
