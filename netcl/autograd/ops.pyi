@@ -70,6 +70,12 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
 def atan2(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Angle of the point (b, a)."""
 
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
+    """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
+
+def attention_grad(upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor, through: Tensor | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`attention`'s q, k and v; ``through`` is the gradient of the logarithms."""
+
 def avg_pool1d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
 
@@ -105,11 +111,23 @@ def batch_norm_train(x: Tensor, weight: Tensor | None = None, bias: Tensor | Non
     Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
     """
 
+def bce(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = 'mean') -> Tensor:
+    """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
+
+def bce_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = 'mean') -> Tensor:
+    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
+
 def bernoulli(p: Tensor) -> Tensor:
     """1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
 
 def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
+
+def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = 'mean') -> Tensor:
+    """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
+
+def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = 'mean') -> Tensor:
+    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """The products of two stacks of matrices, one by one."""
@@ -148,6 +166,12 @@ def clone(x: Tensor) -> Tensor:
 
 def col2im(cols: Tensor, *, size: Any, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """Columns back into images of height and width ``size``; where windows overlap, they add up."""
+
+def contrastive(a: Tensor, b: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
+
+def contrastive_loss(a: Tensor, b: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 
 def conv1d(x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
     """Convolution of signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, length)``."""
@@ -198,8 +222,27 @@ def cos(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def cosh(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic cosine."""
 
+def cosine_similarity(a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-08) -> Tensor:
+    """``a . b / (|a| |b|)`` along an axis; lengths count as at least ``eps``."""
+
 def count_nonzero(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """How many elements are not zero, as int64."""
+
+def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean') -> Tensor:
+    """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
+
+    Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
+    are probabilities. ``mean`` divides by the weight of the labels that count.
+    """
+
+def cross_entropy_forward(logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
+    """The loss, the logarithms of each row's sum of exponentials, and one over what the mean divides by.
+
+    ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
+    """
+
+def cross_entropy_grad(upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
+    """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
 
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
@@ -322,6 +365,18 @@ def hard_swish(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def hard_tanh(x: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     """x held between min_val and max_val."""
 
+def hinge(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``max(0, margin - x target)`` for targets of -1 and 1."""
+
+def hinge_loss(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``max(0, margin - x target)`` for targets of -1 and 1."""
+
+def huber(x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``delta`` times the smooth L1 loss with ``beta = delta``."""
+
+def huber_loss(x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``delta`` times the smooth L1 loss with ``beta = delta``."""
+
 def im2col(x: Tensor, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """The windows of images as columns: ``(batch, channels * kernel height * kernel width, windows)``; of any dtype."""
 
@@ -330,6 +385,9 @@ def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
 
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
+
+def info_nce(a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = 'mean') -> Tensor:
+    """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
 
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-05) -> Tensor:
     """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
@@ -363,6 +421,15 @@ def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor
 
 def keep_mask(shape: Any = ..., p: float = 0.5, *, queue: Any = None) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
+
+def kl_div(x: Tensor, target: Tensor, *, reduction: str = 'mean', log_target: bool = False) -> Tensor:
+    """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
+
+def l1(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
+    """The absolute difference."""
+
+def l1_loss(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
+    """The absolute difference."""
 
 def layer_norm(x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
     """Layer norm over the trailing axes: ``(x - mean) / sqrt(var + eps) * weight + bias``, statistics per row.
@@ -479,6 +546,12 @@ def minimum(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def mish(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * tanh(softplus(x))."""
 
+def mse(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
+    """The squared difference."""
+
+def mse_loss(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
+    """The squared difference."""
+
 def mul(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Product of two tensors."""
 
@@ -490,6 +563,12 @@ def ne(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def neg(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
+
+def nll(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = 'mean') -> Tensor:
+    """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
+
+def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = 'mean') -> Tensor:
+    """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(x: Tensor) -> Tensor:
     """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""
@@ -600,6 +679,18 @@ def rms_norm(x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | 
 def roll(x: Tensor, shifts: Any, axis: Any = None) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
 
+def rope(x: Tensor, positions: Tensor | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False) -> Tensor:
+    """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
+
+    Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
+    ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
+    ``inverse`` turns back, which is also the gradient.
+
+    >>> from netcl import ops
+    >>> ops.rope([[1.0, 0.0]]).tolist()
+    [[1.0, 0.0]]
+    """
+
 def round(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
 
@@ -617,6 +708,18 @@ def row_norm_weight_grad(upstream: Tensor, x: Tensor, mean: Tensor, rstd: Tensor
 
 def rsqrt(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over the square root."""
+
+def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
+    """``softmax(q k' / sqrt(D) + mask) v`` over the last two axes of ``(..., N, D)`` queries, ``(..., M, D)`` keys and values.
+
+    ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
+    ``causal`` (torch's ``is_causal``) lets query i see keys up to i. k and v may have fewer heads than q (grouped queries). A row
+    that sees no key gives 0. With ``dropout_p`` the probabilities are kept as a matrix; without it nothing of that size is.
+
+    >>> from netcl import ops
+    >>> ops.scaled_dot_product_attention([[1.0]], [[1.0]], [[7.0]]).tolist()
+    [[7.0]]
+    """
 
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
@@ -644,6 +747,12 @@ def sinh(x: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def slice(x: Tensor, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Tensor:
     """``x[start:stop:step]`` along one axis; bounds beyond the ends are cut, as everywhere in Python."""
+
+def smooth_l1(x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
+
+def smooth_l1_loss(x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = 'mean') -> Tensor:
+    """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Exponentials that sum to one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
@@ -723,6 +832,12 @@ def transpose(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
 
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros above a diagonal."""
+
+def triplet(anchor: Tensor, positive: Tensor, negative: Tensor, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean') -> Tensor:
+    """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
+
+def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean') -> Tensor:
+    """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros below a diagonal."""

@@ -6,7 +6,6 @@ made of), else by reading them back.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,19 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.registry import S, alias, composite, op
+from netcl.ops.registry import S, alias, composite
 
-_LOCAL = 64
 IGNORE = -100
 
 
 # ---- labels
 
 
-def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> int:
-    """How many labels count; raises if one is neither a class nor to be ignored."""
+def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
+    """Raise if a label is neither a class nor to be ignored, naming the first such label and its place."""
     known = target.host_ref if target.backend == "cl" else None
     labels = (target.to_host() if known is None else dtypes.decode(known, dtypes.DTYPES[target.dtype])).reshape(-1)
-    counted = labels != ignore
-    wrong = counted & ~((labels >= 0) & (labels < classes))
+    wrong = (labels != ignore) & ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
     if wrong.any():
         at = int(np.argmax(wrong))
         index = tuple(int(i) for i in np.unravel_index(at, target.shape))
@@ -37,174 +34,22 @@ def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> int:
         raise ShapeError(
             message(name, what, f"classes are 0..{classes - 1}; {ignore} is ignored", index=index, **{"target.shape": target.shape})
         )
-    return int(counted.sum())
 
 
-def _spots(name: str, x: Tensor, target: Tensor) -> tuple[int, int, int]:
-    """Outer size, classes and inner size of log-probabilities whose classes are axis 1 (axis 0 of a vector)."""
+def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> None:
+    """Shapes and labels of a classification; classes are axis 1 (axis 0 of a vector)."""
     axis = min(1, x.ndim - 1)
-    if not x.ndim or target.shape != x.shape[:axis] + x.shape[axis + 1 :]:
+    if not x.ndim or target.shape not in (x.shape, x.shape[:axis] + x.shape[axis + 1 :]):
         what = "targets are class numbers, one per row, or probabilities of the logits' shape"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "target.shape": target.shape}))
-    return math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
-
-
-def _check_weight(name: str, weight: Tensor | None, classes: int) -> None:
+    classes = x.shape[axis]
     if weight is not None and weight.shape != (classes,):
         raise ShapeError(message(name, "one weight per class is needed", classes=classes, **{"weight.shape": weight.shape}))
+    if target.shape != x.shape:
+        check_labels(name, target, classes, ignore)
 
 
-def _launch(kernel: str, n: int, x: Tensor, target: Tensor, weight: Tensor | None, out: Tensor, *sizes: int) -> Tensor:
-    operands = {"X": out.dtype, "T": target.dtype, "W": weight.dtype if weight is not None else "float32"}
-    run = launch.kernel(x.queue, __file__, "loss.cl", kernel, operands, {"WEIGHTED": weight is not None})
-    first = () if kernel == "label_weights" else (x,)
-    run(x.queue, n, _LOCAL, *first, target, weight if weight is not None else x, out, *sizes, n)
-    return out
-
-
-# ---- rows by class number
-
-
-def _nll_rows_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, ignore_index: int = IGNORE) -> np.ndarray:
-    out = np.zeros(target.shape)
-    for index, label in np.ndenumerate(target):
-        if label != ignore_index:
-            w = 1.0 if weight is None else weight[int(label)]
-            out[index] = -w * x[(*index[:1], int(label), *index[1:])]
-    return out
-
-
-def _one_hot(target: np.ndarray, classes: int, ignore: int, weight: np.ndarray | None) -> np.ndarray:
-    """``w[t]`` at the target's class, 0 elsewhere; classes are axis 1."""
-    hot = (np.arange(classes) == target[..., None]) & (target != ignore)[..., None]
-    return np.moveaxis(hot * (1.0 if weight is None else weight), -1, min(1, target.ndim))
-
-
-def _nll_rows_cpu(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None, ignore_index: int) -> np.ndarray:
-    return -np.where(_one_hot(target, x.shape[min(1, x.ndim - 1)], ignore_index, None), x, 0).sum(min(1, x.ndim - 1)) * (
-        1.0 if weight is None else _label_weights_cpu(target, weight, ignore_index)
-    )
-
-
-def _nll_rows_grad_ref(
-    g: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, classes: int, ignore_index: int = IGNORE
-) -> np.ndarray:
-    out = np.zeros((*g.shape[:1], classes, *g.shape[1:]))
-    for index, label in np.ndenumerate(target):
-        if label != ignore_index:
-            out[(*index[:1], int(label), *index[1:])] = -g[index] * (1.0 if weight is None else weight[int(label)])
-    return out
-
-
-def _nll_rows_grad_cpu(g: np.ndarray, target: np.ndarray, weight: np.ndarray | None, classes: int, ignore_index: int) -> np.ndarray:
-    return -_one_hot(target, classes, ignore_index, weight) * np.expand_dims(g, min(1, g.ndim))
-
-
-def _label_weights_cpu(target: np.ndarray, weight: np.ndarray | None, ignore_index: int) -> np.ndarray:
-    counted = target != ignore_index
-    return counted * (1.0 if weight is None else weight[np.where(counted, target, 0).astype(np.int64)])
-
-
-_LABELS: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-3.0, 0, 0.5), "high": (0.0, 3, 2.0)}
 _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\), target.shape=\(2,\); classes are 0..2; -100 is ignored")
-
-
-def _by_class(F: Any, values: Any, target: Any, classes: int, ignore: int) -> Any:
-    """The sum of the values of each class's labels."""
-    spread = F.nll_rows_grad(values, target, classes=classes, ignore_index=ignore)
-    axis = min(1, spread.ndim - 1)
-    return F.neg(F.sum(spread, axis=tuple(a for a in range(spread.ndim) if a != axis)))
-
-
-def _nll_rows_vjp(F: Any, g: Any, x: Any, target: Any, weight: Any, ignore_index: int, needs: tuple[bool, ...]) -> Any:
-    classes = x.shape[min(1, x.ndim - 1)]
-    of_weight = None
-    if weight is not None and needs[2]:
-        of_weight = _by_class(F, F.mul(g, F.nll_rows(x, target, ignore_index=ignore_index)), target, classes, ignore_index)
-    return F.nll_rows_grad(g, target, weight, classes=classes, ignore_index=ignore_index), None, of_weight
-
-
-def _nll_rows_grad_vjp(
-    F: Any, g: Any, upstream: Any, target: Any, weight: Any, classes: int, ignore_index: int, needs: tuple[bool, ...]
-) -> Any:
-    of_weight = None
-    if weight is not None and needs[2]:
-        of_weight = _by_class(F, F.mul(upstream, F.nll_rows(g, target, ignore_index=ignore_index)), target, classes, ignore_index)
-    return F.nll_rows(g, target, weight, ignore_index=ignore_index), None, of_weight
-
-
-def _label_weights_vjp(F: Any, g: Any, target: Any, classes: int, ignore_index: int) -> Any:
-    return None, _by_class(F, g, target, classes, ignore_index)
-
-
-@op(
-    vjp=_nll_rows_vjp,
-    ref=_nll_rows_ref,
-    cpu=_nll_rows_cpu,
-    amp="float",
-    samples=[
-        S((4, 3), (4,), None, **_LABELS),
-        S((5, 3), (5,), (3,), **_LABELS),
-        S((2, 3, 7), (2, 7), (3,), **_LABELS),
-        S((257, 3), (257,), None, **_LABELS),
-        S((0, 3), (0,), None, **_LABELS),
-        S((3, 3), np.array([0, IGNORE, 2]), (3,), **_LABELS),
-    ],
-)
-def nll_rows(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = IGNORE) -> Tensor:
-    """``-w[t] x[t]`` per row: what the negative log-likelihood sums. Labels are trusted; a wrong one gives NaN."""
-    x, target, weight = _operands("nll_rows", x, target, weight)
-    outer, classes, inner = _spots("nll_rows", x, target)
-    _check_weight("nll_rows", weight, classes)
-    if x.backend == "cpu":
-        return launch.run_cpu(_nll_rows_cpu, x, target, weight, ignore_index=ignore_index)
-    out = Tensor.empty(target.shape, x.dtype, queue=x.queue)
-    return _launch("nll_rows", outer * inner, x, target, weight, out, ignore_index, classes, inner)
-
-
-@op(
-    vjp=_nll_rows_grad_vjp,
-    ref=_nll_rows_grad_ref,
-    cpu=_nll_rows_grad_cpu,
-    amp="float",
-    samples=[
-        S((4,), (4,), None, classes=3, **_LABELS),
-        S((2, 7), (2, 7), (3,), classes=3, **_LABELS),
-        S((0,), (0,), None, classes=3, **_LABELS),
-        S((3,), np.array([2, IGNORE, 1]), (3,), classes=3, **_LABELS),
-    ],
-)
-def nll_rows_grad(upstream: Tensor, target: Tensor, weight: Tensor | None = None, *, classes: int, ignore_index: int = IGNORE) -> Tensor:
-    """The gradient of :func:`nll_rows`: ``-w[t] upstream`` at the target's class, 0 elsewhere."""
-    upstream, target, weight = _operands("nll_rows_grad", upstream, target, weight)
-    _check_weight("nll_rows_grad", weight, classes)
-    if upstream.backend == "cpu":
-        return launch.run_cpu(_nll_rows_grad_cpu, upstream, target, weight, classes=classes, ignore_index=ignore_index)
-    shape = (*upstream.shape[:1], classes, *upstream.shape[1:])
-    out = Tensor.empty(shape, upstream.dtype, queue=upstream.queue)
-    return _launch("nll_rows_grad", out.size, upstream, target, weight, out, ignore_index, classes, math.prod(upstream.shape[1:]))
-
-
-def _label_weights_ref(target: np.ndarray, weight: np.ndarray | None = None, *, classes: int, ignore_index: int = IGNORE) -> np.ndarray:
-    return np.array([0.0 if t == ignore_index else 1.0 if weight is None else weight[int(t)] for t in target.ravel()]).reshape(target.shape)
-
-
-@op(
-    vjp=_label_weights_vjp,
-    ref=_label_weights_ref,
-    cpu=_label_weights_cpu,
-    amp="float",
-    samples=[S((5,), None, classes=3, dtypes="int64", low=0, high=3), S(np.array([[0, IGNORE], [2, 1]]), (3,), classes=3)],
-)
-def label_weights(target: Tensor, weight: Tensor | None = None, *, classes: int, ignore_index: int = IGNORE) -> Tensor:
-    """The weight of each label's class, 0 where it is ignored; ones without weights."""
-    target, weight = _operands("label_weights", target, weight)
-    _check_weight("label_weights", weight, classes)
-    dtype = weight.dtype if weight is not None else "float32"
-    if target.backend == "cpu":
-        return launch.run_cpu(_label_weights_cpu, target, weight, ignore_index=ignore_index, dtype=dtype)
-    out = Tensor.empty(target.shape, dtype, queue=target.queue)
-    return _launch("label_weights", out.size, target, target, weight, out, ignore_index, classes)
 
 
 def _operands(name: str, *values: Any) -> list[Any]:
@@ -307,51 +152,18 @@ def cross_entropy(
     """
     _check_reduction("cross_entropy", reduction)
     x, target, weight = _operands("cross_entropy", x, target, weight)
-    axis = min(1, x.ndim - 1)
-    _check_weight("cross_entropy", weight, x.shape[axis] if x.ndim else 0)
-    if target.shape == x.shape and x.ndim:
-        return _soft_cross_entropy(F, x, target, weight, label_smoothing, reduction)
-    _spots("cross_entropy", x, target)
-    count = check_labels("cross_entropy", target, x.shape[axis], ignore_index)
-    logp = F.log_softmax(x, axis=axis)
-    loss = F.nll_rows(logp, target, weight, ignore_index=ignore_index)
-    if label_smoothing:
-        spread = _spread(F, logp, weight, axis)
-        if count < target.size:
-            spread = F.mul(spread, F.label_weights(target, classes=x.shape[axis], ignore_index=ignore_index))
-        loss = F.add(F.mul(loss, 1.0 - label_smoothing), F.mul(spread, label_smoothing / x.shape[axis]))
-    return _mean_over_labels(F, loss, target, weight, x.shape[axis], ignore_index, count, reduction)
-
-
-def _spread(F: Any, logp: Any, weight: Any, axis: int) -> Any:
-    """``-sum over classes of w logp``: what smoothing adds."""
-    weighted = logp if weight is None else F.mul(logp, F.reshape(weight, (-1,) + (1,) * (logp.ndim - axis - 1)))
-    return F.neg(F.sum(weighted, axis=axis))
-
-
-def _mean_over_labels(F: Any, loss: Any, target: Any, weight: Any, classes: int, ignore: int, count: int, reduction: str) -> Any:
-    if reduction == "none":
-        return loss
-    if reduction == "sum":
-        return F.sum(loss)
-    if weight is None:
-        return F.mul(F.sum(loss), 1.0 / count) if count else F.div(F.sum(loss), 0.0)
-    return F.div(F.sum(loss), F.sum(F.label_weights(target, weight, classes=classes, ignore_index=ignore)))
-
-
-def _soft_cross_entropy(F: Any, x: Any, target: Any, weight: Any, smoothing: float, reduction: str) -> Any:
-    axis = min(1, x.ndim - 1)
-    classes = x.shape[axis]
-    wanted = F.add(F.mul(target, 1.0 - smoothing), smoothing / classes) if smoothing else target
-    loss = _spread(F, F.mul(F.log_softmax(x, axis=axis), wanted), weight, axis)
-    return _reduced(F, "cross_entropy", loss, reduction)
+    _check_classes("cross_entropy", x, target, weight, ignore_index)
+    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return F.cross_entropy_forward(x, target, weight, **options)[0]
 
 
 def _nll_ref(
     x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, ignore_index: int = IGNORE, reduction: str = "mean"
 ) -> np.ndarray:
-    loss = _nll_rows_ref(x, target, weight, ignore_index=ignore_index)
-    weights = _label_weights_ref(target, weight, classes=x.shape[1], ignore_index=ignore_index)
+    counted = target != ignore_index
+    label = np.where(counted, target, 0).astype(int)
+    weights = counted * (np.ones(x.shape[1]) if weight is None else weight)[label]
+    loss = -weights * np.take_along_axis(x, np.expand_dims(label, 1), 1).squeeze(1)
     return np.asarray(loss.sum() / weights.sum()) if reduction == "mean" else _ref(loss, reduction)
 
 
@@ -365,11 +177,8 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
     _check_reduction("nll", reduction)
     x, target, weight = _operands("nll", x, target, weight)
-    _, classes, _ = _spots("nll", x, target)
-    _check_weight("nll", weight, classes)
-    count = check_labels("nll", target, classes, ignore_index)
-    loss = F.nll_rows(x, target, weight, ignore_index=ignore_index)
-    return _mean_over_labels(F, loss, target, weight, classes, ignore_index, count, reduction)
+    _check_classes("nll", x, target, weight, ignore_index)
+    return F.cross_entropy_forward(x, target, weight, reduction=reduction, ignore_index=ignore_index, log_probs=True)[0]
 
 
 # ---- regression

@@ -1,0 +1,363 @@
+"""Cross entropy as kernels: one forward, one that reduces, one backward. :mod:`netcl.ops.loss` calls them and checks labels first.
+
+Targets are class labels of any dtype, or probabilities of the logits' shape. A label that is no class gives NaN, never a wrong number.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch, rows
+from netcl.ops.pointwise import cast
+from netcl.ops.registry import S, op
+
+
+class Problem(NamedTuple):
+    """A call: (outer, classes, inner) logits, whether targets are probabilities, and the keyword arguments."""
+
+    outer: int
+    classes: int
+    inner: int
+    probabilities: bool
+    reduction: str
+    ignore_index: int
+    label_smoothing: float
+    log_probs: bool
+
+    @property
+    def rows(self) -> int:
+        return self.outer * self.inner
+
+
+def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, **options: Any) -> Problem:
+    launch.check_dtype(name, logits, name="logits")
+    if not 0 <= options["label_smoothing"] <= 1:
+        raise ShapeError(message(name, "label_smoothing is between 0 and 1", label_smoothing=options["label_smoothing"]))
+    if not logits.ndim:
+        raise ShapeError(message(name, "logits must be (C,), (N, C) or (N, C, ...)", logits=logits.shape))
+    axis = 1 if logits.ndim > 1 else 0
+    labels = (*logits.shape[:axis], *logits.shape[axis + 1 :])
+    if target.shape not in (labels, logits.shape):
+        what = f"target must be labels of shape {labels} or probabilities of shape {logits.shape}"
+        raise ShapeError(message(name, what, target=target.shape, logits=logits.shape))
+    if weight is not None and weight.shape != (logits.shape[axis],):
+        raise ShapeError(message(name, f"weight must have one number for each of the {logits.shape[axis]} classes", weight=weight.shape))
+    return Problem(*rows.around(logits.shape, axis), target.shape == logits.shape, **options)
+
+
+# ---- the plain definition
+
+
+def _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs):
+    """Log-probabilities and targets as (rows, classes), what each row counts for, and the logarithms."""
+    axis = 1 if logits.ndim > 1 else 0
+    classes = logits.shape[axis]
+    x = np.moveaxis(logits, axis, -1).reshape(-1, classes)
+    w = np.ones(classes) if weight is None else weight
+    logs = np.zeros(len(x)) if log_probs else np.logaddexp.reduce(x, -1)
+    if target.shape == logits.shape:
+        t = np.moveaxis(target, axis, -1).reshape(-1, classes).astype(float)
+        return x, (t * (1 - label_smoothing) + label_smoothing / classes) * w, np.ones(len(x)), logs
+    t, counts = np.zeros(x.shape), np.zeros(len(x))
+    for row, label in enumerate(np.rint(target.reshape(-1)).astype(int)):
+        if label != ignore_index:
+            t[row] = label_smoothing / classes * w
+            t[row, label] += (1 - label_smoothing) * w[label]
+            counts[row] = w[label]
+    return x, t, counts, logs
+
+
+def _forward_ref(logits, target, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, log_probs=False):
+    x, t, counts, logs = _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs)
+    losses = (t * (logs[:, None] - x)).sum(-1)
+    shape = target.shape if target.shape != logits.shape else np.delete(logits.shape, 1 if logits.ndim > 1 else 0)
+    logs = logs.reshape(tuple(shape))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if reduction == "none":
+            return losses.reshape(logs.shape), logs, np.ones(())
+        return (losses.sum() / counts.sum(), logs, 1 / counts.sum()) if reduction == "mean" else (losses.sum(), logs, np.ones(()))
+
+
+def _grad_ref(
+    upstream, logits, target, weight, logarithms, scale, reduction="mean", ignore_index=-100, label_smoothing=0.0, log_probs=False
+):
+    x, t, _, _ = _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs)
+    p = np.zeros(x.shape) if log_probs else np.exp(x - logarithms.reshape(-1, 1))
+    d = (p * t.sum(-1, keepdims=True) - t) * upstream.reshape(-1, 1) * scale
+    axis = 1 if logits.ndim > 1 else 0
+    return np.moveaxis(d.reshape(np.moveaxis(logits, axis, -1).shape), -1, axis)
+
+
+# ---- NumPy
+
+
+def _bad_rows(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray:
+    """Which labels are no class and not ignored."""
+    with np.errstate(invalid="ignore"):
+        return ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)) | (labels == ignore_index))
+
+
+def _targets_cpu(target: np.ndarray, weight: Any, p: Problem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Targets with weights and smoothing as (outer, classes, inner), and what each row counts for as (outer, inner)."""
+    w = np.ones(p.classes, dtype) if weight is None else weight
+    smooth, sharp = dtype.type(p.label_smoothing / max(p.classes, 1)), dtype.type(1 - p.label_smoothing)
+    if p.probabilities:
+        t = target.reshape(p.outer, p.classes, p.inner) * sharp + smooth
+        return t * w[:, None], np.ones((p.outer, p.inner), dtype)
+    labels = target.reshape(p.outer, 1, p.inner)
+    bad = _bad_rows(labels[:, 0], p.classes, p.ignore_index)
+    seen = (labels[:, 0] != p.ignore_index) & ~bad
+    index = np.where(seen, labels[:, 0], 0).astype(np.int64)
+    counts = np.where(seen, w[index] if p.classes else 0, 0).astype(dtype)
+    t = np.where(seen, smooth, 0)[:, None] * w[:, None]
+    if p.classes:
+        np.put_along_axis(t, index[:, None], np.take_along_axis(t, index[:, None], 1) + sharp * counts[:, None], 1)
+    counts[bad] = np.nan
+    t.transpose(0, 2, 1)[bad] = np.nan
+    return t, counts
+
+
+def _forward_cpu(logits: Any, target: Any, weight: Any, p: Problem, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    x = logits.reshape(p.outer, p.classes, p.inner)
+    t, counts = _targets_cpu(target, weight, p, x.dtype)
+    logs = np.zeros((p.outer, p.inner), x.dtype)
+    if not p.log_probs:
+        most = x.max(1, keepdims=True, initial=-np.inf)
+        logs = (most + np.log(np.exp(x - most).sum(1, keepdims=True)))[:, 0]
+    # A class that no target asks for does not count, be its logit -infinity.
+    losses = np.where(t == 0, 0, t * (logs[:, None] - x)).sum(1)
+    logs = logs.reshape(shape)
+    one = np.ones((), x.dtype)
+    if p.reduction == "none":
+        return losses.reshape(shape), logs, one
+    return (losses.sum() / counts.sum(), logs, 1 / counts.sum()) if p.reduction == "mean" else (losses.sum(), logs, one)
+
+
+def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: Any, p: Problem) -> np.ndarray:
+    x = logits.reshape(p.outer, p.classes, p.inner)
+    t, counts = _targets_cpu(target, weight, p, x.dtype)
+    share = 0 if p.log_probs else np.exp(x - logs.reshape(p.outer, 1, p.inner)) * t.sum(1, keepdims=True)
+    upstream = np.broadcast_to(g.reshape((p.outer, 1, p.inner) if p.reduction == "none" else (1, 1, 1)), (p.outer, 1, p.inner)) * scale
+    return (np.where(counts[:, None] == 0, 0, upstream) * (share - t)).reshape(logits.shape).astype(x.dtype)
+
+
+# ---- OpenCL
+
+
+def _run(kernel: str, p: Problem, operands: dict[str, Tensor], *args: Any) -> rows.Spread:
+    """Launch a row kernel; returns its spread."""
+    queue = operands["X"].queue
+    dtypes = {key: t.dtype for key, t in operands.items()}
+    cpu, most, _ = rows.device_of(queue)
+    spread = rows.row_spread(cpu, most, p.classes, "float64" in dtypes.values())
+    if p.inner > 1:
+        spread = rows.Spread(min(rows.COLUMN_LOCAL, most), 1, 1, 1)
+    found = _kernel(queue, kernel, p, dtypes, spread)
+    numbers = (p.label_smoothing, p.ignore_index, p.inner, p.rows, p.classes, spread.each)
+    found(queue, -(-p.rows // spread.each) * spread.group, spread.local, *args, *numbers)
+    return spread
+
+
+def _kernel(queue: Any, kernel: str, p: Problem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
+    flags = {"PROBABILITIES": p.probabilities, "LOG_PROBS": p.log_probs, "HAS_WEIGHT": "W" in dtypes, "SMOOTHED": p.label_smoothing > 0}
+    flags |= {"STRIDED": p.inner > 1, "REDUCED": p.reduction != "none"}
+    operands = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
+    defines = {key: int(value) for key, value in flags.items()}
+    return rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, operands, spread, defines)
+
+
+def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: Problem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    sums = "float64" if logits.dtype == "float64" else "float32"
+    queue = logits.queue
+    losses, logs, counts = (Tensor.empty(shape, sums, queue=queue) for _ in range(3))
+    operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
+    spread = _run("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
+    if p.reduction == "none":
+        return cast(losses, logits.dtype), logs, Tensor.ones((), sums, queue=queue)
+    total, scale = Tensor.empty((), logits.dtype, queue=queue), Tensor.empty((), sums, queue=queue)
+    finish = _kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
+    finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
+    return total, logs, scale
+
+
+# ---- ops
+
+
+def _forward_vjp(F, g, out, logits, target, weight, reduction, ignore_index, label_smoothing, log_probs, needs):
+    upstream, through, g_scale = g
+    loss, logs, scale = out
+    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    upstream = F.mul(loss, 0) if upstream is None else upstream
+    d_logits = F.cross_entropy_grad(upstream, logits, target, weight, logs, scale, log_probs=log_probs, **options) if needs[0] else None
+    kept = F.reshape(logs, _kept_axis(logits.shape))
+    if needs[0] and through is not None and not log_probs:
+        d_logits = F.add(d_logits, F.mul(F.reshape(through, kept.shape), F.exp(F.sub(logits, kept))))
+    d_weight = None
+    if weight is not None and needs[2]:
+        d_weight = F.sum(
+            F.mul(_plain_targets(F, upstream, logits, target, logs, scale, options), F.sub(logits, kept)), axis=_rows_of(logits)
+        )
+        if reduction == "mean" and target.shape != logits.shape:  # the weights are in the denominator as well
+            sharp = _plain_targets(F, upstream, logits, target, logs, scale, options | {"label_smoothing": 0.0})
+            d_weight = F.add(d_weight, F.mul(F.sum(sharp, axis=_rows_of(logits)), loss))
+            if g_scale is not None:
+                one = F.add(F.mul(scale, 0), 1)
+                counts = _plain_targets(F, F.cast(one, logits.dtype), logits, target, logs, one, options | {"label_smoothing": 0.0})
+                d_weight = F.add(d_weight, F.mul(F.sum(counts, axis=_rows_of(logits)), F.mul(g_scale, F.square(scale))))
+    if not needs[1] or target.shape != logits.shape:
+        return d_logits, None, d_weight
+    return d_logits, _of_probabilities(F, F.sub(kept, logits), upstream, logits, weight, scale, options), d_weight
+
+
+def _plain_targets(F: Any, upstream: Any, logits: Any, target: Any, logs: Any, scale: Any, options: Any) -> Any:
+    """``-upstream * scale * target``: targets smoothed but without weights."""
+    return F.cross_entropy_grad(upstream, logits, target, None, logs, scale, log_probs=True, **options)
+
+
+def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: Any, scale: Any, options: Any) -> Any:
+    """The gradient of targets that are probabilities, from the slope along each."""
+    factor = F.mul(F.reshape(upstream, _kept_axis(logits.shape)) if options["reduction"] == "none" else upstream, scale)
+    d_target = F.mul(F.mul(slope, factor), 1 - options["label_smoothing"])
+    return d_target if weight is None else F.mul(d_target, F.reshape(weight, _class_axis(logits.shape)))
+
+
+def _rows_of(logits: Any) -> tuple[int, ...]:
+    """Every axis but that of the classes."""
+    return tuple(axis for axis in range(len(logits.shape)) if axis != (1 if len(logits.shape) > 1 else 0))
+
+
+def _kept_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
+    axis = 1 if len(shape) > 1 else 0
+    return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+def _class_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (1, shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 1 else shape
+
+
+def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reduction, ignore_index, label_smoothing, log_probs, needs):
+    """The gradient is linear in upstream; its softmax part is what is left when the log-probability part is taken away."""
+    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    known = (logits, target, weight, logarithms, scale)
+    axis = 1 if len(logits.shape) > 1 else 0
+    once = F.mul(g, F.cross_entropy_grad(F.add(F.mul(upstream, 0), 1), *known, log_probs=log_probs, **options))
+    d_upstream = F.sum(once, axis=axis) if reduction == "none" else F.reshape(F.sum(once), upstream.shape)
+    whole = F.cross_entropy_grad(upstream, *known, log_probs=log_probs, **options)
+    d_scale = F.div(F.sum(F.mul(g, whole)), scale)
+    d_logits = d_logs = None
+    slope = F.neg(g)
+    if not log_probs:
+        d_logits = F.mul(g, F.sub(whole, F.cross_entropy_grad(upstream, *known, log_probs=True, **options)))
+        d_logs = F.neg(F.sum(d_logits, axis=axis))
+        p = F.exp(F.sub(logits, F.reshape(logarithms, _kept_axis(logits.shape))))
+        slope = F.sub(F.sum(F.mul(g, p), axis=axis, keepdims=True), g)
+    d_target = d_weight = None
+    if needs[2] and target.shape == logits.shape:
+        d_target = _of_probabilities(F, slope, upstream, logits, weight, scale, options)
+    if needs[3] and weight is not None:
+        plain = _plain_targets(F, upstream, logits, target, logarithms, scale, options)
+        d_weight = F.neg(F.sum(F.mul(plain, slope), axis=_rows_of(logits)))
+    return d_upstream, d_logits, d_target, d_weight, d_logs, d_scale
+
+
+_L = {"dtypes": (None, "int64", None)}
+_SAMPLES = [
+    S((3, 5), (3,), None, high=(1.0, 5), low=(-1.0, 0), **_L),
+    S((2, 257), (2,), (257,), high=(1.0, 257, 2.0), low=(-1.0, 0, 0.5), **_L),
+    S((33, 10), (33,), None, dtypes=(None, "float32", None), low=(-1.0, 3.0), high=(1.0, 3.0), reduction="sum"),
+    S((4, 3, 5), (4, 5), (3,), high=(1.0, 3, 2.0), low=(-1.0, 0, 0.5), label_smoothing=0.1, dtypes=(None, "uint8", None)),
+    S((4, 5), (4,), None, high=(1.0, 5), low=(-1.0, 0), ignore_index=2, reduction="none", label_smoothing=0.2, **_L),
+    S((4, 5), (4, 5), (5,), low=0.1),
+    S((2, 3, 7), (2, 3, 7), None, low=0.1, label_smoothing=0.3, reduction="none"),
+    S((3, 5), (3,), None, high=(1.0, 5), low=(-1.0, 0), log_probs=True, **_L),
+    S((5,), np.array(2), None),
+    S((0, 5), (0,), None, high=(1.0, 5), low=(-1.0, 0), reduction="sum", **_L),
+]
+_GRAD_SAMPLES = [
+    S(
+        (),
+        (3, 5),
+        (3,),
+        None,
+        (3,),
+        (),
+        dtypes=(None, None, "int64", None, None, None),
+        high=(1.0, 1.0, 5, 1.0, 2.0, 1.0),
+        low=(-1.0, -1.0, 0, 0.0, 1.0, 0.5),
+    ),
+    S(
+        (2, 7),
+        (2, 257, 7),
+        (2, 7),
+        (257,),
+        (2, 7),
+        (),
+        dtypes=(None, None, "int32", None, None, None),
+        high=(1.0, 1.0, 257, 2.0, 7.0, 1.0),
+        low=(-1.0, -1.0, 0, 0.5, 6.0, 0.5),
+        reduction="none",
+        label_smoothing=0.1,
+    ),
+    S((), (4, 5), (4, 5), (5,), (4,), (), low=(-1.0, -1.0, 0.1, 0.5, 1.0, 0.5), high=(1.0, 1.0, 1.0, 1.0, 2.0, 1.0)),
+]
+_ERRORS = [
+    (S((2, 3), (3,), None), r"target must be labels of shape \(2,\) or probabilities of shape \(2, 3\); target=\(3,\)"),
+    (S((2, 3), np.array([0, 1]), (2,)), r"weight must have one number for each of the 3 classes; weight=\(2,\)"),
+]
+
+
+@op(vjp=_forward_vjp, ref=_forward_ref, cpu=_forward_cpu, amp="float", samples=_SAMPLES, errors=_ERRORS, tol=4)
+def cross_entropy_forward(
+    logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
+    label_smoothing: float = 0.0, log_probs: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The loss, the logarithms of each row's sum of exponentials, and one over what the mean divides by.
+
+    ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
+    """
+    logits, target, weight = launch.as_tensors("cross_entropy", logits, target, weight)
+    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
+    p = _problem("cross_entropy", logits, target, weight, **options)
+    shape = logits.shape[:1] + logits.shape[2:] if logits.ndim > 1 else ()
+    if logits.backend == "cpu":
+        sums = "float64" if logits.dtype == "float64" else "float32"
+        return launch.run_cpu(_forward_cpu, logits, target, weight, dtype=(logits.dtype, sums, sums), p=p, shape=shape)
+    return _forward_cl(logits, target, weight, p, shape) if p.rows and p.classes else _empty(logits, p, shape)
+
+
+def _empty(logits: Tensor, p: Problem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """No rows, or no classes: the mean of nothing is NaN, its sum 0."""
+    where = {"queue": logits.queue}
+    sums = "float64" if logits.dtype == "float64" else "float32"
+    loss = Tensor.full(shape if p.reduction == "none" else (), math.nan if p.reduction == "mean" else 0, logits.dtype, **where)
+    return loss, Tensor.full(shape, -math.inf, sums, **where), Tensor.full((), math.inf if p.reduction == "mean" else 1, sums, **where)
+
+
+@op(vjp=_grad_vjp, ref=_grad_ref, cpu=_grad_cpu, amp="float", samples=_GRAD_SAMPLES, tol=4)
+def cross_entropy_grad(
+    upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = "mean",
+    ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False,
+) -> Tensor:  # fmt: skip
+    """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
+    name = "cross_entropy_grad"
+    upstream, logits, target, weight, logarithms, scale = launch.as_tensors(name, upstream, logits, target, weight, logarithms, scale)
+    options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
+    p = _problem(name, logits, target, weight, **options)
+    if upstream.size != (p.rows if reduction == "none" else 1):
+        raise ShapeError(
+            message(name, "the upstream gradient has not the loss's shape", upstream=upstream.shape, reduction=repr(reduction))
+        )
+    if logits.backend == "cpu":
+        return launch.run_cpu(_grad_cpu, upstream, logits, target, weight, logarithms, scale, dtype=logits.dtype, p=p)
+    y = Tensor.empty(logits.shape, logits.dtype, queue=logits.queue)
+    if y.size:
+        scale = cast(scale, logarithms.dtype)
+        operands = {"X": logits, "L": target, "M": logarithms, "G": upstream, "Y": y} | ({} if weight is None else {"W": weight})
+        given = (upstream, logits, target, logits if weight is None else weight, logarithms, scale, y)
+        _run("cross_entropy_grad", p, operands, *given)
+    return y
