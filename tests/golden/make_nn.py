@@ -199,9 +199,9 @@ MODELS = {
 # ---- running them
 
 
-def filled(module, name=""):
+def filled(module, name="", lift=0.0):
     """The module with the values of nn_cases in its state, in float64."""
-    values = cases.state({key: tuple(t.shape) for key, t in module.state_dict().items()}, cases.TIED.get(name))
+    values = cases.state({key: tuple(t.shape) for key, t in module.state_dict().items()}, cases.TIED.get(name), lift)
     module.load_state_dict({key: torch.from_numpy(np.asarray(value)) for key, value in values.items()})
     return module.double()
 
@@ -236,10 +236,11 @@ def run_layer(name):
 def run_model(name):
     model, x = filled(MODELS[name](), name), tensor(cases.INPUTS[name])
     found = {"eval": model.eval()(x).detach().numpy()}
-    logits = model.train()(x)
-    loss = F.cross_entropy(logits.flatten(0, -2), tensor(cases.TARGETS[name]))
+    found["train"] = model.train()(x).detach().numpy()
+    model = filled(MODELS[name](), name, cases.LIFT)
+    loss = F.cross_entropy(model(x).flatten(0, -2), tensor(cases.TARGETS[name]))
     loss.backward()
-    found |= {"train": logits.detach().numpy(), "loss": loss.detach().numpy()}
+    found["loss"] = loss.detach().numpy()
     found["norms"] = np.array([p.grad.norm().item() for p in model.parameters()], np.float32)
     found["grads"] = np.concatenate([cases.shown(p.grad.numpy()) for p in model.parameters()])
     found["buffers"] = np.concatenate([cases.shown(b.numpy()) for b in model.buffers()] or [np.zeros(0)]).astype(np.float32)
@@ -249,8 +250,8 @@ def run_model(name):
 
 
 def train(name, optimizer):
-    model, x = filled(MODELS[name](), name), tensor(cases.INPUTS[name])
-    target = tensor(cases.TARGETS[name])
+    model, x = filled(MODELS[name](), name, cases.LIFT), tensor(cases.TRAINING_INPUTS[name])
+    target = tensor(cases.TRAINING_TARGETS[name])
     steps = getattr(torch.optim, "RMSprop" if optimizer == "RMSProp" else optimizer)(model.parameters(), **cases.OPTIMIZERS[optimizer])
     schedule = torch.optim.lr_scheduler.StepLR(steps, **cases.SCHEDULE)
     losses = []
