@@ -112,12 +112,12 @@ def _stamp(kind: str) -> tuple[Any, ...]:
     """What a choice depends on beside the problem: it is made again when one of these has changed."""
     selector = get_kernel_selector()
     registered = [rules[0][1] for op in {FORWARD, kind} if (rules := selector._registered.get(op))]
-    return selector.measured, *map(id, registered), env.raw("NETCL_CONV_WINOGRAD"), env.raw("NETCL_CONV_TILED_LOCAL")
+    return selector.measured, *registered, env.raw("NETCL_CONV_WINOGRAD"), env.raw("NETCL_CONV_TILED_LOCAL")
 
 
 def _choice(job: Job, queue: Any) -> KernelConfig:
     g, selector, profile = job.g, get_kernel_selector(), handle_of(queue).profile
-    shapes = (g.x_shape, g.w_shape, g.stride, g.pad)
+    shapes = (g.x_shape, g.w_shape, g.stride, g.pad, g.dilation)
     special = selector.select(job.kind, shapes, profile) if job.kind != FORWARD else None
     return special or selector.select(FORWARD, shapes, profile, job.dtype)
 
@@ -182,8 +182,13 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     profile = handle_of(queue).profile
     size = 8 if job.compute == "double" else 4
     lanes = min(16, max(4, profile.vector_width)) * 4 // size
-    # Eight lanes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
-    tiles = {"VW": lanes, "NV": 2 if lanes * size == 32 else 4, "MR": 6}
+    # Vectors of 32 bytes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
+    registers, vectors = (16, 2) if lanes * size == 32 else (32, 4)
+    columns = job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels
+    while vectors > 1 and vectors // 2 * lanes >= columns:
+        vectors //= 2
+    tall = 13 * vectors + 1 <= registers and job.filters > 6
+    tiles: dict[str, Any] = {"VW": lanes, "NV": vectors, "MR": 12 if tall else 6}
     tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
     tiles["NT"] = config.extra.get("NT", max(1, 256 // size // width))
