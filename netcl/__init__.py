@@ -18,7 +18,8 @@ __all__ = ["bias_add", "build_matmul_kernel", "conv2d", "device", "elementwise_b
 _AUTOGRAD = "matmul elementwise_binary relu bias_add reduce_sum softmax conv2d no_grad tensor kernel"
 _SHORTCUTS = {
     **dict.fromkeys(_AUTOGRAD.split(), "netcl.autograd"),
-    **dict.fromkeys(("build_matmul_kernel", "manual_seed"), "netcl.ops"),
+    "build_matmul_kernel": "netcl.ops.matmul",
+    "manual_seed": "netcl.ops.random",
     **dict.fromkeys(("save", "load"), "netcl.io"),
     "device": "netcl.core.device",
     "Tensor": "netcl.core.tensor",
