@@ -306,11 +306,10 @@ def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str
             check(part, case, handle, dtype)
 
 
-_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-
-
-def _driver_errors() -> tuple[type[BaseException], ...]:
-    return (platforms.opencl().Error,) if platforms.available() else ()
+def _faults() -> tuple[type[Exception], ...]:
+    """Everything an op may raise, a driver's own errors included; Ctrl-C is not among them."""
+    own = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+    return (*own, platforms.opencl().Error) if platforms.available() else own
 
 
 def _timed(op: str, check: str, run: Callable[[], None]) -> Result:
@@ -320,6 +319,6 @@ def _timed(op: str, check: str, run: Callable[[], None]) -> Result:
         run()
     except DtypeError as error:
         state, detail = "refused", str(error)
-    except (*_FAULTS, *_driver_errors()) as error:
+    except _faults() as error:
         state, detail = "FAILED", f"{type(error).__name__}: {error}"
     return Result(op, check, state, detail, time.perf_counter() - start)

@@ -79,5 +79,6 @@ def test_random_graphs_agree_with_numpy(cl_device):
 @pytest.mark.parametrize("name", sorted({*UNARY, *BINARY}))
 def test_every_piece_has_a_right_gradient(name, device):
     rng = np.random.default_rng(3)
-    inputs = [ag.tensor(rng.uniform(-1, 1, (ROWS, COLUMNS)), requires_grad=True, queue=device.queue) for _ in range(1 if name in UNARY else 2)]
+    values = [rng.uniform(-1, 1, (ROWS, COLUMNS)) for _ in range(1 if name in UNARY else 2)]
+    inputs = [ag.tensor(v, requires_grad=True, queue=device.queue) for v in values]
     assert ag.gradcheck(UNARY.get(name) or BINARY[name], inputs)

@@ -54,7 +54,9 @@ def test_a_wrong_label_is_named(device):
     x = Tensor.from_host(device.queue, np.zeros((2, 3, 4), np.float32))
     labels = np.zeros((2, 4), np.int64)
     labels[1, 2] = 7
-    with pytest.raises(ShapeError, match=r"\[cross_entropy\] label 7 is not a class; index=\(1, 2\), target.shape=\(2, 4\); classes are 0..2"):
+    with pytest.raises(
+        ShapeError, match=r"\[cross_entropy\] label 7 is not a class; index=\(1, 2\), target.shape=\(2, 4\); classes are 0..2"
+    ):
         ag.cross_entropy(x, Tensor.from_host(device.queue, labels))
 
 
