@@ -28,6 +28,8 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
     """
     first = next((v for v in values if isinstance(v, Tensor)), None)
     queue = first.queue if first is not None else get_active_device().queue
+    if all(isinstance(v, Tensor) and v.queue is queue for v in values):
+        return list(values)
     result = []
     for value in values:
         if isinstance(value, Tensor):

@@ -171,6 +171,8 @@ def _transposition(queue: Any, copy: Copy) -> _Plan | None:
 
 def alignment(*tensors: Tensor) -> int:
     """Bytes that both memories are aligned to: pools give 16 and more, a caller's own array (``share=True``) may not."""
+    if all(t.host_ref is None for t in tensors):
+        return 16
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]
     return math.gcd(16, *addresses)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,34 +35,34 @@ _NUMPY_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 # ---- matmul
 
 
-def _matrices(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The shapes as stacks of matrices, and the shape of the result; a vector is a row on the left and a column on the right."""
-    if not a.shape or not b.shape:
-        raise ShapeError(message("matmul", "a 0-d tensor is no matrix", "use mul", **{"a.shape": a.shape, "b.shape": b.shape}))
-    left = (1, a.shape[0]) if a.ndim == 1 else a.shape
-    right = b.shape if b.ndim > 1 else ((1, b.shape[0]) if trans_b else (b.shape[0], 1))
-    if a.ndim == 1 and trans_a:
-        left = left[::-1]
+class _Shapes(NamedTuple):
+    """A product of stacks of matrices: both operands as such, the result as such, and without the axes that vectors were given."""
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    whole: tuple[int, ...]
+    result: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def _shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool) -> _Shapes:
+    """A vector is a row on the left and a column on the right."""
+    if not a or not b:
+        raise ShapeError(message("matmul", "a 0-d tensor is no matrix", "use mul", **{"a.shape": a, "b.shape": b}))
+    left = ((a[0], 1) if trans_a else (1, a[0])) if len(a) == 1 else a
+    right = b if len(b) > 1 else ((1, b[0]) if trans_b else (b[0], 1))
     m, k = left[-2:][::-1] if trans_a else left[-2:]
     rows, n = right[-2:][::-1] if trans_b else right[-2:]
     if k != rows:
-        what = f"a has {k} columns and b has {rows} rows"
         transposed = {"transpose_a": True} if trans_a else {}
         transposed |= {"transpose_b": True} if trans_b else {}
-        raise ShapeError(message("matmul", what, **{"a.shape": a.shape, "b.shape": b.shape}, **transposed))
+        raise ShapeError(message("matmul", f"a has {k} columns and b has {rows} rows", **{"a.shape": a, "b.shape": b}, **transposed))
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])
     except ValueError:
-        raise ShapeError(message("matmul", "the batch axes do not broadcast", **{"a.shape": a.shape, "b.shape": b.shape})) from None
-    return left, right, (*batch, m, n)
-
-
-def _result_shape(shape: tuple[int, ...], a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """Without the axes that vectors were given."""
-    shape = shape if b.ndim > 1 else shape[:-1]
-    if a.ndim > 1:
-        return shape
-    return (*shape[:-2], shape[-1]) if b.ndim > 1 else shape[:-1]
+        raise ShapeError(message("matmul", "the batch axes do not broadcast", **{"a.shape": a, "b.shape": b})) from None
+    sizes = (*batch, *(() if len(a) == 1 else (m,)), *(() if len(b) == 1 else (n,)))
+    return _Shapes(left, right, (*batch, m, n), sizes)
 
 
 def _result_dtype(name: str, *operands: Tensor) -> str:
@@ -84,7 +85,7 @@ def _numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, kind: np.
 
 
 def _vjp(F, g, a, b, transpose_a, transpose_b, needs):
-    left, right, shape = _matrices(a, b, transpose_a, transpose_b)
+    left, right, shape, _ = _shapes(a.shape, b.shape, transpose_a, transpose_b)
     x, y = F.reshape(a, left), F.reshape(b, right)
     g = F.reshape(g, shape)
     if len(right) == 2 and len(left) > 2 and not transpose_a:  # one tall product instead of many that are then summed
@@ -148,10 +149,9 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     """
     a, b = launch.as_tensors("matmul", a, b)
     dtype = _result_dtype("matmul", a, b)
-    left, right, shape = _matrices(a, b, transpose_a, transpose_b)
+    left, right, shape, result = _shapes(a.shape, b.shape, transpose_a, transpose_b)
     if a.array is not None:
         return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=_compute_type(dtype), dtype=dtype)
-    result = _result_shape(shape, a, b)
     if 0 in shape:
         return Tensor.empty(result, dtype, queue=a.queue)
     if len(left) > 2 and len(right) == 2 and not transpose_a:

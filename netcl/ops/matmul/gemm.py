@@ -43,7 +43,13 @@ _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in col
 _CPU_COLUMNS = 64  # of a panel
 _DOT_ROWS = 64
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
-_SPLIT_DEPTH = 512  # least depth of a part of a product that is split along k
+#: Four values at once, as float4.
+_QUADS = {
+    "float32": "(*(__global const float4*)(p))",
+    "float16": "vload_half4(0, p)",
+    "bfloat16": "as_float4(convert_uint4(*(__global const ushort4*)(p)) << 16)",
+}
+_SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 
 @dataclass(frozen=True)
@@ -168,11 +174,13 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     bm, bn, bk, per_item = _fitted(p, config, profile)
     items = bm // per_item * (bn // per_item)
-    width = 4 if p.aligned and p.real == "float" and p.plain(p.a) and p.plain(p.b) else 1
+    width = 4 if p.aligned and p.a in _QUADS and p.b in _QUADS else 1
     buffers = 2 if 2 * bk * (bm + bn + 8) * p.itemsize <= profile.local_mem_size else 1
-    macros = {"BM": bm, "BN": bn, "BK": bk, "TM": per_item, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
+    macros: dict[str, Any] = {"BM": bm, "BN": bn, "BK": bk, "TM": per_item, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
     macros |= {"TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
-    groups = p.batches * -(-p.m // bm) * -(-p.n // bn)
+    if width == 4:
+        macros |= {"A_QUAD(p)": _QUADS[p.a], "B_QUAD(p)": _QUADS[p.b]}
+    groups = _groups(p, bm, bn)
     splits = _splits(p, groups, profile)
     depth = -(-p.k // splits // bk) * bk if splits > 1 else p.k
     splits = -(-p.k // depth)
@@ -183,6 +191,10 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     if splits == 1:
         return Plan((first,))
     return Plan((first, _add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
+
+
+def _groups(p: Product, bm: int, bn: int) -> int:
+    return p.batches * -(-p.m // bm) * -(-p.n // bn)
 
 
 def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
@@ -196,6 +208,9 @@ def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[i
     if min(bm, bn, bk, per_item) < 1 or bm % per_item or bn % per_item:
         what = "tile_m and tile_n must be multiples of work_per_thread"
         raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, work_per_thread=per_item))
+    # A policy knows no shapes of devices: smaller blocks where large ones leave compute units without work.
+    while "why" in config.extra and min(bm, bn) >= 64 and per_item >= 8 and _groups(p, bm, bn) < profile.max_compute_units:
+        bm, bn, per_item = bm // 2, bn // 2, per_item // 2
     while bm // per_item * (bn // per_item) > profile.max_work_group_size and bm % (2 * per_item) == bn % (2 * per_item) == 0:
         per_item *= 2
     while bk > 4 and bk * (bm + bn + 8) * p.itemsize > profile.local_mem_size:
@@ -205,7 +220,7 @@ def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[i
 
 def _splits(p: Product, groups: int, profile: DeviceProfile) -> int:
     """Into how many parts along k: as many as occupy the device when the result alone gives too few work-groups."""
-    return max(1, min(p.k // _SPLIT_DEPTH, 2 * profile.max_compute_units // max(1, groups)))
+    return max(1, min(p.k // _SPLIT_DEPTH, 4 * profile.max_compute_units // max(1, groups)))
 
 
 # ---- CPUs: cpu.cl

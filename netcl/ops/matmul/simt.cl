@@ -14,8 +14,12 @@
 #ifndef TN  // columns a work-item keeps in registers
 #define TN 4
 #endif
-#ifndef WIDTH  // values per load: 4 where rows of both operands start at multiples of 16 bytes, else 1
+#ifndef WIDTH  // values per load: 4 where rows of both operands are multiples of four values long and aligned, else 1
 #define WIDTH 1
+#endif
+#ifndef A_QUAD  // four values of the left operand from p on, as float4; and of the right one
+#define A_QUAD(p) (*(__global const float4*)(p))
+#define B_QUAD(p) (*(__global const float4*)(p))
 #endif
 #ifndef BUFFERS  // 2: the next block is stored while this one is multiplied; 1: where local memory is short
 #define BUFFERS 2
@@ -62,14 +66,14 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
 #define FETCH_A(k0)                                                                                                     \
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, i = TRANS_A ? e % BM : e / BK, kk = TRANS_A ? e / BM : e % BK;               \
-    if (INSIDE_A(e))                                                                    \
+    if (INSIDE_A(e))                                                                                                    \
       for (int w = 0; w < WIDTH; ++w)                                                                                   \
         next_a[l][w] = a_at(a, m0 + i + (TRANS_A ? w : 0), (k0) + kk + (TRANS_A ? 0 : w), m, k_end, lda);               \
   }
 #define FETCH_B(k0)                                                                                                     \
   _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, j = TRANS_B ? e / BK : e % BN, kk = TRANS_B ? e % BK : e / BN;               \
-    if (INSIDE_B(e))                                                                    \
+    if (INSIDE_B(e))                                                                                                    \
       for (int w = 0; w < WIDTH; ++w)                                                                                   \
         next_b[l][w] = b_at(b, (k0) + kk + (TRANS_B ? w : 0), n0 + j + (TRANS_B ? 0 : w), n, k_end, ldb);               \
   }
@@ -80,31 +84,53 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * 4, i = m0 + (TRANS_A ? e % BM : e / BK), kk = (k0) + (TRANS_A ? e / BM : e % BK);   \
     float4 v = (float4)(0);                                                                                             \
-    if (INSIDE_A(e) && i < m && kk < k_end)                                               \
-      v = *(__global const float4*)(a + (TRANS_A ? (INDEX)kk * lda + i : (INDEX)i * lda + kk));                         \
+    if (INSIDE_A(e) && i < m && kk < k_end)                                                                             \
+      v = A_QUAD(a + (TRANS_A ? (INDEX)kk * lda + i : (INDEX)i * lda + kk));                                            \
     next_a[l][0] = v.x; next_a[l][1] = v.y; next_a[l][2] = v.z; next_a[l][3] = v.w;                                     \
   }
 #define FETCH_B(k0)                                                                                                     \
   _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * 4, j = n0 + (TRANS_B ? e / BK : e % BN), kk = (k0) + (TRANS_B ? e % BK : e / BN);   \
     float4 v = (float4)(0);                                                                                             \
-    if (INSIDE_B(e) && j < n && kk < k_end)                                               \
-      v = *(__global const float4*)(b + (TRANS_B ? (INDEX)j * ldb + kk : (INDEX)kk * ldb + j));                         \
+    if (INSIDE_B(e) && j < n && kk < k_end)                                                                             \
+      v = B_QUAD(b + (TRANS_B ? (INDEX)j * ldb + kk : (INDEX)kk * ldb + j));                                            \
     next_b[l][0] = v.x; next_b[l][1] = v.y; next_b[l][2] = v.z; next_b[l][3] = v.w;                                     \
   }
 #endif
 #define KEEP_A(S)                                                                                                       \
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, i = TRANS_A ? e % BM : e / BK, kk = TRANS_A ? e / BM : e % BK;               \
-    if (INSIDE_A(e))                                                                    \
+    if (INSIDE_A(e))                                                                                                    \
       for (int w = 0; w < WIDTH; ++w) block_a[S][kk + (TRANS_A ? 0 : w)][i + (TRANS_A ? w : 0)] = next_a[l][w];         \
   }
 #define KEEP_B(S)                                                                                                       \
   _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
     const int e = (t + l * ITEMS) * WIDTH, j = TRANS_B ? e / BK : e % BN, kk = TRANS_B ? e % BK : e / BN;               \
-    if (INSIDE_B(e))                                                                    \
+    if (INSIDE_B(e))                                                                                                    \
       for (int w = 0; w < WIDTH; ++w) block_b[S][kk + (TRANS_B ? w : 0)][j + (TRANS_B ? 0 : w)] = next_b[l][w];         \
   }
+
+#define QUAD_(real) real##4
+#define QUAD_OF(real) QUAD_(real)
+// The values of one k that a work-item multiplies, out of local memory: the next while these are used.
+#if TM % 4 == 0
+#define TAKE_A(kk, at)                                                                                                  \
+  _Pragma("unroll") for (int i = 0; i < TM; i += 4) {                                                                   \
+    const QUAD_OF(REAL) v = *(__local const QUAD_OF(REAL)*)&block_a[now][kk][ROW(i)];                                   \
+    x[at][i] = v.x; x[at][i + 1] = v.y; x[at][i + 2] = v.z; x[at][i + 3] = v.w;                                         \
+  }
+#else
+#define TAKE_A(kk, at) _Pragma("unroll") for (int i = 0; i < TM; ++i) x[at][i] = block_a[now][kk][ROW(i)];
+#endif
+#if TN % 4 == 0
+#define TAKE_B(kk, at)                                                                                                  \
+  _Pragma("unroll") for (int j = 0; j < TN; j += 4) {                                                                   \
+    const QUAD_OF(REAL) v = *(__local const QUAD_OF(REAL)*)&block_b[now][kk][COLUMN(j)];                                \
+    y[at][j] = v.x; y[at][j + 1] = v.y; y[at][j + 2] = v.z; y[at][j + 3] = v.w;                                         \
+  }
+#else
+#define TAKE_B(kk, at) _Pragma("unroll") for (int j = 0; j < TN; ++j) y[at][j] = block_b[now][kk][COLUMN(j)];
+#endif
 
 // A work-group computes a BM x BN block of c through blocks of A and B in local memory; a work-item TM x TN of it in registers.
 // With splits > 1 a batch is computed in parts of `depth` along k, which lie one after the other in c.
@@ -112,8 +138,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* restrict c,
                 const int m, const int n, const int k, const int lda, const int ldb, const int has_bias, const int batch1,
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth) {
-  __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(16)));
-  __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(16)));
+  __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(32)));
+  __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(32)));
   const int t = get_local_id(0);
   // Eight lanes across and four down read the fewest distinct words of both blocks.
 #if (BN / TN) % 8 == 0 && (BM / TM) % 4 == 0
@@ -136,7 +162,7 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
   REAL sum[TM][TN];
   _Pragma("unroll") for (int i = 0; i < TM; ++i)
     _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = 0;
-  REAL next_a[LOADS_A][WIDTH], next_b[LOADS_B][WIDTH];
+  REAL next_a[LOADS_A][WIDTH], next_b[LOADS_B][WIDTH], x[2][TM], y[2][TN];
   FETCH_A(k_begin)
   FETCH_B(k_begin)
   KEEP_A(0)
@@ -149,12 +175,15 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
       FETCH_A(k0 + BK)
       FETCH_B(k0 + BK)
     }
+    TAKE_A(0, 0)
+    TAKE_B(0, 0)
     _Pragma("unroll") for (int kk = 0; kk < BK; ++kk) {
-      REAL x[TM], y[TN];
-      _Pragma("unroll") for (int i = 0; i < TM; ++i) x[i] = block_a[now][kk][ROW(i)];
-      _Pragma("unroll") for (int j = 0; j < TN; ++j) y[j] = block_b[now][kk][COLUMN(j)];
+      if (kk + 1 < BK) {
+        TAKE_A(kk + 1, (kk + 1) % 2)
+        TAKE_B(kk + 1, (kk + 1) % 2)
+      }
       _Pragma("unroll") for (int i = 0; i < TM; ++i)
-        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[i] * y[j];
+        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[kk % 2][i] * y[kk % 2][j];
     }
     if (more) {
       if (BUFFERS == 1) barrier(CLK_LOCAL_MEM_FENCE);
