@@ -15,6 +15,13 @@
 #ifndef WIDE  // 1: values of 64 random bits, two per block; 0: of 32, four per block
 #define WIDE 0
 #endif
+#ifndef OUT_QUAD  // four floats v to element i on, where that is one store
+#define OUT_QUAD(p, i, v)                    \
+  OUT_STORE(p, (i), (OUT_REAL)(v).x);        \
+  OUT_STORE(p, (i) + 1, (OUT_REAL)(v).y);    \
+  OUT_STORE(p, (i) + 2, (OUT_REAL)(v).z);    \
+  OUT_STORE(p, (i) + 3, (OUT_REAL)(v).w)
+#endif
 #define PER_BLOCK (WIDE ? 2 : 4)
 
 static inline uint4 philox(const ulong block, const ulong seed) {
@@ -30,6 +37,16 @@ static inline uint4 philox(const ulong block, const ulong seed) {
   return c;
 }
 
+// One store for the whole block where it is whole; neighbours then write neighbouring memory.
+static inline void store_block(__global OUT_T* out, const long first, const long n, const float4 v) {
+  if (first + 4 <= n) {
+    OUT_QUAD(out, first, v);
+    return;
+  }
+  const float lanes[4] = {v.x, v.y, v.z, v.w};
+  for (int j = 0; first + j < n; ++j) OUT_STORE(out, first + j, (OUT_REAL)lanes[j]);
+}
+
 static inline ulong pair(const uint low, const uint high) { return ((ulong)high << 32) | low; }
 
 // state[0] is the seed, state[1] the next unused block. The counter lives on the device so that recorded launches draw anew when replayed.
@@ -43,9 +60,8 @@ __kernel void uniform(__global const long* state, __global OUT_T* out, const lon
   const ulong bits[2] = {pair(w.x, w.y) >> 11, pair(w.z, w.w) >> 11};
   for (int j = 0; j < 2 && first + j < n; ++j) OUT_STORE(out, first + j, (OUT_REAL)bits[j] * (OUT_REAL)1.1102230246251565e-16);
 #else
-  const uint bits[4] = {w.x >> (32 - BITS), w.y >> (32 - BITS), w.z >> (32 - BITS), w.w >> (32 - BITS)};
-  const float unit = 1.0f / (float)(1u << BITS);
-  for (int j = 0; j < 4 && first + j < n; ++j) OUT_STORE(out, first + j, (OUT_REAL)((float)bits[j] * unit));
+  const float4 values = convert_float4(w >> (32 - BITS)) * (1.0f / (float)(1u << BITS));
+  store_block(out, first, n, values);
 #endif
 }
 
@@ -59,14 +75,14 @@ __kernel void normal(__global const long* state, __global OUT_T* out, const long
   const OUT_REAL radius = sqrt(-2 * log((OUT_REAL)((pair(w.x, w.y) >> 11) + 1) * unit));
   const OUT_REAL turn = 2 * ((OUT_REAL)(pair(w.z, w.w) >> 11) * unit);
   const OUT_REAL values[2] = {radius * cospi(turn), radius * sinpi(turn)};
+  for (int j = 0; j < 2 && first + j < n; ++j) OUT_STORE(out, first + j, values[j]);
 #else
   const float unit = 5.9604644775390625e-8f;
   const float2 radius = sqrt(-2.0f * log((float2)((float)((w.x >> 8) + 1), (float)((w.z >> 8) + 1)) * unit));
   const float2 turn = 2.0f * ((float2)((float)(w.y >> 8), (float)(w.w >> 8)) * unit);
   const float2 even = radius * cospi(turn), odd = radius * sinpi(turn);
-  const float values[4] = {even.x, odd.x, even.y, odd.y};
+  store_block(out, first, n, (float4)(even.x, odd.x, even.y, odd.y));
 #endif
-  for (int j = 0; j < PER_BLOCK && first + j < n; ++j) OUT_STORE(out, first + j, (OUT_REAL)values[j]);
 }
 
 // Integers in [low, low + range); 64 random bits each, so the bias is range / 2^64. `range` is the bits of an unsigned number, 0 means 2^64.
@@ -94,12 +110,27 @@ __kernel void keep_mask(__global const long* state, __global uchar* out, const l
   const long first = (long)get_global_id(0) * 4;
   if (first >= n) return;
   const uint4 w = philox((ulong)state[1] + get_global_id(0), (ulong)state[0]);
-  const uint bits[4] = {w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8};
-  for (int j = 0; j < 4 && first + j < n; ++j) out[first + j] = (float)bits[j] * 5.9604644775390625e-8f >= p;
+  const float4 u = convert_float4(w >> 8) * 5.9604644775390625e-8f;
+  const uchar4 keep = (uchar4)(u.x >= p, u.y >= p, u.z >= p, u.w >= p);
+  if (first + 4 <= n) {
+    *(__global uchar4*)(out + first) = keep;
+    return;
+  }
+  const uchar lanes[4] = {keep.x, keep.y, keep.z, keep.w};
+  for (int j = 0; first + j < n; ++j) out[first + j] = lanes[j];
 }
 
+// Four elements per step: a group of four bytes of the mask is one load.
 __kernel void masked_scale(__global const P_T* x, __global const uchar* mask, __global OUT_T* out, const long n, const float scale,
                            const long chunk) {
   const long begin = get_global_id(0) * chunk, end = min(begin + chunk, n);
-  for (long i = begin; i < end; ++i) OUT_STORE(out, i, mask[i] ? (OUT_REAL)P_LOAD(x, i) * (OUT_REAL)scale : (OUT_REAL)0);
+  long i = begin;
+  for (; i + 4 <= end; i += 4) {
+    const uchar4 keep = *(__global const uchar4*)(mask + i);
+    OUT_STORE(out, i, keep.x ? (OUT_REAL)P_LOAD(x, i) * (OUT_REAL)scale : (OUT_REAL)0);
+    OUT_STORE(out, i + 1, keep.y ? (OUT_REAL)P_LOAD(x, i + 1) * (OUT_REAL)scale : (OUT_REAL)0);
+    OUT_STORE(out, i + 2, keep.z ? (OUT_REAL)P_LOAD(x, i + 2) * (OUT_REAL)scale : (OUT_REAL)0);
+    OUT_STORE(out, i + 3, keep.w ? (OUT_REAL)P_LOAD(x, i + 3) * (OUT_REAL)scale : (OUT_REAL)0);
+  }
+  for (; i < end; ++i) OUT_STORE(out, i, mask[i] ? (OUT_REAL)P_LOAD(x, i) * (OUT_REAL)scale : (OUT_REAL)0);
 }

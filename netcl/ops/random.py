@@ -64,7 +64,7 @@ class Stream:
         self.state.array[1] += blocks  # type: ignore[index]
         return philox(counter, blocks, seed)
 
-    def draw(self, name: str, blocks: int, operands: Mapping[str, str], defines: Mapping[str, int], *args: Any) -> None:
+    def draw(self, name: str, blocks: int, operands: Mapping[str, str], defines: Mapping[str, Any], *args: Any) -> None:
         """Launch a kernel of ``random.cl`` over the next blocks."""
         if blocks:
             launch.kernel(self.queue, __file__, "random.cl", name, operands, defines)(
@@ -157,10 +157,16 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
     blocks = -(-out.size // (2 if wide else 4))
     stream = stream_of(out.queue)
     if out.array is None:
-        stream.draw(kind, blocks, {"OUT": out.dtype}, {"WIDE": int(wide), "BITS": min(_BITS[out.dtype], 24)}, out, out.size)
+        stream.draw(kind, blocks, {"OUT": out.dtype}, _macros(out.dtype), out, out.size)
         return out
     values = _NUMPY[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
     return Tensor._of_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
+
+
+def _macros(dtype: str) -> dict[str, Any]:
+    quad = {"float32": "*(__global float4*)(p + i) = (v)", "float16": "vstore_half4_rte(v, 0, p + i)"}
+    stores = {"OUT_QUAD(p, i, v)": quad[dtype]} if dtype in quad else {}
+    return {"WIDE": int(dtype == "float64"), "BITS": min(_BITS[dtype], 24), **stores}
 
 
 def _pairs(words: np.ndarray) -> np.ndarray:
@@ -286,7 +292,7 @@ def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     if x.array is not None:
         return launch.run_cpu(lambda x, mask: np.where(mask, x * np.float32(scale), x.dtype.type(0)), x, mask)
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
-    chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, 4 * launch.LOCAL_1D)
+    chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (4, 4 * launch.LOCAL_1D)
     kernel = launch.kernel(x.queue, __file__, "random.cl", "masked_scale", {"OUT": x.dtype, "P": x.dtype})
     kernel(x.queue, -(-x.size // chunk), local, x, mask, out, x.size, float(scale), chunk)
     return out
