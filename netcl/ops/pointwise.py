@@ -143,7 +143,8 @@ unary("log_sigmoid", "MIN(v0, 0) - LOG1P(e)", "g * WHERE(v0 >= 0, e, 1) / (1 + e
       doc="log(sigmoid(x)) without overflow.")  # fmt: skip
 unary("softplus", "WHERE(z > threshold, v0, (MAX(z, 0) + LOG1P(e)) / beta)", "g * WHERE(z > threshold, 1, WHERE(z >= 0, 1, e) / (1 + e))",
       lambda x, beta, threshold: np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta),
-      let={"z": "beta * v0", "e": "EXP(-ABS(z))"}, params={"beta": 1.0, "threshold": 20.0}, amp="float", doc="log(1 + exp(beta x)) / beta; linear above the threshold.")  # fmt: skip
+      let={"z": "beta * v0", "e": "EXP(-ABS(z))"}, params={"beta": 1.0, "threshold": 20.0},
+      amp="float", doc="log(1 + exp(beta x)) / beta; linear above the threshold.")  # fmt: skip
 unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), doc="x / (1 + |x|).")
 unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(-x)), let=_SIGMOID, doc="x * sigmoid(x).")
 unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(np.logaddexp(0, x)),
