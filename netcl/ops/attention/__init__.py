@@ -33,6 +33,9 @@ from netcl.ops.registry import S, composite, op
 __all__ = ["Config", "attention", "attention_grad", "choose", "rope", "scaled_dot_product_attention"]
 
 
+PARTS = {"attention": 1, "attention_delta": 2, "attention_query_grad": 2, "attention_key_grad": 3}  # the parts of a kernel file
+
+
 class Config(NamedTuple):
     """A kernel file, its macros, the work-group, and how many rows a work-group takes."""
 
@@ -85,7 +88,7 @@ class _Call(NamedTuple):
     def kernel(self, name: str) -> Any:
         dtype = self.like.dtype
         operands = {"X": dtype, "M": (self.like if self.mask.tensor is None else self.mask.tensor).dtype, "S": _sums_dtype(dtype)}
-        defines = {"REAL": "double" if dtype == "float64" else "float", "MASK": self.mask.kind, **self.config.defines}
+        defines = {"REAL": "double" if dtype == "float64" else "float", "MASK": self.mask.kind, "PART": PARTS[name], **self.config.defines}
         return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines)
 
     def run(self, name: str, rows: int, heads: int, *tensors: Any) -> None:

@@ -20,6 +20,9 @@
 #ifndef DEPTH  // the largest head size
 #define DEPTH 64
 #endif
+#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
+#define PART 1
+#endif
 #ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
 #define MASK 0
 #endif
@@ -139,6 +142,7 @@ static inline real safe_logarithm(const real logarithm) { return logarithm == LO
 
 static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
 
+#if PART == 1
 __attribute__((reqd_work_group_size(1, 1, 1)))
 __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
                         __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m, const int depth,
@@ -175,6 +179,8 @@ __kernel void attention(__global const X_T* q, __global const X_T* k, __global c
   unpack(out + (long)head * n * depth_v, result, first, n, depth_v, 1);
   store_sums(logarithms + (long)head * n, most + log(sum), first, n);
 }
+
+#elif PART == 2
 
 // The sum of gradient times result of each row, less the gradient that arrives through the logarithm.
 __kernel void attention_delta(__global const X_T* g, __global const X_T* out, __global const S_T* through, __global S_T* delta,
@@ -218,6 +224,8 @@ __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q,
   unpack(out + (long)head * n * depth, result, first, n, depth, scale);
 }
 
+#else
+
 __attribute__((reqd_work_group_size(1, 1, 1)))
 __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                  __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
@@ -251,3 +259,4 @@ __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, _
   unpack(out_k + (long)kv_head * m * depth, result_k, first, m, depth, scale);
   unpack(out_v + (long)kv_head * m * depth_v, result_v, first, m, depth_v, 1);
 }
+#endif

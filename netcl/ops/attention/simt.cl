@@ -27,6 +27,9 @@
 #ifndef CHUNKS  // chunks of the largest head
 #define CHUNKS 1
 #endif
+#ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
+#define PART 1
+#endif
 #ifndef MASK  // 0: none, 1: true where a key takes part, 2: added to the scores
 #define MASK 0
 #endif
@@ -167,6 +170,7 @@ static inline real safe_logarithm(const real logarithm) { return logarithm == LO
 
 static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
 
+#if PART == 1
 SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
                               __global X_T* out, __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m,
                               const int depth, const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
@@ -217,6 +221,8 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
   store_rows(out + (long)head * n * depth_v, result, own, first, n, depth_v);
 }
 
+#elif PART == 2
+
 // The sum of gradient times result of each row, less the gradient that arrives through the logarithm.
 __kernel void attention_delta(__global const X_T* g, __global const X_T* out, __global const S_T* through, __global S_T* delta,
                               const int has_through, const int rows, const int depth) {
@@ -259,6 +265,8 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
   store_rows(out + row * depth, result, scales, first, n, depth);
 }
 
+#else
+
 // Rows of scores are keys here, columns are queries.
 SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                        __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
@@ -298,3 +306,4 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
   for (int y = 0; y < RY; ++y) scales[y] = 1;
   store_rows(out_v + kv * depth_v, result_v, scales, first, m, depth_v);
 }
+#endif

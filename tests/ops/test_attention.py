@@ -1,0 +1,124 @@
+"""Attention: torch's numbers, masks, shapes, and both kernel texts."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import ops
+from netcl.core.tensor import Tensor
+
+GOLDEN = np.load(Path(__file__).parent.parent / "golden/rows.npz")
+MODULE = sys.modules["netcl.ops.attention"]
+CASES = {
+    "attention": ("q k v", {}),
+    "attention_causal": ("q k v", {"is_causal": True, "scale": 0.4}),
+    "attention_seen": ("q k v", {"attn_mask": GOLDEN["seen"]}),
+    "attention_added": ("q k v added", {}),
+    "attention_grouped": ("q k2 v2", {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torchs_numbers(name, device):
+    names, options = CASES[name]
+    leaves = [Tensor.from_host(device.queue, GOLDEN[leaf], requires_grad=True) for leaf in names.split()]
+    out = ag.scaled_dot_product_attention(*leaves, **options)
+    out.backward(Tensor.from_host(device.queue, GOLDEN[f"{name}.g"]))
+    np.testing.assert_allclose(out.to_host(), GOLDEN[f"{name}.out"], rtol=1e-5, atol=1e-6)
+    for leaf, t in zip(names.split(), leaves, strict=True):
+        want = GOLDEN[f"{name}.d_{leaf}"]
+        np.testing.assert_allclose(t.grad.to_host(), want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention_causal", "attention_added", "attention_grouped"])
+def test_the_kernels_of_gpus_give_torchs_numbers_too(name, cl_device, monkeypatch):
+    monkeypatch.setattr(MODULE, "choose", lambda q, k, sizes: MODULE.simt_config(16 * 1024, 64, False, sizes.bucket))
+    test_torchs_numbers(name, cl_device)
+
+
+def test_local_memory_limits_the_tiles():
+    for memory in (16, 32, 48, 64):
+        for depth in (32, 64, 128, 256):
+            config = MODULE.simt_config(memory * 1024, 256, False, depth)
+            d = config.defines
+            rows, columns, chunk = d["RY"] * d["TY"], d["RX"] * d["TX"], d["CHUNK"]
+            assert 4 * (chunk * (rows + columns + 2) + rows * (columns + 1)) <= memory * 1024
+            assert chunk % d["TX"] == 0 and chunk * d["CHUNKS"] >= depth and config.rows == rows
+
+
+def test_a_row_that_sees_no_key_gives_zero_and_no_gradient(device):
+    rng = np.random.default_rng(0)
+    q, k, v = (Tensor.from_host(device.queue, rng.standard_normal((2, 5, 8)), requires_grad=True) for _ in range(3))
+    seen = np.ones((5, 5), bool)
+    seen[3] = False
+    out = ag.scaled_dot_product_attention(q, k, v, seen)
+    out.backward(Tensor.ones(out.shape, queue=device.queue))
+    assert not out.to_host()[:, 3].any() and not q.grad.to_host()[:, 3].any()
+    assert all(np.isfinite(t.grad.to_host()).all() for t in (q, k, v))
+
+
+def test_nan_stays_in_its_row(device):
+    q = np.zeros((3, 4), np.float32)
+    q[1, 2] = np.nan
+    k = v = Tensor.ones((5, 4), queue=device.queue)
+    out = ops.scaled_dot_product_attention(Tensor.from_host(device.queue, q), k, v).to_host()
+    assert np.isnan(out[1]).all() and (out[[0, 2]] == 1).all()
+
+
+def test_no_matrix_of_scores_is_stored(cl_device):
+    """Forward and backward of 4096 x 4096 scores, which would be 64 MB, ask the pool for less than 1 MB."""
+    from netcl.core.memory import get_persistent_pool
+
+    x, g = (Tensor.full((4096, 8), value, queue=cl_device.queue) for value in (0, 1))
+    pool = get_persistent_pool(cl_device.queue)
+    before = pool.stats.bytes_allocated
+    out, logarithms = ops.attention(x, x, x)
+    ops.attention_grad(g, x, x, x, None, out, logarithms)
+    assert pool.stats.bytes_allocated - before < 1 << 20
+    np.testing.assert_allclose(logarithms.to_host(), np.log(4096), rtol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [1, 31, 64, 65, 129, 256])
+def test_head_sizes(device, depth):
+    rng = np.random.default_rng(depth)
+    q, k, v = (rng.uniform(-1, 1, (n, depth)).astype(np.float32) for n in (17, 33, 33))
+    out, _ = ops.attention(*(Tensor.from_host(device.queue, t) for t in (q, k, v)))
+    want, _ = MODULE.attention_ref(*(t.astype(np.float64) for t in (q, k, v)))
+    np.testing.assert_allclose(out.to_host(), want, rtol=2e-5, atol=1e-5)
+
+
+def test_dropout_keeps_the_mean(device):
+    q = k = Tensor.zeros((64, 8), queue=device.queue)
+    v = Tensor.ones((64, 8), queue=device.queue)
+    out = ops.scaled_dot_product_attention(q, k, v, dropout_p=0.5).to_host()
+    assert abs(out.mean() - 1) < 0.1 and out.std() > 0.01
+    grouped = ops.scaled_dot_product_attention(*(Tensor.ones((1, h, 3, 4), queue=device.queue) for h in (4, 2, 2)), dropout_p=0.5)
+    assert grouped.shape == (1, 4, 3, 4)
+
+
+def test_second_derivatives():
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        Tensor.from_host(rng.standard_normal((h, n, 3)), dtype="float64").to("cpu").requires_grad_() for h, n in ((2, 3), (1, 4), (1, 4))
+    )
+    assert ag.gradgradcheck(lambda *t: ag.scaled_dot_product_attention(*t, causal=True), [q, k, v])
+
+
+def test_rope_turns_back(device):
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 8)).astype(np.float32)
+    turned = ops.rope(Tensor.from_host(device.queue, x), offset=7)
+    np.testing.assert_allclose(ops.rope(turned, offset=7, inverse=True).to_host(), x, atol=1e-6)
+    at = ops.rope(Tensor.from_host(device.queue, x), np.arange(7, 12))
+    np.testing.assert_allclose(at.to_host(), turned.to_host(), atol=1e-6)
+
+
+def test_rope_makes_scores_depend_on_distance_only(device):
+    rng = np.random.default_rng(0)
+    q, k = (Tensor.from_host(device.queue, np.tile(rng.standard_normal((1, 16)), (20, 1)).astype(np.float32)) for _ in range(2))
+    scores = ops.rope(q, offset=3).to_host() @ ops.rope(k, offset=3).to_host().T
+    for diagonal in (-5, 0, 4):
+        np.testing.assert_allclose(np.diag(scores, diagonal), np.diag(scores, diagonal)[0], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,130 @@
+"""Normalisation: torch's numbers, running statistics, and every way a channel is folded."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import ops
+from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.tensor import Tensor
+
+GOLDEN = np.load(Path(__file__).parent.parent / "golden/rows.npz")
+CASES = {
+    "layer_norm": ("x lw lb", lambda x, w, b: ag.layer_norm(x, (7, 5), w, b)),
+    "rms_norm": ("x lw", lambda x, w: ag.rms_norm(x, (7, 5), w)),
+    "group_norm": ("x w b", lambda x, w, b: ag.group_norm(x, 3, w, b)),
+    "instance_norm": ("x w b", lambda x, w, b: ag.instance_norm(x, w, b)),
+    "batch_norm": ("x w b", lambda x, w, b: ag.batch_norm(x, None, None, w, b, training=True)),
+    "batch_norm_rows": ("rows w b", lambda x, w, b: ag.batch_norm(x, None, None, w, b, training=True)),
+    "batch_norm_eval": ("x w b", lambda x, w, b: ag.batch_norm(x, GOLDEN["mean"], GOLDEN["var"], w, b)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torchs_numbers(name, device):
+    names, call = CASES[name]
+    leaves = [Tensor.from_host(device.queue, GOLDEN[leaf], requires_grad=True) for leaf in names.split()]
+    out = call(*leaves)
+    out.backward(Tensor.from_host(device.queue, GOLDEN[f"{name}.g"]))
+    np.testing.assert_allclose(out.to_host(), GOLDEN[f"{name}.out"], rtol=1e-5, atol=1e-4 if "rows" in name else 2e-6)
+    for leaf, t in zip(names.replace("rows", "x").split(), leaves, strict=True):
+        want = GOLDEN[f"{name}.d_{leaf}"]
+        np.testing.assert_allclose(t.grad.to_host(), want, rtol=1e-5, atol=1e-4 if "rows" in name else 1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("name, x", [("batch_norm", "x"), ("batch_norm_rows", "rows")])
+def test_running_statistics_are_torchs(name, x, device):
+    mean, var = (Tensor.from_host(device.queue, GOLDEN[key]) for key in ("mean", "var"))
+    ops.batch_norm(Tensor.from_host(device.queue, GOLDEN[x]), mean, var, training=True, momentum=0.3)
+    np.testing.assert_allclose(mean.to_host(), GOLDEN[f"{name}.running_mean"], rtol=1e-5)
+    np.testing.assert_allclose(var.to_host(), GOLDEN[f"{name}.running_var"], rtol=1e-4)
+
+
+def test_evaluation_leaves_running_statistics_alone(device):
+    mean, var = (Tensor.from_host(device.queue, GOLDEN[key]) for key in ("mean", "var"))
+    ops.batch_norm(Tensor.from_host(device.queue, GOLDEN["x"]), mean, var)
+    assert np.array_equal(mean.to_host(), GOLDEN["mean"]) and np.array_equal(var.to_host(), GOLDEN["var"])
+
+
+def test_a_large_mean_does_not_swamp_the_variance(device):
+    x = (1e4 + np.random.default_rng(0).standard_normal((8, 3, 300))).astype(np.float32)
+    want = (x - x.mean((0, 2), keepdims=True, dtype=np.float64)) / x.std((0, 2), keepdims=True, dtype=np.float64)
+    for y in (
+        ops.batch_norm(Tensor.from_host(device.queue, x), training=True),
+        ops.batch_norm(Tensor.from_host(device.queue, x[..., 0]), training=True),
+    ):
+        assert np.isfinite(y.to_host()).all()
+    y = ops.batch_norm(Tensor.from_host(device.queue, x), training=True).to_host()
+    np.testing.assert_allclose(y, want, atol=2e-3)
+    rows = ops.layer_norm(Tensor.from_host(device.queue, x), 300).to_host()
+    np.testing.assert_allclose(
+        rows, (x - x.mean(-1, keepdims=True, dtype=np.float64)) / x.std(-1, keepdims=True, dtype=np.float64), atol=2e-3
+    )
+
+
+def test_an_empty_batch_changes_nothing(device):
+    mean, var = Tensor.zeros((3,), queue=device.queue), Tensor.ones((3,), queue=device.queue)
+    x = Tensor.zeros((0, 3, 4), queue=device.queue, requires_grad=True)
+    w = Tensor.ones((3,), queue=device.queue, requires_grad=True)
+    y = ag.batch_norm(x, mean, var, w, training=True)
+    y.backward(Tensor.zeros(y.shape, queue=device.queue))
+    assert y.shape == (0, 3, 4) and x.grad.shape == (0, 3, 4)
+    assert w.grad.tolist() == [0, 0, 0] and mean.tolist() == [0, 0, 0] and var.tolist() == [1, 1, 1]
+
+
+def test_half_storage_with_float32_weights_and_statistics(device):
+    x = np.random.default_rng(0).standard_normal((4, 3, 50)).astype(np.float16)
+    w = Tensor.from_host(device.queue, np.array([1.0, 2.0, 3.0], np.float32))
+    mean, var = Tensor.zeros((3,), queue=device.queue), Tensor.ones((3,), queue=device.queue)
+    y, m, s = ops.batch_norm_train(Tensor.from_host(device.queue, x), w, None, mean, var)
+    assert (y.dtype, m.dtype, s.dtype, mean.dtype) == ("float16", "float32", "float32", "float32")
+    wide = x.astype(np.float64)
+    want = (wide - wide.mean((0, 2), keepdims=True)) / wide.std((0, 2), keepdims=True) * np.array([1, 2, 3]).reshape(3, 1)
+    np.testing.assert_allclose(y.to_host(), want, atol=5e-3)
+    np.testing.assert_allclose(mean.to_host(), 0.1 * wide.mean((0, 2)), atol=1e-5)
+
+
+@pytest.mark.parametrize("channels, span", [(1, 1000), (2, 1), (70, 9), (257, 3)])
+def test_channels_whole_and_in_parts_agree(cl_device, monkeypatch, channels, span):
+    from netcl.ops import batch_norm
+
+    module = __import__("sys").modules["netcl.ops.batch_norm"]
+    assert batch_norm is not module  # the package offers the op under that name
+    rng = np.random.default_rng(0)
+    x, g = (rng.standard_normal((9, channels, span)).astype(np.float32) for _ in range(2))
+    answers = []
+    for fused in (False, True):
+        monkeypatch.setattr(module, "_fuses", lambda queue, x, span, chosen=fused: chosen and span > 1)
+        tx, tg = (Tensor.from_host(cl_device.queue, a) for a in (x, g))
+        y, mean, rstd = ops.batch_norm_train(tx)
+        answers.append([t.to_host() for t in (y, mean, rstd, *ops.batch_norm_grad(tg, tx, None, mean, rstd))])
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: ag.layer_norm(x, 6, w),
+        lambda x, w: ag.rms_norm(x, 6, w),
+        lambda x, w: ag.group_norm(ag.reshape(x, (2, 6, 2)), 3, w),
+        lambda x, w: ag.batch_norm(ag.reshape(x, (4, 6)), None, None, w, training=True),
+    ],
+    ids=["layer", "rms", "group", "batch"],
+)
+def test_second_derivatives(call):
+    rng = np.random.default_rng(0)
+    x, w = (Tensor.from_host(rng.standard_normal(shape), dtype="float64").to("cpu").requires_grad_() for shape in ((4, 6), (6,)))
+    assert ag.gradgradcheck(call, [x, w])
+
+
+def test_wrong_calls(device):
+    x = Tensor.zeros((2, 3), queue=device.queue)
+    with pytest.raises(DtypeError, match=r"\[batch_norm\] running mean and variance differ in dtype; mean=float32, var=float64"):
+        ops.batch_norm_inference(x, np.zeros(3, np.float32), Tensor.zeros((3,), "float64", queue=device.queue))
+    with pytest.raises(ShapeError, match=r"\[batch_norm\] x must be \(N, C, ...\); x=\(3,\)"):
+        ops.batch_norm(Tensor.zeros((3,), queue=device.queue), training=True)
+    with pytest.raises(DtypeError, match=r"\[row_norm\] x has a dtype this op does not take"):
+        ops.layer_norm(Tensor.zeros((2, 3), "int32", queue=device.queue), 3)
