@@ -43,8 +43,8 @@ def kernel(
 
     Args:
         body: the body, if it is not the docstring.
-        vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements of
-            the inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
+        vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements
+            of the inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
         shape: the result's shape from the tensors; by default that of the first.
         cpu: a NumPy twin, for devices without OpenCL.
         check: run the first call under the sanitizer (Oclgrind), if that is installed, and raise what it reports.

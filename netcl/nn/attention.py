@@ -76,13 +76,25 @@ def _cut(kept: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """``(batch, positions, heads * size)`` as ``(batch, heads, positions, size)``."""
     batch, positions, width = x.shape
+    if positions == 1:  # nothing moves, so nothing is copied: a decoder does this for every token
+        return ag.reshape(x, (batch, heads, 1, width // heads))
     return ag.permute(ag.reshape(x, (batch, positions, heads, width // heads)), (0, 2, 1, 3))
+
+
+def split_projections(x: Tensor, heads: int) -> list[Tensor]:
+    """Queries, keys and values of one projection, ``(batch, positions, 3 * heads * size)``, each as :func:`split_heads` has them."""
+    batch, positions, width = x.shape
+    size = width // (3 * heads)
+    shape, parts = (batch, heads, positions, size), ag.reshape(x, (batch, positions, 3, heads, size))
+    if positions == 1:
+        return [ag.reshape(part, shape) for part in ag.split(parts, 1, axis=2)]
+    return [ag.reshape(part, shape) for part in ag.split(ag.permute(parts, (2, 0, 3, 1, 4)), 1, axis=0)]
 
 
 def join_heads(x: Tensor) -> Tensor:
     """The inverse of :func:`split_heads`."""
     batch, heads, positions, size = x.shape
-    return ag.reshape(ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
+    return ag.reshape(x if positions == 1 else ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
 
 
 def _causal_mask(queries: int, seen: int, queue: Any) -> Tensor:
@@ -136,7 +148,7 @@ class CausalSelfAttention(_Attention):
         self.c_proj = Linear(n_embd, n_embd, bias)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
-        q, k, v = (split_heads(part, self.n_head) for part in ag.split(self.c_attn(x), self.n_embd, axis=-1))
+        q, k, v = split_projections(self.c_attn(x), self.n_head)
         seen = 0 if cache is None else cache.seen(layer)
         if cache is not None:
             k, v = cache.append(layer, k, v)
@@ -240,7 +252,7 @@ class MultiheadAttention(_Attention):
                 attn_mask: Any = None, average_attn_weights: bool = True, is_causal: bool = False) -> tuple[Tensor, Any]:  # fmt: skip
         single = query.ndim == 2
         inputs = self._batch_first((query, key, value), single)
-        q, k, v = (split_heads(part, self.num_heads) for part in self._projected(*inputs))
+        q, k, v = self._projected(*inputs)
         mask = self._mask(attn_mask, key_padding_mask, q, k)
         if is_causal and mask is None and need_weights:
             mask = _blocked(Tensor.from_host(q.queue, ~np.tril(np.ones((q.shape[2], k.shape[2]), bool))), q.dtype)
@@ -269,11 +281,11 @@ class MultiheadAttention(_Attention):
         if "in_proj_weight" not in self._roles:
             weights = [getattr(self, f"{name}_proj_weight") for name in "qkv"]
         elif query is key and key is value:
-            return ag.split(ag.linear(query, self.in_proj_weight, self.in_proj_bias), self.embed_dim, axis=-1)
+            return split_projections(ag.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
         else:
             weights = list(ag.split(self.in_proj_weight, self.embed_dim, axis=0))
         biases = [None] * 3 if self.in_proj_bias is None else ag.split(self.in_proj_bias, self.embed_dim, axis=0)
-        return [ag.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+        return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _mask(self, attn_mask: Any, key_padding_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
         """Both masks as one that is added to the scores."""

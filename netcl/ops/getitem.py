@@ -77,7 +77,7 @@ def _positions(mask: Any, covered: tuple[int, ...], x: Tensor) -> Any:
 
 def _check_array(item: Any) -> Any:
     kind = item.dtype if isinstance(item, Tensor) else np.asarray(item).dtype.name
-    array = item if isinstance(item, Tensor) else np.asarray(item)
+    array: Any = item if isinstance(item, Tensor) else np.asarray(item)
     if not isinstance(item, Tensor) and array.size == 0:
         return array.astype(np.int64)
     if not (isinstance(item, Tensor) and kind in launch.INTEGERS) and not np.issubdtype(
@@ -189,7 +189,7 @@ def _value(x: Tensor, value: Any) -> Tensor:
     if value.dtype != x.dtype:
         what = "x and the value have different dtypes"
         raise DtypeError(message("setitem", what, f'cast it: value.to("{x.dtype}")', x=x.dtype, value=value.dtype))
-    same = value.buffer is x.buffer if x.array is None else np.may_share_memory(value.array, x.array)  # type: ignore[arg-type]
+    same = value.buffer is x.buffer if x.array is None else np.may_share_memory(value.array, x.array)
     return value._copy() if same else value
 
 
@@ -229,4 +229,4 @@ def _places(x: Tensor, index: Any) -> Tensor:
     """Where in the flattened ``x`` each element of ``x[index]`` lies: the same index, read from a tensor of numbers."""
     from netcl import ops
 
-    return ops.getitem(Tensor.from_host(x.queue, np.arange(x.size, dtype=np.int64).reshape(x.shape)), index)
+    return ops.function("getitem")(Tensor.from_host(x.queue, np.arange(x.size, dtype=np.int64).reshape(x.shape)), index)

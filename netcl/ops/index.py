@@ -131,8 +131,8 @@ def _split(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
 
 def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: int, shape: tuple[int, ...]) -> Tensor:
     """``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
-    if x.array is not None:
-        rows = x.array.reshape(outer, n, inner)[:, index.array.reshape(-1)]  # type: ignore[union-attr]
+    if x.array is not None and index.array is not None:
+        rows = np.take(x.array.reshape(outer, n, inner), index.array.reshape(-1), axis=1)
         return Tensor._of_array(rows.reshape(shape), x.dtype, x.queue)
     out = Tensor.empty(shape, x.dtype, queue=x.queue)
     if not out.size:
@@ -282,7 +282,8 @@ def embedding(index: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     if weight.ndim != 2:
         raise ShapeError(message("embedding", "weight is a matrix", **{"weight.shape": weight.shape}))
     index = indices("embedding", index, weight, weight.shape[0])
-    return take_rows("embedding", weight, index, 1, *weight.shape, (*index.shape, weight.shape[1]))
+    count, width = weight.shape
+    return take_rows("embedding", weight, index, 1, count, width, (*index.shape, width))
 
 
 def _embedding_grad_vjp(F, g, index, x_dtype, padding_idx):
@@ -464,7 +465,7 @@ def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> T
     shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
     strides = dense([size for _, size in parts])
     if not on_device:
-        hosts = [index.array if isinstance(index, Tensor) else np.asarray(index) for index, _ in parts]
+        hosts = [np.asarray(index.array if isinstance(index, Tensor) else index) for index, _ in parts]
         checked = [check_host(name, host, size, wrap=True) for host, (_, size) in zip(hosts, parts, strict=True)]
         flat = sum(
             (np.broadcast_to(host, shape) * stride for host, stride in zip(checked, strides, strict=True)), np.zeros(shape, np.int64)
@@ -523,7 +524,7 @@ def _masked_ref(x, mask, value):
         (S((3, 5), (3, 5), value=0.0), r"\[masked_fill\] mask has a dtype this op does not take"),
     ],
 )
-def masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
+def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
     x, mask = launch.as_tensors("masked_fill", x, mask)
     launch.check_dtype("masked_fill", mask, ("bool", "uint8"), "mask")
@@ -531,7 +532,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
     lead = len(x.shape) - len(mask.shape)
     if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
         raise ShapeError(message("masked_fill", "the mask does not broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
-    if x.array is not None:
+    if x.array is not None and mask.array is not None:
         row = dtypes.DTYPES[x.dtype]
         stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)[0]
         return Tensor._of_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)

@@ -30,7 +30,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
     queue = first.queue if first is not None else get_active_device().queue
     if all(isinstance(v, Tensor) and v.queue is queue for v in values):
         return list(values)
-    result = []
+    result: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
             if value.queue is not queue:

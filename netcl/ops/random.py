@@ -60,8 +60,8 @@ class Stream:
 
     def words(self, blocks: int) -> np.ndarray:
         """The next words of a stream on the NumPy backend."""
-        seed, counter = (int(n) for n in self.state.array.view(np.uint64))  # type: ignore[union-attr]
-        self.state.array[1] += blocks  # type: ignore[index]
+        seed, counter = (int(n) for n in self.state.array.view(np.uint64))
+        self.state.array[1] += blocks
         return philox(counter, blocks, seed)
 
     def draw(self, name: str, blocks: int, operands: Mapping[str, str], defines: Mapping[str, Any], *args: Any) -> None:

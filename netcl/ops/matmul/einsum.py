@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from netcl.core.errors import ShapeError, message
@@ -28,7 +28,7 @@ class _Term:
         order = [self.labels.index(label) for label in labels]
         return self.x if order == list(range(len(order))) else self.F.permute(self.x, order)
 
-    def without(self, labels: Sequence[str]) -> _Term:
+    def without(self, labels: Collection[str]) -> _Term:
         """Summed over the axes of ``labels``."""
         axes = tuple(i for i, label in enumerate(self.labels) if label in labels)
         if not axes:
@@ -118,7 +118,7 @@ def _contract(F: Any, a: _Term, b: _Term, kept: set[str], sizes: dict[str, int])
 
 
 @composite(ref=None, inputs=("operands",))
-def einsum(F: Any, equation: str, *operands: Tensor) -> Tensor:
+def einsum(F: Any, equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
 
     Labels are letters; one that is missing behind ``->`` is summed, one that stands twice in an operand takes its diagonal, and
@@ -134,5 +134,5 @@ def einsum(F: Any, equation: str, *operands: Tensor) -> Tensor:
     for i, term in enumerate(terms[1:], 1):
         kept = set(result).union(*(later.labels for later in terms[i + 1 :]))
         total = _contract(F, total, term, kept, sizes)
-    total = total.without(set(total.labels) - set(result))
+    total = total.without([label for label in total.labels if label not in result])
     return total.grown(sizes, result).ordered(result)
