@@ -253,7 +253,7 @@ def div(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
 
-def einsum(equation: str, *operands: Tensor) -> Tensor:
+def einsum(equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
 
     Labels are letters; one that is missing behind ``->`` is summed, one that stands twice in an operand takes its diagonal, and
@@ -492,7 +492,7 @@ def logsumexp(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tens
 def lt(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a < b."""
 
-def masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
+def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
 
 def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
