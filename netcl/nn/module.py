@@ -108,14 +108,14 @@ class Module(metaclass=_Constructed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x in args:
             if type(x) is not Tensor and isinstance(x, np.ndarray | list | float):
-                args = tuple(self._to_tensor(x) for x in args)
+                args = self._on_device(args)
                 break
         return hooks.call(self, args, kwargs) if self._module_hooks else self.forward(*args, **kwargs)
 
-    def _to_tensor(self, x: Any) -> Any:
-        """An array or a list of numbers as a tensor on the module's device."""
-        numbers = isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x))
-        return Tensor.from_host(self.queue, x) if numbers else x
+    def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments with arrays and lists of numbers as tensors: beside the first tensor among them, else on the module's device."""
+        queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
+        return tuple(Tensor.from_host(queue, x) if _holds_numbers(x) else x for x in args)
 
     # ---- attributes
 
@@ -453,6 +453,10 @@ class Module(metaclass=_Constructed):
         58 parameters, 58 of them learned, 232 bytes; 114 FLOPs
         """
         return summarize(self, input_shape, dtype)
+
+
+def _holds_numbers(x: Any) -> bool:
+    return isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x))
 
 
 def _joined(prefix: str, name: str) -> str:

@@ -298,3 +298,27 @@ def test_a_module_may_have_attributes_of_its_own_by_any_name(device):
     own = Own(device.queue, {"width": 3})
     assert own.config == {"width": 3} and own.queue is device.queue
     assert own.half().layer.weight.dtype == "float16"
+
+
+def test_arrays_go_where_the_tensors_are(cl_device):
+    cpu = manager.default("cpu")
+    model = nn.LeNet(device=cpu)
+    logits = model(np.zeros((2, 1, 28, 28), np.float32))
+    loss = nn.CrossEntropyLoss()(logits, np.array([1, 2]))
+    assert loss.queue is cpu.queue
+    loss.backward()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_models_run_in_half(device, dtype):
+    x = np.random.default_rng(0).standard_normal((2, 1, 28, 28)).astype(np.float32)
+    model = nn.LeNet().eval()
+    wide = model(x).to_host()
+    out = model.to(dtype)(Tensor.from_host(device.queue, x, dtype))
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.to_host(), wide, atol=0.05)
+    gpt = nn.GPT(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16, dtype=dtype, position="rotary", mlp="swiglu", norm="rms")
+    loss = gpt.loss(np.array([[1, 2, 3]]), np.array([[2, 3, 4]]))
+    loss.backward()
+    assert {p.grad.dtype for p in gpt.parameters()} == {dtype}
+    assert np.isfinite(loss.item())
