@@ -120,17 +120,22 @@ __kernel void keep_mask(__global const long* state, __global uchar* out, const l
   for (int j = 0; first + j < n; ++j) out[first + j] = lanes[j];
 }
 
-// Four elements per step: a group of four bytes of the mask is one load.
+#ifndef P_QUAD  // four values from element i on
+#define P_QUAD(p, i) (float4)(P_LOAD(p, i), P_LOAD(p, (i) + 1), P_LOAD(p, (i) + 2), P_LOAD(p, (i) + 3))
+#endif
+
+// Four elements per step: four bytes of the mask are one load. `chunk` is a multiple of four.
 __kernel void masked_scale(__global const P_T* x, __global const uchar* mask, __global OUT_T* out, const long n, const float scale,
                            const long chunk) {
   const long begin = get_global_id(0) * chunk, end = min(begin + chunk, n);
   long i = begin;
+#if !WIDE
   for (; i + 4 <= end; i += 4) {
     const uchar4 keep = *(__global const uchar4*)(mask + i);
-    OUT_STORE(out, i, keep.x ? (OUT_REAL)P_LOAD(x, i) * (OUT_REAL)scale : (OUT_REAL)0);
-    OUT_STORE(out, i + 1, keep.y ? (OUT_REAL)P_LOAD(x, i + 1) * (OUT_REAL)scale : (OUT_REAL)0);
-    OUT_STORE(out, i + 2, keep.z ? (OUT_REAL)P_LOAD(x, i + 2) * (OUT_REAL)scale : (OUT_REAL)0);
-    OUT_STORE(out, i + 3, keep.w ? (OUT_REAL)P_LOAD(x, i + 3) * (OUT_REAL)scale : (OUT_REAL)0);
+    const float4 v = P_QUAD(x, i) * scale;
+    const float4 kept = (float4)(keep.x ? v.x : 0.0f, keep.y ? v.y : 0.0f, keep.z ? v.z : 0.0f, keep.w ? v.w : 0.0f);
+    OUT_QUAD(out, i, kept);
   }
+#endif
   for (; i < end; ++i) OUT_STORE(out, i, mask[i] ? (OUT_REAL)P_LOAD(x, i) * (OUT_REAL)scale : (OUT_REAL)0);
 }

@@ -164,8 +164,9 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
 
 
 def _macros(dtype: str) -> dict[str, Any]:
-    quad = {"float32": "*(__global float4*)(p + i) = (v)", "float16": "vstore_half4_rte(v, 0, p + i)"}
-    stores = {"OUT_QUAD(p, i, v)": quad[dtype]} if dtype in quad else {}
+    quads = {"float32": ("*(__global float4*)(p + i) = (v)", "(*(__global const float4*)(p + i))"),
+             "float16": ("vstore_half4_rte(v, 0, p + i)", "vload_half4(0, p + i)")}  # fmt: skip
+    stores = dict(zip(("OUT_QUAD(p, i, v)", "P_QUAD(p, i)"), quads.get(dtype, ()), strict=False))
     return {"WIDE": int(dtype == "float64"), "BITS": min(_BITS[dtype], 24), **stores}
 
 
@@ -293,7 +294,7 @@ def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
         return launch.run_cpu(lambda x, mask: np.where(mask, x * np.float32(scale), x.dtype.type(0)), x, mask)
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (4, 4 * launch.LOCAL_1D)
-    kernel = launch.kernel(x.queue, __file__, "random.cl", "masked_scale", {"OUT": x.dtype, "P": x.dtype})
+    kernel = launch.kernel(x.queue, __file__, "random.cl", "masked_scale", {"OUT": x.dtype, "P": x.dtype}, _macros(x.dtype))
     kernel(x.queue, -(-x.size // chunk), local, x, mask, out, x.size, float(scale), chunk)
     return out
 

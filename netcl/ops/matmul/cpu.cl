@@ -205,17 +205,3 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
     }
   }
 }
-
-// op(a) into panels of MR rows, [m / MR][k][MR] in REAL, zeros beyond the edge. A group does one panel of one batch.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, const int m, const int k, const long a_row, const long a_k,
-            const int batch1, const long a0_stride, const long a1_stride) {
-  const int panels = (m + MR - 1) / MR;
-  const INDEX group = get_group_id(0), batch = group / panels;
-  const int m0 = (int)(group % panels) * MR, rows = min(MR, m - m0);
-  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
-  packed += group * k * MR;
-  for (int kk = 0; kk < k; ++kk)
-    for (int i = 0; i < MR; ++i)
-      packed[(INDEX)kk * MR + i] = i < rows ? (REAL)A_LOAD(a, (m0 + i) * (INDEX)a_row + kk * (INDEX)a_k) : (REAL)0;
-}

@@ -1,8 +1,24 @@
 // a as it is times b transposed, on CPUs: both are walked along k, so nothing is packed. For few rows.
 #define ZERO(i, j) V d##i##j = (V)(0);
 #define MULTIPLY_ADD(i, j) d##i##j += x##i * y##j;
-#define KEEP(i, j) P_STORE(d##i##j, lanes[i][j]);
+#define KEEP(i, j) sums[i][j] = sum_of(d##i##j);
 #define TILE(F) F(0, 0) F(0, 1) F(0, 2) F(0, 3) F(1, 0) F(1, 1) F(1, 2) F(1, 3) F(2, 0) F(2, 1) F(2, 2) F(2, 3) F(3, 0) F(3, 1) F(3, 2) F(3, 3)
+
+static inline REAL sum_of(const V v) {
+#if VW == 16
+  const JOIN(REAL, 8) eight = v.lo + v.hi;
+  const QUAD four = eight.lo + eight.hi;
+#elif VW == 8
+  const QUAD four = v.lo + v.hi;
+#elif VW == 4
+  const QUAD four = v;
+#endif
+#if VW == 2
+  return v.x + v.y;
+#else
+  return (four.x + four.y) + (four.z + four.w);
+#endif
+}
 
 // A group does `block` columns, in tiles of 4 x 4 dot products.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -15,7 +31,7 @@ void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, 
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
   b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
   c += batch * m * n;
-  REAL lanes[4][4][VW] __attribute__((aligned(64)));
+  REAL sums[4][4];
   for (int n0 = n_begin; n0 < n_end; n0 += 4) {
     __global const REAL* q = b + (INDEX)n0 * k;
     const INDEX q1 = (INDEX)(min(n0 + 1, n - 1) - n0) * k, q2 = (INDEX)(min(n0 + 2, n - 1) - n0) * k, q3 = (INDEX)(min(n0 + 3, n - 1) - n0) * k;
@@ -31,8 +47,7 @@ void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, 
       TILE(KEEP)
       for (int i = 0; i < 4 && m0 + i < m; ++i)
         for (int j = 0; j < 4 && n0 + j < n_end; ++j) {
-          REAL sum = 0;
-          for (int l = 0; l < VW; ++l) sum += lanes[i][j][l];
+          REAL sum = sums[i][j];
           for (int kk = whole; kk < k; ++kk) sum += p[(INDEX)i * k + kk] * q[(INDEX)j * k + kk];
           sum = finish(sum, bias, has_bias, n0 + j);
           C_STORE(c, (INDEX)(m0 + i) * n + n0 + j, sum);

@@ -40,8 +40,10 @@ _MOST_INT = 2**31 - 2**20
 _CPU_PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
 _CPU_DEPTH = 512
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
+_PACK_PANELS = 8  # that a work-item packs side by side: whole cache lines of a transposed A
 _CPU_COLUMNS = 64  # of a panel
 _DOT_ROWS = 64
+_DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
 #: Four values at once, as float4.
 _QUADS = {
@@ -185,7 +187,7 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     depth = -(-p.k // splits // bk) * bk if splits > 1 else p.k
     splits = -(-p.k // depth)
     inner = p if splits == 1 else replace(p, c=sum_dtype(p.real), bias=None, activation=None)
-    kernel = _kernel(queue, "simt.cl", "gemm_tiles", inner, **macros)
+    kernel = _kernel(queue, "simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
     first = Launch(kernel, groups * splits * items, items, "abdc" if splits == 1 else "abds", args)
     if splits == 1:
@@ -277,8 +279,8 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
-    pack = _kernel(queue, "vectors.cl cpu.cl", "pack_a", p, **tile.macros())
-    first = Launch(pack, -(-p.m // tile.rows) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
+    pack = _kernel(queue, "pack.cl", "pack_a", p, MR=tile.rows, PANELS=_PACK_PANELS)
+    first = Launch(pack, -(-p.m // (tile.rows * _PACK_PANELS)) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
     return Plan((first, main), packed=p.batches * size, sums=sums)
 
 
@@ -310,7 +312,7 @@ def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProf
     lanes = _tile(p, profile).lanes
     can_dot = plain and p.trans_b and not p.trans_a
     can_unpack = p.plain(p.b) and not p.trans_b and p.n >= 4 * lanes
-    if can_dot and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= 2 * lanes)):
+    if can_dot and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= _DOT_DEPTH * lanes)):
         return _dot(queue, p, profile)
     if can_unpack and (form == "unpacked" or (not form and p.m <= _UNPACKED_ROWS.get(lanes, 24))):
         return _unpacked(queue, p, profile)

@@ -21,6 +21,12 @@
 #define A_QUAD(p) (*(__global const float4*)(p))
 #define B_QUAD(p) (*(__global const float4*)(p))
 #endif
+#ifndef MULTIPLY_ADD  // fma where the hardware has it
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#endif
+#ifndef AHEAD  // 1: the values of the next k are taken out of local memory while these are multiplied
+#define AHEAD 1
+#endif
 #ifndef BUFFERS  // 2: the next block is stored while this one is multiplied; 1: where local memory is short
 #define BUFFERS 2
 #endif
@@ -175,15 +181,22 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
       FETCH_A(k0 + BK)
       FETCH_B(k0 + BK)
     }
+#if AHEAD
     TAKE_A(0, 0)
     TAKE_B(0, 0)
+#endif
     _Pragma("unroll") for (int kk = 0; kk < BK; ++kk) {
+#if AHEAD
       if (kk + 1 < BK) {
         TAKE_A(kk + 1, (kk + 1) % 2)
         TAKE_B(kk + 1, (kk + 1) % 2)
       }
+#else
+      TAKE_A(kk, kk % 2)
+      TAKE_B(kk, kk % 2)
+#endif
       _Pragma("unroll") for (int i = 0; i < TM; ++i)
-        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[kk % 2][i] * y[kk % 2][j];
+        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = MULTIPLY_ADD(x[kk % 2][i], y[kk % 2][j], sum[i][j]);
     }
     if (more) {
       if (BUFFERS == 1) barrier(CLK_LOCAL_MEM_FENCE);
