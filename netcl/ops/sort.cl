@@ -14,6 +14,9 @@
 #ifndef BLOCK
 #define BLOCK 16
 #endif
+#ifndef MOST  // how many keys a work-item of least_of_parts keeps at the most
+#define MOST 64
+#endif
 
 // Unsigned numbers in the order of the values; zeros are equal, a NaN is above everything.
 static inline KEY key_of(const X_REAL x) {
@@ -92,6 +95,41 @@ __kernel void merge_runs(__global const KEY* restrict in_keys, __global const in
   }
 }
 
+// The k least keys of every part of a row, in order; a part has `chunk` elements, the last one k or more.
+__kernel void least_of_parts(__global const KEY* restrict in, __global KEY* restrict keys, __global int* restrict order, const long rows,
+                             const long n, const long parts, const long chunk, const int k) {
+  const long item = get_global_id(0), row = item / parts, part = item - row * parts;
+  if (row >= rows) return;
+  const long end = part + 1 == parts ? n : (part + 1) * chunk;
+  KEY best[MOST];
+  int from[MOST];
+  int count = 0;
+  for (long i = part * chunk; i < end; ++i) {
+    const KEY key = in[row * n + i];
+    if (count == k && key >= best[k - 1]) continue;
+    int j = count < k ? count++ : k - 1;
+    for (; j > 0 && best[j - 1] > key; --j) {
+      best[j] = best[j - 1];
+      from[j] = from[j - 1];
+    }
+    best[j] = key;
+    from[j] = (int)i;
+  }
+  for (int j = 0; j < k; ++j) {
+    keys[item * k + j] = best[j];
+    order[item * k + j] = from[j];
+  }
+}
+
+// The first k of sorted candidates, as places in the row they came from.
+__kernel void pick(__global const int* restrict sorted, __global const int* restrict candidates, __global long* restrict out,
+                   const long total, const long width, const long k) {
+  const long i = get_global_id(0);
+  if (i >= total) return;
+  const long row = i / k * width;
+  out[i] = candidates[row + sorted[row + i % k]];
+}
+
 __kernel void to_long(__global const int* restrict order, __global long* restrict out, const long total) {
   const long i = get_global_id(0);
   if (i < total) out[i] = order[i];
@@ -109,6 +147,9 @@ __kernel void search(__global const KEY* restrict keys, __global const KEY* rest
     if (sorted[middle] < key) low = middle + 1;
     else high = middle;
   }
-  const int found = low < count && sorted[low] == key && (KIND == 0 || key != ~(KEY)0);
+  int found = low < count && sorted[low] == key;
+#if KIND
+  found = found && key != ~(KEY)0;
+#endif
   out[i] = found != invert;
 }

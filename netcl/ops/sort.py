@@ -7,12 +7,17 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core.device import handle_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.movement import reorder
+from netcl.ops.movement import along, reorder
 from netcl.ops.registry import S, composite, op
+from netcl.ops.strided import dense, take_block
 
+MOST = 64  # values that topk finds without sorting everything
+_LONG = 1024  # least elements of an axis where that pays
+LOCAL_PER_UNIT = 64  # work-items that keep a compute unit of a GPU busy
 BLOCK = 16  # elements that a work-item sorts by insertion
 _CHUNK = {True: 4096, False: 16}  # elements a work-item merges: on a CPU, on a GPU
 
@@ -118,8 +123,49 @@ def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> tuple[T
     return (F.gather(x, axis, order) if x.shape else F.clone(x)), order
 
 
+def _top_ref(x, k, axis=-1, largest=True):
+    return np.take(_argsort_ref(x, axis, largest), np.arange(k), axis)
+
+
+@op(
+    vjp=None,
+    ref=_top_ref,
+    samples=[S((9,), k=3), S((3, 3000), k=7), S((5000, 2), k=64, axis=0, largest=False), S((2, 1500), k=65), S((4, 5), k=0)],
+    errors=[(S((3, 2), k=3), r"\[topk\] k is between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
+)
+def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tensor:
+    """Where the ``k`` largest (or smallest) values along an axis are, in order; int64. Of equal values the first counts."""
+    (x,) = launch.as_tensors("topk", x)
+    at = launch.check_axis("topk", axis, x.ndim)
+    if not x.shape or not 0 <= k <= x.shape[at]:
+        raise ShapeError(message("topk", "k is between 0 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
+    n = x.shape[at]
+    if x.array is not None or not 0 < k <= MOST or n < _LONG or not x.size:
+        order = argsort(x, at, largest)
+        return take_block(order, along(x.ndim, at, k, x.shape), 0, dense(x.shape))
+    back = [*range(at), *range(at + 1, x.ndim), at]
+    moved = x if at == x.ndim - 1 else reorder(x, back)
+    out = _top_rows(_keys(moved, largest), x.size // n, n, k)._view((*moved.shape[:-1], k))
+    return out if moved is x else reorder(out, np.argsort(back).tolist())
+
+
+def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
+    """The ``k`` least of every part of a row first, then of these."""
+    queue, on_cpu = keys.queue, launch.on_cpu_device(keys.queue)
+    items = 4 * handle_of(queue).profile.max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
+    chunk = max(4 * k, -(-n // max(1, items // rows)), 512)
+    parts = max(1, n // chunk)
+    best, from_ = (Tensor.empty((rows, parts * k), kind, queue=queue) for kind in (keys.dtype, "int32"))
+    kernel = _kernel(queue, "least_of_parts", keys.dtype)
+    kernel(queue, rows * parts, 1 if on_cpu else launch.LOCAL_1D, keys, best, from_, rows, n, parts, chunk, k)
+    _, order = sort_keys(best, rows, parts * k)
+    out = Tensor.empty((rows, k), "int64", queue=queue)
+    _kernel(queue, "pick", keys.dtype)(queue, out.size, launch.LOCAL_1D, order, from_, out, out.size, parts * k, k)
+    return out
+
+
 def _topk_ref(x, k, axis=-1, largest=True):
-    order = np.take(_argsort_ref(x, axis, largest), np.arange(k), axis)
+    order = _top_ref(x, k, axis, largest)
     return np.take_along_axis(x, order, axis), order
 
 
@@ -131,11 +177,8 @@ def _topk_ref(x, k, axis=-1, largest=True):
 def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The ``k`` largest (or smallest) values along an axis, in order, and where they are."""
     (x,) = launch.as_tensors("topk", x)
-    at = launch.check_axis("topk", axis, x.ndim)
-    if not x.shape or not 0 <= k <= x.shape[at]:
-        raise ShapeError(message("topk", "k is between 0 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
-    order = F.narrow(F.argsort(x, at, largest), at, 0, k)
-    return F.gather(x, at, order), order
+    order = F.top_indices(x, k, axis, largest)
+    return F.gather(x, axis, order), order
 
 
 @op(

@@ -255,3 +255,12 @@ def test_an_empty_axis_has_nothing_to_index(device):
     x = Tensor.zeros((0, 3), queue=device.queue)
     with pytest.raises(IndexError, match=r"\[index_select\]"):
         ops.index_select(x, 0, Tensor.from_host(device.queue, np.array([0])))
+
+
+@pytest.mark.parametrize(("n", "k"), [(1023, 3), (1024, 64), (5000, 1), (5000, 65), (70000, 40)])
+def test_the_largest_are_found_with_ties_in_order(device, n, k, rng):
+    x = rng.integers(-50, 50, (2, n)).astype(np.float32)
+    values, order = ops.topk(Tensor.from_host(device.queue, x), k)
+    wanted = np.argsort(-x, 1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(order.to_host(), wanted)
+    np.testing.assert_array_equal(values.to_host(), np.take_along_axis(x, wanted, 1))
