@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import netcl.autograd as ag
-from netcl import nn
+from netcl import nn, optim
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.nn.gpt import choose
@@ -141,3 +143,21 @@ def test_the_cache(device):
 def test_what_is_too_long_is_told(device):
     with pytest.raises(ShapeError, match=r"\[GPT\] takes \(batch, positions\) with at most 12 positions; shape=\(1, 13\), in_cache=0"):
         make()(tokens(1, 13))
+
+
+@pytest.mark.slow
+def test_a_million_parameters_learn_a_text(device):
+    random.manual_seed(3)
+    text = np.frombuffer((Path(__file__).parent.parent.parent / "README.md").read_bytes(), np.uint8).astype(np.int64)
+    model = nn.GPT(vocab_size=256, block_size=64, n_layer=5, n_head=4, n_embd=128)
+    steps = optim.AdamW(model.parameters(), lr=2e-3)
+    rng, losses = np.random.default_rng(0), []
+    for _ in range(40):
+        starts = rng.integers(0, len(text) - 65, 8)
+        windows = np.stack([text[start : start + 65] for start in starts])
+        steps.zero_grad()
+        loss = model.loss(windows[:, :-1], windows[:, 1:])
+        loss.backward()
+        steps.step(max_norm=1.0)
+        losses.append(loss.item())
+    assert losses[0] > 5 and np.mean(losses[-5:]) < 3.5

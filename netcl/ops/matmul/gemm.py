@@ -175,10 +175,11 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     bm, bn, bk, per_item = _fitted(p, config, profile)
-    items = bm // per_item * (bn // per_item)
+    rows = config.extra.get("rows_per_item", per_item)
+    items = bm // rows * (bn // per_item)
     width = 4 if p.aligned and p.a in _QUADS and p.b in _QUADS else 1
     buffers = 2 if 2 * bk * (bm + bn + 8) * p.itemsize <= profile.local_mem_size else 1
-    macros: dict[str, Any] = {"BM": bm, "BN": bn, "BK": bk, "TM": per_item, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
+    macros: dict[str, Any] = {"BM": bm, "BN": bn, "BK": bk, "TM": rows, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
     macros |= {"TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     if width == 4:
         macros |= {"A_QUAD(p)": _QUADS[p.a], "B_QUAD(p)": _QUADS[p.b]}

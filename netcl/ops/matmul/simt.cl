@@ -42,6 +42,12 @@
 #define ITEMS_Y (BM / TM)
 #define ITEMS (ITEMS_X * ITEMS_Y)
 #define PAD 4                          // staggers the banks that a column of A's block falls into
+#ifndef PAD_B
+#define PAD_B PAD
+#endif
+#ifndef CLAMP
+#define CLAMP 0
+#endif
 #define RUN_M (TM % 4 == 0 ? 4 : 1)    // neighbouring rows of a work-item: vectors of 4 out of local memory
 #define RUN_N (TN % 4 == 0 ? 4 : 1)
 #define ROW(i) (ty * RUN_M + (i) / RUN_M * (RUN_M * ITEMS_Y) + (i) % RUN_M)
@@ -88,9 +94,9 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
 #undef FETCH_B
 #define FETCH_A(k0)                                                                                                     \
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
-    const int e = (t + l * ITEMS) * 4, i = m0 + (TRANS_A ? e % BM : e / BK), kk = (k0) + (TRANS_A ? e / BM : e % BK);   \
+    const int e = (t + l * ITEMS) * 4, i = CLAMP ? min(m0 + (TRANS_A ? e % BM : e / BK), m - 1) : m0 + (TRANS_A ? e % BM : e / BK), kk = (k0) + (TRANS_A ? e / BM : e % BK);   \
     float4 v = (float4)(0);                                                                                             \
-    if (INSIDE_A(e) && i < m && kk < k_end)                                                                             \
+    if (INSIDE_A(e) && (CLAMP || i < m) && kk < k_end)                                                                             \
       v = A_QUAD(a + (TRANS_A ? (INDEX)kk * lda + i : (INDEX)i * lda + kk));                                            \
     next_a[l][0] = v.x; next_a[l][1] = v.y; next_a[l][2] = v.z; next_a[l][3] = v.w;                                     \
   }
@@ -145,7 +151,7 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
                 const int m, const int n, const int k, const int lda, const int ldb, const int has_bias, const int batch1,
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth) {
   __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(32)));
-  __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(32)));
+  __local REAL block_b[BUFFERS][BK][BN + PAD_B] __attribute__((aligned(32)));
   const int t = get_local_id(0);
   // Eight lanes across and four down read the fewest distinct words of both blocks.
 #if (BN / TN) % 8 == 0 && (BM / TM) % 4 == 0
