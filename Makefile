@@ -1,5 +1,6 @@
 # make demo: install from this checkout into .venv, with a CPU OpenCL runtime, and run the main job
 # make test: the same with the development tools; everything CI checks
+# make test-full: the same with every op in every dtype and every kernel on every OpenCL device; an hour on two cores
 # make quick: the inner loop
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test quick lint docs-tables clean
+.PHONY: demo test test-full quick lint docs-tables clean
 
 demo: $(VENV)/.cpu
 	-$(BIN)/netcl doctor
@@ -15,6 +16,9 @@ demo: $(VENV)/.cpu
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
+
+test-full: lint
+	$(BIN)/pytest -n $(JOBS) --full
 
 quick: $(VENV)/.dev
 	NETCL_TEST="$${NETCL_TEST:-pocl,numpy}" $(BIN)/pytest -x -q -n $(JOBS) -m "not slow"

@@ -104,6 +104,32 @@ def _devices_line() -> str:
     return line if opencl_targets() else f"{line} only: no OpenCL runtime was found, and `netcl doctor` says how to get one"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full", action="store_true", help="also what is marked `matrix` on OpenCL devices: every op in every dtype, every kernel"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without ``--full``, leave the marked part of the matrix to NumPy: on OpenCL devices it compiles for half an hour."""
+    if config.getoption("--full"):
+        return
+    left = [item for item in items if item.get_closest_marker("matrix") and _target(item) != NUMPY]
+    items[:] = [item for item in items if item not in set(left)]
+    config.hook.pytest_deselected(items=left)
+
+
+def _target(item: pytest.Item) -> Target | None:
+    values = getattr(item, "callspec", None)
+    return next((values.params[name] for name in ("device", "cl_device") if values and name in values.params), None)
+
+
+@pytest.fixture
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether ``--full`` was asked for."""
+    return request.config.getoption("--full")
+
+
 def pytest_report_header() -> str:
     return _devices_line()
 

@@ -71,6 +71,7 @@ def test_every_kernel_meets_every_sample(cl_queue, name, kernel, tol):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=f"{kernel} {sample}")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("kernel", ["cpu-panel", "simt-gemm", "simt-im2col"])
 def test_kernels_take_every_dtype(cl_queue, kernel, dtype, tol):

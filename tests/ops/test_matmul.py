@@ -52,6 +52,20 @@ def test_every_variant_at_odd_sizes(variant, shape, cl_device, rng):
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * math.sqrt(k))
 
 
+VECTORS = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 32, 32, 8, 4, extra={"tier": "simt", "rows_per_item": 8})
+
+
+@pytest.mark.parametrize("variant", [VECTORS], ids=["vectors"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (False, True), (True, False), (True, True)])
+def test_tiles_are_loaded_four_values_at_a_time(variant, trans_a, trans_b, dtype, cl_device, rng):
+    m, n, k = 44, 36, 20
+    a, b = (rng.integers(-4, 4, s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
+    got = ops.matmul(*tensors(cl_device.queue, a, b, dtype=dtype), transpose_a=trans_a, transpose_b=trans_b).to_host()
+    wanted = (a.T if trans_a else a) @ (b.T if trans_b else b)
+    np.testing.assert_allclose(got, wanted, rtol=1e-2 if dtype == "bfloat16" else 0)
+
+
 def test_a_product_with_few_blocks_is_split_along_k(cl_device, monkeypatch, rng):
     config = KernelConfig(KernelVariant.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"})
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: config)

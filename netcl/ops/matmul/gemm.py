@@ -175,9 +175,9 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     bm, bn, bk, per_item = _fitted(p, config, profile)
-    rows = config.extra.get("rows_per_item", per_item)
-    items = bm // rows * (bn // per_item)
     width = 4 if p.aligned and p.a in _QUADS and p.b in _QUADS else 1
+    rows = config.extra.get("rows_per_item") or (16 if per_item == 8 and bm % 128 == 0 and width == 4 else per_item)
+    items = bm // rows * (bn // per_item)
     buffers = 2 if 2 * bk * (bm + bn + 8) * p.itemsize <= profile.local_mem_size else 1
     macros: dict[str, Any] = {"BM": bm, "BN": bn, "BK": bk, "TM": rows, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
     macros |= {"TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}

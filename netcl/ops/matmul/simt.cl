@@ -21,12 +21,6 @@
 #define A_QUAD(p) (*(__global const float4*)(p))
 #define B_QUAD(p) (*(__global const float4*)(p))
 #endif
-#ifndef MULTIPLY_ADD  // fma where the hardware has it
-#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
-#endif
-#ifndef AHEAD  // 1: the values of the next k are taken out of local memory while these are multiplied
-#define AHEAD 1
-#endif
 #ifndef BUFFERS  // 2: the next block is stored while this one is multiplied; 1: where local memory is short
 #define BUFFERS 2
 #endif
@@ -42,12 +36,6 @@
 #define ITEMS_Y (BM / TM)
 #define ITEMS (ITEMS_X * ITEMS_Y)
 #define PAD 4                          // staggers the banks that a column of A's block falls into
-#ifndef PAD_B
-#define PAD_B PAD
-#endif
-#ifndef CLAMP
-#define CLAMP 0
-#endif
 #define RUN_M (TM % 4 == 0 ? 4 : 1)    // neighbouring rows of a work-item: vectors of 4 out of local memory
 #define RUN_N (TN % 4 == 0 ? 4 : 1)
 #define ROW(i) (ty * RUN_M + (i) / RUN_M * (RUN_M * ITEMS_Y) + (i) % RUN_M)
@@ -92,22 +80,26 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
 #if WIDTH == 4  // rows are multiples of four values long, so a vector is either whole or beyond the edge
 #undef FETCH_A
 #undef FETCH_B
-#define FETCH_A(k0)                                                                                                     \
-  _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
-    const int e = (t + l * ITEMS) * 4, i = CLAMP ? min(m0 + (TRANS_A ? e % BM : e / BK), m - 1) : m0 + (TRANS_A ? e % BM : e / BK), kk = (k0) + (TRANS_A ? e / BM : e % BK);   \
+#if TRANS_A
+#define A_PLACE const int kk = from + e / BM, i = m0 + e % BM; const int there = kk < k_end && i < m; const INDEX at = (INDEX)kk * lda + i;
+#else  // a row beyond the edge is the last one again: what comes of it is not stored
+#define A_PLACE const int kk = from + e % BK, i = min(m0 + e / BK, m - 1); const int there = kk < k_end; const INDEX at = (INDEX)i * lda + kk;
+#endif
+#if TRANS_B
+#define B_PLACE const int kk = from + e % BK, j = min(n0 + e / BK, n - 1); const int there = kk < k_end; const INDEX at = (INDEX)j * ldb + kk;
+#else
+#define B_PLACE const int kk = from + e / BN, j = n0 + e % BN; const int there = kk < k_end && j < n; const INDEX at = (INDEX)kk * ldb + j;
+#endif
+#define FETCH(LOADS, INSIDE, PLACE, LOAD, p, next)                                                                      \
+  _Pragma("unroll") for (int l = 0; l < LOADS; ++l) {                                                                   \
+    const int e = (t + l * ITEMS) * 4;                                                                                  \
+    PLACE                                                                                                               \
     float4 v = (float4)(0);                                                                                             \
-    if (INSIDE_A(e) && (CLAMP || i < m) && kk < k_end)                                                                             \
-      v = A_QUAD(a + (TRANS_A ? (INDEX)kk * lda + i : (INDEX)i * lda + kk));                                            \
-    next_a[l][0] = v.x; next_a[l][1] = v.y; next_a[l][2] = v.z; next_a[l][3] = v.w;                                     \
+    if (INSIDE(e) && there) v = LOAD(p + at);                                                                           \
+    next[l][0] = v.x; next[l][1] = v.y; next[l][2] = v.z; next[l][3] = v.w;                                             \
   }
-#define FETCH_B(k0)                                                                                                     \
-  _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
-    const int e = (t + l * ITEMS) * 4, j = n0 + (TRANS_B ? e / BK : e % BN), kk = (k0) + (TRANS_B ? e % BK : e / BN);   \
-    float4 v = (float4)(0);                                                                                             \
-    if (INSIDE_B(e) && j < n && kk < k_end)                                                                             \
-      v = B_QUAD(b + (TRANS_B ? (INDEX)j * ldb + kk : (INDEX)kk * ldb + j));                                            \
-    next_b[l][0] = v.x; next_b[l][1] = v.y; next_b[l][2] = v.z; next_b[l][3] = v.w;                                     \
-  }
+#define FETCH_A(start) { const int from = start; FETCH(LOADS_A, INSIDE_A, A_PLACE, A_QUAD, a, next_a) }
+#define FETCH_B(start) { const int from = start; FETCH(LOADS_B, INSIDE_B, B_PLACE, B_QUAD, b, next_b) }
 #endif
 #define KEEP_A(S)                                                                                                       \
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
@@ -124,24 +116,24 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
 
 #define QUAD_(real) real##4
 #define QUAD_OF(real) QUAD_(real)
-// The values of one k that a work-item multiplies, out of local memory: the next while these are used.
+// The values of one k that a work-item multiplies, out of local memory.
 #if TM % 4 == 0
-#define TAKE_A(kk, at)                                                                                                  \
+#define TAKE_A(kk)                                                                                                      \
   _Pragma("unroll") for (int i = 0; i < TM; i += 4) {                                                                   \
     const QUAD_OF(REAL) v = *(__local const QUAD_OF(REAL)*)&block_a[now][kk][ROW(i)];                                   \
-    x[at][i] = v.x; x[at][i + 1] = v.y; x[at][i + 2] = v.z; x[at][i + 3] = v.w;                                         \
+    x[i] = v.x; x[i + 1] = v.y; x[i + 2] = v.z; x[i + 3] = v.w;                                                         \
   }
 #else
-#define TAKE_A(kk, at) _Pragma("unroll") for (int i = 0; i < TM; ++i) x[at][i] = block_a[now][kk][ROW(i)];
+#define TAKE_A(kk) _Pragma("unroll") for (int i = 0; i < TM; ++i) x[i] = block_a[now][kk][ROW(i)];
 #endif
 #if TN % 4 == 0
-#define TAKE_B(kk, at)                                                                                                  \
+#define TAKE_B(kk)                                                                                                      \
   _Pragma("unroll") for (int j = 0; j < TN; j += 4) {                                                                   \
     const QUAD_OF(REAL) v = *(__local const QUAD_OF(REAL)*)&block_b[now][kk][COLUMN(j)];                                \
-    y[at][j] = v.x; y[at][j + 1] = v.y; y[at][j + 2] = v.z; y[at][j + 3] = v.w;                                         \
+    y[j] = v.x; y[j + 1] = v.y; y[j + 2] = v.z; y[j + 3] = v.w;                                                         \
   }
 #else
-#define TAKE_B(kk, at) _Pragma("unroll") for (int j = 0; j < TN; ++j) y[at][j] = block_b[now][kk][COLUMN(j)];
+#define TAKE_B(kk) _Pragma("unroll") for (int j = 0; j < TN; ++j) y[j] = block_b[now][kk][COLUMN(j)];
 #endif
 
 // A work-group computes a BM x BN block of c through blocks of A and B in local memory; a work-item TM x TN of it in registers.
@@ -151,7 +143,7 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
                 const int m, const int n, const int k, const int lda, const int ldb, const int has_bias, const int batch1,
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth) {
   __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(32)));
-  __local REAL block_b[BUFFERS][BK][BN + PAD_B] __attribute__((aligned(32)));
+  __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(32)));
   const int t = get_local_id(0);
   // Eight lanes across and four down read the fewest distinct words of both blocks.
 #if (BN / TN) % 8 == 0 && (BM / TM) % 4 == 0
@@ -174,7 +166,7 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
   REAL sum[TM][TN];
   _Pragma("unroll") for (int i = 0; i < TM; ++i)
     _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = 0;
-  REAL next_a[LOADS_A][WIDTH], next_b[LOADS_B][WIDTH], x[2][TM], y[2][TN];
+  REAL next_a[LOADS_A][WIDTH], next_b[LOADS_B][WIDTH];
   FETCH_A(k_begin)
   FETCH_B(k_begin)
   KEEP_A(0)
@@ -187,22 +179,12 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
       FETCH_A(k0 + BK)
       FETCH_B(k0 + BK)
     }
-#if AHEAD
-    TAKE_A(0, 0)
-    TAKE_B(0, 0)
-#endif
     _Pragma("unroll") for (int kk = 0; kk < BK; ++kk) {
-#if AHEAD
-      if (kk + 1 < BK) {
-        TAKE_A(kk + 1, (kk + 1) % 2)
-        TAKE_B(kk + 1, (kk + 1) % 2)
-      }
-#else
-      TAKE_A(kk, kk % 2)
-      TAKE_B(kk, kk % 2)
-#endif
+      REAL x[TM], y[TN];
+      TAKE_A(kk)
+      TAKE_B(kk)
       _Pragma("unroll") for (int i = 0; i < TM; ++i)
-        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = MULTIPLY_ADD(x[kk % 2][i], y[kk % 2][j], sum[i][j]);
+        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[i] * y[j];
     }
     if (more) {
       if (BUFFERS == 1) barrier(CLK_LOCAL_MEM_FENCE);
