@@ -131,8 +131,8 @@ static inline void pack_rows(__global const B_T* b, __local REAL* strip, const i
 // Batches are numbered i0 * batch1 + i1; each operand has a stride for i0 and for i1. A group does `block` rows, a multiple of MR.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
-                __global REAL* partial, const int m, const int n, const int k, const long a_row, const long a_k, const int ldb, const int trans_b,
-                const int has_bias, const int block, const int batch1, const long a0_stride, const long a1_stride, const long b0_stride,
+                __global REAL* partial, const int m, const int n, const int k, const long a_row, const long a_k, const int ldb,
+                const int trans_b, const int has_bias, const int block, const int batch1, const long a0_stride, const long a1_stride, const long b0_stride,
                 const long b1_stride) {
 #if PACKED_B
   __local REAL panel[KC * NR * STRIPS] __attribute__((aligned(64)));

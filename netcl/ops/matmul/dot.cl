@@ -2,7 +2,8 @@
 #define ZERO(i, j) V d##i##j = (V)(0);
 #define MULTIPLY_ADD(i, j) d##i##j += x##i * y##j;
 #define KEEP(i, j) sums[i][j] = sum_of(d##i##j);
-#define TILE(F) F(0, 0) F(0, 1) F(0, 2) F(0, 3) F(1, 0) F(1, 1) F(1, 2) F(1, 3) F(2, 0) F(2, 1) F(2, 2) F(2, 3) F(3, 0) F(3, 1) F(3, 2) F(3, 3)
+#define TILE_ROW(F, i) F(i, 0) F(i, 1) F(i, 2) F(i, 3)
+#define TILE(F) TILE_ROW(F, 0) TILE_ROW(F, 1) TILE_ROW(F, 2) TILE_ROW(F, 3)
 
 static inline REAL sum_of(const V v) {
 #if VW == 16
@@ -34,10 +35,12 @@ void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, 
   REAL sums[4][4];
   for (int n0 = n_begin; n0 < n_end; n0 += 4) {
     __global const REAL* q = b + (INDEX)n0 * k;
-    const INDEX q1 = (INDEX)(min(n0 + 1, n - 1) - n0) * k, q2 = (INDEX)(min(n0 + 2, n - 1) - n0) * k, q3 = (INDEX)(min(n0 + 3, n - 1) - n0) * k;
+    const int last_n = n - 1 - n0;
+    const INDEX q1 = (INDEX)min(1, last_n) * k, q2 = (INDEX)min(2, last_n) * k, q3 = (INDEX)min(3, last_n) * k;
     for (int m0 = 0; m0 < m; m0 += 4) {
       __global const REAL* p = a + (INDEX)m0 * k;
-      const INDEX p1 = (INDEX)(min(m0 + 1, m - 1) - m0) * k, p2 = (INDEX)(min(m0 + 2, m - 1) - m0) * k, p3 = (INDEX)(min(m0 + 3, m - 1) - m0) * k;
+      const int last_m = m - 1 - m0;
+      const INDEX p1 = (INDEX)min(1, last_m) * k, p2 = (INDEX)min(2, last_m) * k, p3 = (INDEX)min(3, last_m) * k;
       TILE(ZERO)
       for (int kk = 0; kk < whole; kk += VW) {
         const V x0 = G_LOAD(p + kk), x1 = G_LOAD(p + p1 + kk), x2 = G_LOAD(p + p2 + kk), x3 = G_LOAD(p + p3 + kk);

@@ -81,14 +81,26 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
 #undef FETCH_A
 #undef FETCH_B
 #if TRANS_A
-#define A_PLACE const int kk = from + e / BM, i = m0 + e % BM; const int there = kk < k_end && i < m; const INDEX at = (INDEX)kk * lda + i;
+#define A_PLACE                                                                                                         \
+  const int kk = from + e / BM, i = m0 + e % BM;                                                                        \
+  const int there = kk < k_end && i < m;                                                                                \
+  const INDEX at = (INDEX)kk * lda + i;
 #else  // a row beyond the edge is the last one again: what comes of it is not stored
-#define A_PLACE const int kk = from + e % BK, i = min(m0 + e / BK, m - 1); const int there = kk < k_end; const INDEX at = (INDEX)i * lda + kk;
+#define A_PLACE                                                                                                         \
+  const int kk = from + e % BK, i = min(m0 + e / BK, m - 1);                                                            \
+  const int there = kk < k_end;                                                                                         \
+  const INDEX at = (INDEX)i * lda + kk;
 #endif
 #if TRANS_B
-#define B_PLACE const int kk = from + e % BK, j = min(n0 + e / BK, n - 1); const int there = kk < k_end; const INDEX at = (INDEX)j * ldb + kk;
+#define B_PLACE                                                                                                         \
+  const int kk = from + e % BK, j = min(n0 + e / BK, n - 1);                                                            \
+  const int there = kk < k_end;                                                                                         \
+  const INDEX at = (INDEX)j * ldb + kk;
 #else
-#define B_PLACE const int kk = from + e / BN, j = n0 + e % BN; const int there = kk < k_end && j < n; const INDEX at = (INDEX)kk * ldb + j;
+#define B_PLACE                                                                                                         \
+  const int kk = from + e / BN, j = n0 + e % BN;                                                                        \
+  const int there = kk < k_end && j < n;                                                                                \
+  const INDEX at = (INDEX)kk * ldb + j;
 #endif
 #define FETCH(LOADS, INSIDE, PLACE, LOAD, p, next)                                                                      \
   _Pragma("unroll") for (int l = 0; l < LOADS; ++l) {                                                                   \
@@ -139,8 +151,8 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
 // A work-group computes a BM x BN block of c through blocks of A and B in local memory; a work-item TM x TN of it in registers.
 // With splits > 1 a batch is computed in parts of `depth` along k, which lie one after the other in c.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* restrict c,
-                const int m, const int n, const int k, const int lda, const int ldb, const int has_bias, const int batch1,
+void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
+                __global C_T* restrict c, const int m, const int n, const int k, const int lda, const int ldb, const int has_bias, const int batch1,
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth) {
   __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(32)));
   __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(32)));

@@ -10,7 +10,8 @@
 #endif
 
 __kernel __attribute__((reqd_work_group_size(TILE, TILE, 1)))
-void matmul(__global const X_T* restrict A, __global const X_T* restrict B, __global X_T* restrict C, const int M, const int N, const int K) {
+void matmul(__global const X_T* restrict A, __global const X_T* restrict B, __global X_T* restrict C, const int M, const int N,
+            const int K) {
   __local X_REAL a[TILE][TILE], b[TILE][TILE];
   const int x = get_local_id(0), y = get_local_id(1), across = (N + TILE - 1) / TILE;
   // Blocks are counted through both axes of the launch, so a global size of (N, M) and one of (M, N) mean the same.
