@@ -19,6 +19,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.movement import Sizes, sizes_of
 from netcl.ops.registry import S, composite, op
+from netcl.ops.strided import copy_block
 
 _BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "float64": 53}
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -124,7 +125,7 @@ def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None
     """Continue from a state: one of :func:`get_state`, or its ``as_dict()``."""
     stream = stream_of(_queue(queue))
     if isinstance(state, RandomState) and state.snapshot.queue is stream.queue:
-        stream.state = state.snapshot._copy()
+        copy_block((2,), state.snapshot, 0, (1,), stream.state, 0, (1,))  # in place: recorded launches hold this memory
         return
     values = state.as_dict() if isinstance(state, RandomState) else state
     stream.reset(int(values["seed"]), int(values["counter"]))

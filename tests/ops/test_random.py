@@ -146,3 +146,13 @@ def test_dropout_is_the_identity_outside_training(device):
 def test_dropout_propagates_nan_only_where_kept(device):
     y = ops.dropout(Tensor.full((1000,), float("nan")), 0.5).to_host()
     assert np.isnan(y).any() and (y == 0).any()
+
+
+def test_the_state_keeps_its_memory(cl_device):
+    """Recorded launches read the stream's own buffer, so neither seeding nor going back may replace it."""
+    stream = random.stream_of(cl_device.queue)
+    buffer = stream.state.buffer
+    random.set_state(random.get_state())
+    random.manual_seed(5)
+    random.set_state({"seed": 1, "counter": 2})
+    assert stream.state.buffer is buffer
