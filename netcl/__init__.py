@@ -27,10 +27,14 @@ _SHORTCUTS = {
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
 }
 
+_PACKAGES = ("autograd", "io", "nn", "ops", "optim")
+
 dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"netcl.{name}")
     if name not in _SHORTCUTS:
         raise AttributeError(f"module 'netcl' has no attribute {name!r}")
     module, _, inside = _SHORTCUTS[name].partition(":")
@@ -39,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SHORTCUTS])
+    return sorted([*globals(), *_SHORTCUTS, *_PACKAGES])

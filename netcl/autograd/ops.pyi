@@ -824,6 +824,9 @@ def tanh(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def tile(x: Tensor, repeats: Any, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
 
+def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tensor:
+    """Where the ``k`` largest (or smallest) values along an axis are, in order; int64. Of equal values the first counts."""
+
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The ``k`` largest (or smallest) values along an axis, in order, and where they are."""
 

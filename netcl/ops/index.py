@@ -52,8 +52,8 @@ class Faults:
 
     def check(self) -> None:
         """Wait for the device; raise for the first index that was out of range since the last check."""
+        self.pending = False  # first: reading the flag asks again
         code = int(self.flag.to_host()[0])
-        self.pending = False
         if not code:
             return
         self.flag.fill_(0)

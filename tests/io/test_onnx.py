@@ -133,7 +133,7 @@ NOT_EXPORTED = set(
     batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout grid_sample im2col index_add info_nce isin log_softmax
     masked_scale
     max_pool2d max_pool2d_with_indices nll nonzero norm pad resample2d roll rope row_norm scatter_add softmax strided_unslice
-    take triplet""".split()
+    take top_indices triplet""".split()
 )
 
 

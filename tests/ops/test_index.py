@@ -264,3 +264,11 @@ def test_the_largest_are_found_with_ties_in_order(device, n, k, rng):
     wanted = np.argsort(-x, 1, kind="stable")[:, :k]
     np.testing.assert_array_equal(order.to_host(), wanted)
     np.testing.assert_array_equal(values.to_host(), np.take_along_axis(x, wanted, 1))
+
+
+def test_an_index_on_the_device_is_told_when_a_value_is_read(cl_device):
+    x = Tensor.from_host(cl_device.queue, np.arange(4, dtype=np.float32))
+    picked = ops.index_select(x, 0, Tensor.from_host(cl_device.queue, np.array([1, 2])) + 5)
+    with pytest.raises(IndexError, match=r"\[index_select\] an index in a tensor is out of range; size=4"):
+        picked.to_host()
+    assert ops.index_select(x, 0, Tensor.from_host(cl_device.queue, np.array([1, 2])) + 1).tolist() == [2.0, 3.0]

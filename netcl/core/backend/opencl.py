@@ -156,6 +156,9 @@ class OpenCLBackend:
         stored = np.empty(shape, wanted.storage)
         if stored.nbytes:
             self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=True)
+        faults = getattr(self.queue, "_netcl_faults", None)
+        if faults is not None and faults.pending:
+            faults.check()  # an index on the device was out of range: told before a value can be used
         return dtypes.decode(stored, wanted)
 
     def to_host_async(self, storage: Any, shape: tuple[int, ...], dtype: str) -> HostCopy:
