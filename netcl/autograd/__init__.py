@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from netcl import ops as _forward
@@ -31,11 +32,34 @@ from netcl.autograd.tape import (
 )
 from netcl.core import dispatch
 from netcl.core.tensor import Tensor
+from netcl.ops.registry import Pointwise, register
 
 __all__ = [
-    "Function", "GradientError", "Kernel", "Node", "Tape", "apply_op", "backward", "checkpoint", "debug_tape", "detect_anomaly",
-    "enable_grad", "get_current_tape", "grad", "gradcheck", "gradgradcheck", "is_grad_enabled", "kernel", "no_grad", "retain_grad",
-    "set_current_tape", "set_detect_anomaly", "set_grad_enabled", "tensor",
+    "AutogradPrimitive",
+    "Function",
+    "GradientError",
+    "Kernel",
+    "Node",
+    "Tape",
+    "apply_op",
+    "backward",
+    "checkpoint",
+    "debug_tape",
+    "detect_anomaly",
+    "enable_grad",
+    "get_current_tape",
+    "grad",
+    "gradcheck",
+    "gradgradcheck",
+    "is_grad_enabled",
+    "kernel",
+    "no_grad",
+    "register_primitive",
+    "retain_grad",
+    "set_current_tape",
+    "set_detect_anomaly",
+    "set_grad_enabled",
+    "tensor",
 ]  # fmt: skip
 
 
@@ -47,6 +71,26 @@ def tensor(data: Any, dtype: str | None = None, *, requires_grad: bool = False, 
         return Tensor.from_host(data, dtype=dtype, requires_grad=requires_grad)
     where = queue if queue is not None else Tensor.empty((0,), device=device).queue
     return Tensor.from_host(where, data, dtype, requires_grad=requires_grad)
+
+
+#: A pointwise op as data: formula, gradient, reference (``netcl.ops.registry.Pointwise``).
+AutogradPrimitive = Pointwise
+
+
+def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
+    """Add an op to the table and get its differentiable function: eager kernel, NumPy form, gradient and tests follow from the row.
+
+    >>> import netcl.autograd as ag
+    >>> from netcl.ops import unregister
+    >>> bent = ag.register_primitive(ag.AutogradPrimitive("bent", "v0 + v0 * v0", ("g + 2 * g * v0",), lambda x: x + x * x))
+    >>> x = ag.tensor([3.0], requires_grad=True)
+    >>> bent(x).backward()
+    >>> x.grad.tolist()
+    [7.0]
+    >>> unregister("bent")
+    """
+    register(primitive)
+    return _twins.twin(primitive.name)
 
 
 _twins.fill_slots()

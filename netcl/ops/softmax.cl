@@ -5,7 +5,7 @@
 #ifndef LOGARITHM  // 1: the logarithm of softmax
 #define LOGARITHM 0
 #endif
-#ifndef KEEPS_EXP  // 1: y can hold exp(x - max) without rounding, so it need not be computed twice
+#ifndef KEEPS_EXP  // 1: y holds exp(x - max) for a while (it must not round), so it need not be computed twice
 #define KEEPS_EXP 1
 #endif
 
