@@ -439,8 +439,9 @@ ALIASES: dict[str, str] = {}
 def register(row: Row) -> Row:
     """Add a row to the table; from then on ``netcl.ops`` and ``netcl.autograd`` have the op.
 
-    >>> from netcl.ops.registry import Pointwise, register
+    >>> from netcl.ops.registry import Pointwise, register, unregister
     >>> row = register(Pointwise("cube", "v0 * v0 * v0", ("3 * g * v0 * v0",), lambda x: x**3))
+    >>> unregister("cube")
     """
     if row.name in REGISTRY or row.name in ALIASES:
         raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
