@@ -5,6 +5,9 @@
 #ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
 #define COLUMNS 0
 #endif
+#ifndef STRIP  // vectors of channels that a work-item takes, so that it reads long runs of each image
+#define STRIP (VEC > 1 ? 16 : 1)
+#endif
 
 #if !COLUMNS
 SIZED __kernel void moment_parts(__global const X_T* x, __global M_T* means, __global M_T* squares, const int chunk,
@@ -20,21 +23,27 @@ SIZED __kernel void moment_parts(__global const X_T* x, __global M_T* means, __g
   }
 }
 #else
-SIZED __kernel void moment_parts(__global const X_T* x, __global M_T* means, __global M_T* squares, const int chunk,
-                                 const int parts, const int images, const int channels, const int span) {
-  const int blocks = (channels + VEC - 1) / VEC;
-  const int part = get_global_id(0) / blocks, column = get_global_id(0) % blocks * VEC, left = channels - column;
+SIZED __kernel void moment_parts(__global const X_T* x, __global M_T* means, __global M_T* squares, const int chunk, const int parts,
+                                 const int images, const int channels, const int span) {
+  const int strips = (channels + VEC * STRIP - 1) / (VEC * STRIP);
+  const int part = get_global_id(0) / strips, column = get_global_id(0) % strips * VEC * STRIP;
   if (part >= parts) return;
-  const int from = part * chunk, to = min(from + chunk, images);
-  vec mean = 0, square = 0;
-  for (int image = from; image < to; ++image) mean += X_lanes(x, (long)image * channels + column, left);
-  mean /= (real)(to - from);
-  for (int image = from; image < to; ++image) {
-    const vec d = X_lanes(x, (long)image * channels + column, left) - mean;
-    square += d * d;
+  const int count = min((channels - column + VEC - 1) / VEC, STRIP), from = part * chunk, to = min(from + chunk, images);
+  vec mean[STRIP], square[STRIP];
+  for (int s = 0; s < count; ++s) mean[s] = square[s] = 0;
+  for (int image = from; image < to; ++image)
+    for (int s = 0; s < count; ++s) mean[s] += X_lanes(x, (long)image * channels + column + s * VEC, channels - column - s * VEC);
+  for (int s = 0; s < count; ++s) mean[s] /= (real)(to - from);
+  for (int image = from; image < to; ++image)
+    for (int s = 0; s < count; ++s) {
+      const vec d = X_lanes(x, (long)image * channels + column + s * VEC, channels - column - s * VEC) - mean[s];
+      square[s] += d * d;
+    }
+  for (int s = 0; s < count; ++s) {
+    const long at = (long)part * channels + column + s * VEC;
+    M_store_lanes(means, at, channels - column - s * VEC, mean[s]);
+    M_store_lanes(squares, at, channels - column - s * VEC, square[s]);
   }
-  M_store_lanes(means, (long)part * channels + column, left, mean);
-  M_store_lanes(squares, (long)part * channels + column, left, square);
 }
 #endif
 

@@ -61,7 +61,10 @@ SIZED __kernel void cross_entropy(__global const X_T* x, __global const L_T* tar
     real logarithm = 0;
 #if !LOG_PROBS
     vec most = LOWEST;
-    FOR_VECTORS(i, n) most = fmax(most, X_VLOAD(xr, AT(i)));
+    FOR_VECTORS(i, n) {
+      const vec v = X_VLOAD(xr, AT(i));
+      most = LARGER(most, v);
+    }
     real m = lanes_max(most);
     FOR_REST(i, n) m = fmax(m, X_LOAD(xr, AT(i)));
     m = GROUP_MAX(m);

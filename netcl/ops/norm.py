@@ -18,6 +18,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch, rows
 from netcl.ops.registry import S, composite, op
 
+STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it
 PARTS_ITEMS = 16384  # work-items a GPU should have at the least before channels are folded in one part
 
 _ROW_SAMPLES = [
@@ -208,8 +209,10 @@ class Channels(NamedTuple):
 
 
 def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
+    """In how many parts the channels are folded: enough to keep the device busy."""
     cpu, _, units = rows.device_of(queue)
-    items = channels if cpu else channels * min(span, 256)
+    strips = -(-channels // (16 * STRIP)) if span == 1 else channels
+    items = strips if cpu else channels * min(span, 256)
     wanted = -(-(2 * units if cpu else PARTS_ITEMS) // max(items, 1))
     chunk = -(-images // max(1, min(wanted, images)))
     return Channels(images, channels, span, chunk, -(-images // max(chunk, 1)))
@@ -222,7 +225,8 @@ def run_channels(
     columns = bool(defines.get("COLUMNS"))
     spread = (rows.column_spread if columns else rows.channel_spread)(queue, sizes.span, "float64" in operands.values())
     found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, spread, defines)
-    items = folds // sizes.channels * -(-sizes.channels // spread.vec) if columns else folds * spread.group
+    strip = spread.vec * (STRIP if spread.vec > 1 else 1)
+    items = folds // sizes.channels * -(-sizes.channels // strip) if columns else folds * spread.group
     found(queue, items, spread.local, *args, sizes.images, sizes.channels, sizes.span)
 
 

@@ -4,6 +4,9 @@
 #ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
 #define COLUMNS 0
 #endif
+#ifndef STRIP  // vectors of channels that a work-item takes, so that it reads long runs of each image
+#define STRIP (VEC > 1 ? 16 : 1)
+#endif
 
 #if !COLUMNS
 SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __global const M_T* means, __global const M_T* rstds,
@@ -24,22 +27,31 @@ SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __gl
 SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __global const M_T* means, __global const M_T* rstds,
                               __global M_T* firsts, __global M_T* seconds, const int chunk, const int parts, const int per_image,
                               const int shared_by, const int images, const int channels, const int span) {
-  const int blocks = (channels + VEC - 1) / VEC;
-  const int part = get_global_id(0) / blocks, column = get_global_id(0) % blocks * VEC, left = channels - column;
+  const int strips = (channels + VEC * STRIP - 1) / (VEC * STRIP);
+  const int part = get_global_id(0) / strips, column = get_global_id(0) % strips * VEC * STRIP;
   if (part >= parts) return;
-  const int to = min((part + 1) * chunk, images);
-  const vec column_means = per_image ? (vec)(0) : M_lanes(means, column, left);
-  const vec column_rstds = per_image ? (vec)(0) : M_lanes(rstds, column, left);
-  vec first = 0, second = 0;
-  for (int image = part * chunk; image < to; ++image) {
-    const vec mean = per_image ? (vec)(M_LOAD(means, image)) : column_means;
-    const vec rstd = per_image ? (vec)(M_LOAD(rstds, image)) : column_rstds;
-    const vec gi = X_lanes(g, (long)image * channels + column, left);
-    first += gi;
-    second += gi * (Z_lanes(x, (long)image * channels + column, left) - mean) * rstd;
+  const int count = min((channels - column + VEC - 1) / VEC, STRIP), to = min((part + 1) * chunk, images);
+  vec first[STRIP], second[STRIP], mean[STRIP], rstd[STRIP];
+  for (int s = 0; s < count; ++s) {
+    first[s] = second[s] = 0;
+    mean[s] = per_image ? (vec)(0) : M_lanes(means, column + s * VEC, channels - column - s * VEC);
+    rstd[s] = per_image ? (vec)(0) : M_lanes(rstds, column + s * VEC, channels - column - s * VEC);
   }
-  M_store_lanes(firsts, (long)part * channels + column, left, first);
-  M_store_lanes(seconds, (long)part * channels + column, left, second);
+  for (int image = part * chunk; image < to; ++image) {
+    const long start = (long)image * channels + column;
+    const vec row_mean = per_image ? (vec)(M_LOAD(means, image)) : (vec)(0), row_rstd = per_image ? (vec)(M_LOAD(rstds, image)) : (vec)(0);
+    for (int s = 0; s < count; ++s) {
+      const int left = channels - column - s * VEC;
+      const vec gi = X_lanes(g, start + s * VEC, left), d = Z_lanes(x, start + s * VEC, left);
+      first[s] += gi;
+      second[s] += gi * (per_image ? (d - row_mean) * row_rstd : (d - mean[s]) * rstd[s]);
+    }
+  }
+  for (int s = 0; s < count; ++s) {
+    const long at = (long)part * channels + column + s * VEC;
+    M_store_lanes(firsts, at, channels - column - s * VEC, first[s]);
+    M_store_lanes(seconds, at, channels - column - s * VEC, second[s]);
+  }
 }
 #endif
 

@@ -16,6 +16,7 @@ from netcl.core.kernels import program
 from netcl.ops import launch
 
 Sizes = tuple[int, int, int]
+HALVES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
 SHORT_ROW = 32  # elements; on a GPU a row this short is one work-item's
 MEDIUM_ROW = 1024  # up to here a row is a wave's, above a large work-group's
 ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
@@ -81,24 +82,23 @@ def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int) ->
 def _vector_load(row: dtypes.DType, real: str, vec: int, name: str) -> str:
     if vec == 1:
         return f"((REAL){name}_LOAD(p, i))"
-    if row.name == "float16":
-        text = f"vload_half{vec}(0, (p) + (i))"
-    elif row.name == "bfloat16":
-        text = f"as_float{vec}(convert_uint{vec}(vload{vec}(0, (p) + (i))) << 16)"
-    else:
-        text = f"vload{vec}(0, (p) + (i))"
-    natural = "float" if row.name in ("float16", "bfloat16") else row.c_storage
-    return text if natural == real else f"convert_{real}{vec}({text})"
+    if row.name in HALVES:
+        text = f"of_{HALVES[row.name]}(((__global const loose_shorts*)((p) + (i)))->lanes)"
+        return text if real == "float" else f"convert_{real}{vec}({text})"
+    if row.c_storage == real:
+        return "(((__global const loose*)((p) + (i)))->lanes)"
+    return f"convert_{real}{vec}(vload{vec}(0, (p) + (i)))"
 
 
 def _vector_store(row: dtypes.DType, real: str, vec: int, name: str) -> str:
     if vec == 1:
         return f"{name}_STORE(p, i, v)"
-    if row.name == "float16":
-        return f"vstore_half{vec}_rte(v, 0, (p) + (i))"
-    if row.name == "bfloat16":
-        return f"vstore{vec}(bfloat16_lanes(convert_float{vec}(v)), 0, (p) + (i))"
-    return f"vstore{vec}({'v' if row.c_storage == real else f'convert_{row.c_storage}{vec}(v)'}, 0, (p) + (i))"
+    if row.name in HALVES:
+        wide = "v" if real == "float" else f"convert_float{vec}(v)"
+        return f"((__global loose_shorts*)((p) + (i)))->lanes = to_{HALVES[row.name]}({wide})"
+    if row.c_storage == real:
+        return "((__global loose*)((p) + (i)))->lanes = (v)"
+    return f"vstore{vec}(convert_{row.c_storage}{vec}(v), 0, (p) + (i))"
 
 
 def row_kernel(

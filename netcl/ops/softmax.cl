@@ -26,7 +26,10 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
     __global const X_T* xr = x + (long)row * n;
     __global Y_T* yr = y + (long)row * n;
     vec most = LOWEST;
-    FOR_VECTORS(i, n) most = fmax(most, X_VLOAD(xr, i));
+    FOR_VECTORS(i, n) {
+      const vec v = X_VLOAD(xr, i);
+      most = LARGER(most, v);
+    }
     real m = lanes_max(most);
     FOR_REST(i, n) m = fmax(m, X_LOAD(xr, i));
     m = GROUP_MAX(m);
@@ -73,7 +76,10 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
   const int column = block % blocks * VEC, left = inner - column;
   const long start = (long)(block / blocks) * n * inner + column, end = start + (long)n * inner;
   vec m = LOWEST, sum = 0;
-  for (long i = start; i < end; i += inner) m = fmax(m, X_lanes(x, i, left));
+  for (long i = start; i < end; i += inner) {
+    const vec v = X_lanes(x, i, left);
+    m = LARGER(m, v);
+  }
   for (long i = start; i < end; i += inner) sum += exp(X_lanes(x, i, left) - m);
 #if LOGARITHM
   const vec scale = log(sum);

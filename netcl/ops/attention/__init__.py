@@ -48,7 +48,7 @@ class Config(NamedTuple):
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
     """For CPUs with vectors of ``width`` floats: a lane per query, as many products at a time as registers hold."""
     lanes = 8 if wide else 16
-    return Config("cpu.cl", {"LANES": lanes, "TILE": 8 if width >= 16 else 4, "BLOCK": 32, "DEPTH": depth}, (1, 1), lanes)
+    return Config("cpu.cl", {"LANES": lanes, "TILE": 12 if width >= 16 else 6, "BLOCK": 36, "DEPTH": depth}, (1, 1), lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int) -> Config:
@@ -161,9 +161,17 @@ def attention(
         return out, logarithms
     if not sizes.m:
         return out.fill_(0), logarithms.fill_(-math.inf)
+    dtype, (q, k, v) = q.dtype, _widened(q, k, v)
+    out = out if out.dtype == q.dtype else Tensor.empty(out.shape, q.dtype, queue=q.queue)
     call = _call(q, k, sizes, place, causal, factor)
     call.run("attention", sizes.n, sizes.batch * sizes.heads, q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
-    return out, logarithms
+    return cast(out, dtype), logarithms
+
+
+def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """On a CPU float32 in place of half and bfloat16: its kernel reads every element often, and each reading would convert it."""
+    halves = tensors[0].dtype in ("float16", "bfloat16") and launch.on_cpu_device(tensors[0].queue)
+    return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 
 
 @op(vjp=attention_grad_vjp, ref=attention_grad_ref, cpu=attention_grad_cpu, samples=_GRAD_SAMPLES, tol=8)
@@ -181,16 +189,18 @@ def attention_grad(
     if q.backend == "cpu":
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
         return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, sizes=sizes, place=place, causal=causal, scale=factor)
+    dtype, (q, k, v) = q.dtype, _widened(q, k, v)
     results = tuple(Tensor.empty(t.shape, t.dtype, queue=t.queue) for t in (q, k, v))
     if not (q.size or k.size or v.size) or not sizes.n or not sizes.m:
-        return tuple(t.fill_(0) for t in results)  # type: ignore[return-value]
+        return tuple(cast(t.fill_(0), dtype) for t in results)
     call = _call(q, k, sizes, place, causal, factor)
     sums = _sums_dtype(q.dtype)
     through = None if through is None else cast(through, sums)
-    return _run_grad(call, cast(upstream, q.dtype), q, k, v, cast(result, q.dtype), cast(logarithms, sums), through, results)
+    _run_grad(call, cast(upstream, q.dtype), q, k, v, cast(result, q.dtype), cast(logarithms, sums), through, results)
+    return tuple(cast(t, dtype) for t in results)
 
 
-def _run_grad(call: _Call, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any) -> Any:
+def _run_grad(call: _Call, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any) -> None:
     sizes = call.sizes
     rows = sizes.batch * sizes.heads * sizes.n
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
@@ -199,7 +209,6 @@ def _run_grad(call: _Call, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tens
     given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)
     call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, *given, results[0])
     call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, *given, *results[1:])
-    return results
 
 
 # ---- what users call

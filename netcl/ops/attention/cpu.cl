@@ -12,10 +12,10 @@
 #define LANES 16
 #endif
 #ifndef BLOCK  // keys whose scores are known at a time
-#define BLOCK 32
+#define BLOCK 36
 #endif
-#ifndef TILE  // accumulators held in registers: rows of a product at a time; divides BLOCK
-#define TILE 4
+#ifndef TILE  // accumulators held in registers: rows of a product at a time
+#define TILE 6
 #endif
 #ifndef DEPTH  // the largest head size
 #define DEPTH 64
@@ -38,77 +38,80 @@ typedef JOIN(REAL, LANES) vec;
 
 // ---- products
 
-// s[t] = row t of `rows` times `packed`, for `count` rows of `depth` elements.
+// s[t] = row t of `rows` times `packed`, for `count` rows of `depth` elements; T rows at a time while there are as many.
+#define PRODUCTS(T)                                                                                \
+  for (; t + T <= count; t += T) {                                                                 \
+    __global const X_T* row = rows + (long)t * depth;                                              \
+    vec sum[T];                                                                                    \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = 0;                                      \
+    for (int d = 0; d < depth; ++d) {                                                              \
+      const vec p = packed[d];                                                                     \
+      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += (real)X_LOAD(row, i * depth + d) * p; \
+    }                                                                                              \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) s[t + i] = sum[i];                               \
+  }
+
 static inline void products(vec* s, __global const X_T* rows, const int count, const int depth, const vec* packed) {
   int t = 0;
-  for (; t + TILE <= count; t += TILE) {
-    __global const X_T* row = rows + (long)t * depth;
-    vec sum[TILE];
-    for (int i = 0; i < TILE; ++i) sum[i] = 0;
-    for (int d = 0; d < depth; ++d) {
-      const vec p = packed[d];
-      for (int i = 0; i < TILE; ++i) sum[i] += (real)X_LOAD(row, i * depth + d) * p;
-    }
-    for (int i = 0; i < TILE; ++i) s[t + i] = sum[i];
-  }
-  for (; t < count; ++t) {
-    __global const X_T* row = rows + (long)t * depth;
-    vec sum = 0;
-    for (int d = 0; d < depth; ++d) sum += (real)X_LOAD(row, d) * packed[d];
-    s[t] = sum;
-  }
+  PRODUCTS(TILE)
+  PRODUCTS(2)
+  PRODUCTS(1)
 }
 
-// result = result * scale + the sum over t of row t of `rows` times s[t].
+// result = result * scale + the sum over t of row t of `rows` times s[t]; T elements at a time while there are as many.
+#define GATHER(T)                                                                                        \
+  for (; d + T <= depth; d += T) {                                                                       \
+    vec sum[T];                                                                                          \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = result[d + i] * scale;                        \
+    for (int t = 0; t < count; ++t) {                                                                    \
+      const vec p = s[t];                                                                                \
+      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += (real)X_LOAD(rows, t * depth + d + i) * p; \
+    }                                                                                                    \
+    _Pragma("unroll") for (int i = 0; i < T; ++i) result[d + i] = sum[i];                                \
+  }
+
 static inline void gather(vec* result, const vec scale, __global const X_T* rows, const int count, const int depth, const vec* s) {
   int d = 0;
-  for (; d + TILE <= depth; d += TILE) {
-    vec sum[TILE];
-    for (int i = 0; i < TILE; ++i) sum[i] = result[d + i] * scale;
-    for (int t = 0; t < count; ++t) {
-      const vec p = s[t];
-      for (int i = 0; i < TILE; ++i) sum[i] += (real)X_LOAD(rows, t * depth + d + i) * p;
-    }
-    for (int i = 0; i < TILE; ++i) result[d + i] = sum[i];
-  }
-  for (; d < depth; ++d) {
-    vec sum = result[d] * scale;
-    for (int t = 0; t < count; ++t) sum += (real)X_LOAD(rows, t * depth + d) * s[t];
-    result[d] = sum;
-  }
+  GATHER(TILE)
+  GATHER(2)
+  GATHER(1)
 }
 
 // ---- lanes
 
-static inline vec load_lanes(const real* lanes) { return JOIN(vload, LANES)(0, lanes); }
+// A vector and its lanes. (vload and vstore are calls on some CPU drivers, and spill every register.)
+typedef union {
+  vec all;
+  real each[LANES];
+} lanes_of;
 
 // LANES rows, transposed; rows beyond the last one repeat it.
 static inline void pack(vec* packed, __global const X_T* x, const int first, const int n, const int depth, const real scale) {
   for (int d = 0; d < depth; ++d) {
-    real lanes[LANES];
-    for (int l = 0; l < LANES; ++l) lanes[l] = scale * X_LOAD(x, min(first + l, n - 1) * depth + d);
-    packed[d] = load_lanes(lanes);
+    lanes_of lanes;
+    for (int l = 0; l < LANES; ++l) lanes.each[l] = scale * X_LOAD(x, (first + l < n ? first + l : n - 1) * depth + d);
+    packed[d] = lanes.all;
   }
 }
 
 static inline void unpack(__global X_T* x, const vec* packed, const int first, const int n, const int depth, const real scale) {
   for (int d = 0; d < depth; ++d) {
-    real lanes[LANES];
-    JOIN(vstore, LANES)(packed[d], 0, lanes);
-    for (int l = 0; l < min(LANES, n - first); ++l) X_STORE(x, (first + l) * depth + d, lanes[l] * scale);
+    lanes_of lanes;
+    lanes.all = packed[d] * scale;
+    for (int l = 0; l < LANES && first + l < n; ++l) X_STORE(x, (first + l) * depth + d, lanes.each[l]);
   }
 }
 
 static inline vec load_sums(__global const S_T* sums, const int first, const int n) {
-  real lanes[LANES];
-  for (int l = 0; l < LANES; ++l) lanes[l] = S_LOAD(sums, min(first + l, n - 1));
-  return load_lanes(lanes);
+  lanes_of lanes;
+  for (int l = 0; l < LANES; ++l) lanes.each[l] = S_LOAD(sums, min(first + l, n - 1));
+  return lanes.all;
 }
 
 static inline void store_sums(__global S_T* sums, const vec v, const int first, const int n) {
-  real lanes[LANES];
-  JOIN(vstore, LANES)(v, 0, lanes);
-  for (int l = 0; l < min(LANES, n - first); ++l) S_STORE(sums, first + l, lanes[l]);
+  lanes_of lanes;
+  lanes.all = v;
+  for (int l = 0; l < min(LANES, n - first); ++l) S_STORE(sums, first + l, lanes.each[l]);
 }
 
 // The score of query i and key j under the mask.
@@ -126,13 +129,13 @@ static inline real masked(const real s, __global const M_T* mask, const int at, 
 // The scores of lanes i, i + 1, .. (step_i = 1) with key j, or of query i with lanes j, j + 1, .. (step_j = 1).
 static inline vec masked_lanes(const vec s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int step_i,
                                const int j, const int step_j, const int n, const int m, const int causal) {
-  real lanes[LANES];
-  JOIN(vstore, LANES)(s, 0, lanes);
+  lanes_of lanes;
+  lanes.all = s;
   for (int l = 0; l < LANES; ++l) {
-    const int query = min(i + l * step_i, n - 1), key = min(j + l * step_j, m - 1);
-    lanes[l] = masked(lanes[l], mask, query * by_query + key * by_key, query, key, causal);
+    const int query = i + l * step_i < n ? i + l * step_i : n - 1, key = j + l * step_j < m ? j + l * step_j : m - 1;
+    lanes.each[l] = masked(lanes.each[l], mask, query * by_query + key * by_key, query, key, causal);
   }
-  return load_lanes(lanes);
+  return lanes.all;
 }
 
 // Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
@@ -163,8 +166,8 @@ __kernel void attention(__global const X_T* q, __global const X_T* k, __global c
     if (MASK || crosses)
       for (int t = 0; t < count; ++t) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, first, 1, j + t, 0, n, m, causal);
     vec higher = most;
-    for (int t = 0; t < count; ++t) higher = fmax(higher, s[t]);
-    const vec safe = select(higher, (vec)(0), higher == (vec)(LOWEST));
+    for (int t = 0; t < count; ++t) higher = higher < s[t] ? s[t] : higher;
+    const vec safe = higher == (vec)(LOWEST) ? (vec)(0) : higher;
     const vec keep = exp(most - safe);
     sum *= keep;
     for (int t = 0; t < count; ++t) {
@@ -174,7 +177,7 @@ __kernel void attention(__global const X_T* q, __global const X_T* k, __global c
     gather(result, keep, v + (kv + j) * depth_v, count, depth_v, s);
     most = higher;
   }
-  const vec share = select(1 / sum, (vec)(0), sum == (vec)(0));
+  const vec share = sum == (vec)(0) ? (vec)(0) : 1 / sum;
   for (int d = 0; d < depth_v; ++d) result[d] *= share;
   unpack(out + (long)head * n * depth_v, result, first, n, depth_v, 1);
   store_sums(logarithms + (long)head * n, most + log(sum), first, n);
@@ -208,7 +211,7 @@ __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q,
   pack(packed_g, g + (long)head * n * depth_v, first, n, depth_v, 1);
   for (int d = 0; d < depth; ++d) result[d] = 0;
   const vec logarithm = load_sums(logarithms + (long)head * n, first, n), less = load_sums(delta + (long)head * n, first, n);
-  const vec safe = select(logarithm, (vec)(INFINITY), logarithm == (vec)(LOWEST));
+  const vec safe = logarithm == (vec)(LOWEST) ? (vec)(INFINITY) : logarithm;
   const int end = causal ? min(m, first + LANES) : m;
   for (int j = 0; j < end; j += BLOCK) {
     const int count = min(BLOCK, end - j);
