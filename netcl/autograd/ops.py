@@ -102,6 +102,7 @@ def _again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
 def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..., Any]:
     binder = row.bind if isinstance(row, Reduction) else _binder(row)
     kept = row.saved()
+    reads_outputs = bool(kept & {"out", *registry.OUTPUTS})
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
@@ -113,12 +114,17 @@ def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..
             return out
         outputs = out if isinstance(out, tuple) else (out,)
         saved = (row, [_keep(x, name in kept, outputs[0]) for name, x in zip(row.inputs, inputs, strict=True)], keywords,
-                 [o.detach() for o in outputs] if "out" in kept else None)  # fmt: skip
+                 _kept_outputs(outputs, kept) if reads_outputs else None)  # fmt: skip
         if outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
             Node(row.name, _structured_rule, flat, saved).attach(outputs)
         return out
 
     return call
+
+
+def _kept_outputs(outputs: Sequence[Tensor], kept: frozenset[str]) -> list[Tensor | None]:
+    """The outputs that backward reads, without their history, and ``None`` for the others."""
+    return [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)]
 
 
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:

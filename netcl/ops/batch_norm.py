@@ -159,9 +159,9 @@ def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momen
 # ---- gradients
 
 
-def _batch_norm_train_vjp(F, g, out, x, weight, needs):
+def _batch_norm_train_vjp(F, g, out1, out2, x, weight, needs):
     gy, g_mean, g_rstd = g
-    _, mean, rstd = out
+    mean, rstd = out1, out2
     gy = F.mul(x, 0) if gy is None else gy
     d_x, d_weight, d_bias = F.batch_norm_grad(gy, x, weight, mean, rstd)
     d_x = through_statistics(F, d_x, g_mean, g_rstd, x, mean, rstd, batch_view(x.shape), True)

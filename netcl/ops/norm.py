@@ -323,9 +323,9 @@ def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean:
     return d_x
 
 
-def _row_norm_vjp(F, g, out, x, weight, axes, groups, centered, needs):
+def _row_norm_vjp(F, g, out1, out2, x, weight, axes, groups, centered, needs):
     gy, g_mean, g_rstd = g
-    _, mean, rstd = out
+    mean, rstd = out1, out2
     where = {"axes": axes, "groups": groups}
     gy = F.mul(x, 0) if gy is None else gy
     d_x = F.row_norm_grad(gy, x, weight, mean, rstd, centered=centered, **where) if needs[0] else None

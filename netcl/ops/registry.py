@@ -286,8 +286,12 @@ class Reduction:
         return (known.pop("x"),), known
 
 
+#: What a vjp calls one of several outputs, to keep that one and not the others.
+OUTPUTS = ("out0", "out1", "out2")
+
+
 def _kept(vjp: Callable[..., Any] | None, inputs: Iterable[str]) -> frozenset[str]:
-    return frozenset(inspect.signature(vjp).parameters) & {"out", *inputs} if vjp else frozenset()
+    return frozenset(inspect.signature(vjp).parameters) & {"out", *OUTPUTS, *inputs} if vjp else frozenset()
 
 
 @dataclass(frozen=True)
@@ -341,10 +345,10 @@ class Op:
     """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
-    be differentiated). Its further parameters say what backward needs: ``g``, ``out``, an input's name, ``<input>_shape``
-    or ``<input>_dtype`` (which keep no tensor), keyword arguments of the call, and ``needs``, which says per input whether its
-    gradient is wanted. It returns one gradient or ``None``
-    per tensor input; gradients of broadcast inputs are summed to the input's shape by the tape.
+    be differentiated). Its further parameters say what backward needs: ``g``, ``out`` (of several outputs all, ``out0``,
+    ``out1``.. one), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
+    call, and ``needs``, which says per input whether its gradient is wanted. It returns one gradient or ``None`` per tensor
+    input; gradients of broadcast inputs are summed to the input's shape by the tape.
     """
 
     name: str
@@ -384,6 +388,8 @@ def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
     """
     given: dict[str, Any] = {"needs": (True,) * len(inputs), **keywords, "g": g, "out": out}
+    if isinstance(out, tuple):
+        given |= dict(zip(OUTPUTS, out, strict=False))
     for name, x in zip(row.inputs, inputs, strict=True):
         given |= {name: x, f"{name}_shape": getattr(x, "shape", None), f"{name}_dtype": getattr(x, "dtype", None)}
     assert row.vjp is not None
@@ -502,7 +508,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
     if vjp is None:
         return
     first, *wanted = inspect.signature(vjp).parameters
-    known = {"g", "out", "needs", *inspect.signature(call).parameters}
+    known = {"g", "out", *OUTPUTS, "needs", *inspect.signature(call).parameters}
     known |= {f"{name}_{what}" for name in inputs for what in ("shape", "dtype")}
     unknown = [name for name in wanted if name not in known]
     if first != "F" or unknown:

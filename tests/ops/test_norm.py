@@ -128,3 +128,9 @@ def test_wrong_calls(device):
         ops.batch_norm(Tensor.zeros((3,), queue=device.queue), training=True)
     with pytest.raises(DtypeError, match=r"\[row_norm\] x has a dtype this op does not take"):
         ops.layer_norm(Tensor.zeros((2, 3), "int32", queue=device.queue), 3)
+
+
+def test_backward_keeps_the_statistics_and_not_the_result():
+    x = Tensor.ones((4, 3), device="cpu", requires_grad=True)
+    node = ag.layer_norm(x, 3).grad_fn
+    assert [None if kept is None else kept.shape for kept in node.saved[3]] == [None, (4,), (4,)]
