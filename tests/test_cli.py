@@ -11,6 +11,7 @@ import pytest
 
 import netcl
 from netcl import cli
+from netcl.cli.command import table
 from netcl.core import env
 from netcl.core.device import manager, score
 from netcl.ops.registry import REGISTRY
@@ -109,4 +110,4 @@ def test_version(capsys):
 
 
 def test_tables_are_plain_text():
-    assert cli.table(("a", "long"), [("xyz", "1"), ("", "22")]) == "a    long\nxyz  1\n     22"
+    assert table(("a", "long"), [("xyz", "1"), ("", "22")]) == "a    long\nxyz  1\n     22"

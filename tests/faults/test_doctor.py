@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from netcl.cli import Facts, diagnose, gpus_of_the_kernel
+from netcl.cli.doctor import Facts, diagnose, gpus_of_the_kernel
 from netcl.core import platforms
 from netcl.core.platforms import Runtime
 
@@ -38,7 +38,8 @@ platforms.USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES")
 os.environ["OPENCL_VENDOR_PATH"] = {vendors!r}
 {before}
 from netcl import cli
-cli.gpus_of_the_kernel = lambda: []
+from netcl.cli import doctor
+doctor.gpus_of_the_kernel = lambda: []
 sys.exit(cli.main(["doctor"]))
 """
 BLOCK_PYOPENCL = """

@@ -1,4 +1,4 @@
-"""The ``netcl`` command: ``doctor | devices | env | cache | selftest | ops``.
+"""``netcl doctor`` and ``netcl devices``: what there is to compute on.
 
 ``doctor`` works in three steps that tests take one by one: :func:`collect` reads the machine into :class:`Facts`,
 :func:`diagnose` turns facts into findings, and the rest prints.
@@ -10,17 +10,15 @@ import argparse
 import os
 import platform as machine
 import re
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 
 from netcl import __version__
+from netcl.cli.command import command, table
 from netcl.core import env, platforms
 from netcl.core.device import DeviceHandle, Found, manager, score
-from netcl.core.errors import DeviceError, EnvironmentVariableError
+from netcl.core.errors import EnvironmentVariableError
 from netcl.core.platforms import Runtime
 
 # PCI vendors of GPUs, and what to install where their OpenCL driver is missing.
@@ -214,13 +212,6 @@ def diagnose(facts: Facts) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(facts)]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain text columns."""
-    cells = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
-
-
 def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
@@ -288,6 +279,7 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
         print("Not ready: there is no OpenCL device fit for work. netcl computes with NumPy until there is one.")
 
 
+@command("doctor")
 def doctor(args: argparse.Namespace) -> int:
     """What was looked for and found, what is missing, and the command that mends it."""
     facts = collect()
@@ -295,105 +287,8 @@ def doctor(args: argparse.Namespace) -> int:
     return 0 if facts.usable else 1
 
 
+@command("devices")
 def devices(args: argparse.Namespace) -> int:
     """The devices, and the selectors that name them."""
     print(table(DEVICE_HEADER, device_rows(manager.found())))
     return 0
-
-
-def environment(args: argparse.Namespace) -> int:
-    """Every variable netcl reads, with its value; status 1 if one holds nonsense."""
-    rows, errors = [], list[str]()
-    for variable in env.VARIABLES.values():
-        text = env.raw(variable.name)
-        try:
-            variable.read()
-        except EnvironmentVariableError as error:
-            errors.append(str(error))
-        shown = variable.default or "(empty)" if text is None else f"{text or '(empty)'} (set)"
-        rows.append([variable.name, shown, variable.doc])
-    print(table(("variable", "value", "meaning"), rows))
-    for text in errors:
-        print(text, file=sys.stderr)
-    return 1 if errors else 0
-
-
-def cache(args: argparse.Namespace) -> int:
-    """What the cache of compiled kernels holds, or remove it."""
-    from netcl.runtime import cache as store
-
-    if args.action == "clear":
-        print(f"removed {store.clear()} files")
-    else:
-        rows = [[str(key), str(value)] for key, value in store.info().items()]
-        print(table(("", ""), rows).strip("\n"))
-    return 0
-
-
-def selftest(args: argparse.Namespace) -> int:
-    """Every op's samples on a device of this machine, as a table."""
-    from netcl import selftest as tests
-
-    handle = manager.default(args.device or env.value("NETCL_DEVICE"))
-    if handle is None:
-        raise DeviceError(f"[selftest] no such device; device={args.device}; there are: {manager.describe()}")
-    print(f"{handle.platform_name} / {handle.device_name}")
-    counts: Counter[str] = Counter()
-    failed: list[tests.Result] = []
-    for op, results in groupby(tests.results(handle, args.ops), key=lambda result: result.op):
-        states = list(results)
-        counts.update(result.state for result in states)
-        failed += [result for result in states if result.state == "FAILED"]
-        cells = "  ".join(f"{result.check} {result.state}" for result in states)
-        print(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
-    for result in failed:
-        print(f"\n{result.op}, {result.check}: {result.detail}")
-    print(f"\n{counts['ok']} passed, {counts['FAILED']} failed, {counts['refused']} skipped")
-    return 1 if failed else 0
-
-
-def ops(args: argparse.Namespace) -> int:
-    """The op table: name, kind, gradient, autocast policy, one line of documentation."""
-    from netcl.ops.registry import ALIASES, REGISTRY
-
-    for name in sorted([*REGISTRY, *ALIASES]):
-        row = REGISTRY[ALIASES.get(name, name)]
-        gradient = "gradient" if row.differentiable else "-"
-        doc = f"same as {ALIASES[name]}" if name in ALIASES else (row.doc.splitlines() or [""])[0]
-        print(f"{name:28s} {type(row).__name__.lower():10s} {gradient:9s} {row.amp:6s} {doc}")
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    top = argparse.ArgumentParser(prog="netcl", description="Deep learning on any OpenCL device.")
-    top.add_argument("--version", action="version", version=f"netcl {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    rows = (("doctor", doctor), ("devices", devices), ("env", environment), ("cache", cache), ("selftest", selftest), ("ops", ops))
-    for name, function in rows:
-        text = function.__doc__ or ""
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(function=function)
-        if name == "cache":
-            command.add_argument("action", choices=("info", "clear"), help="show what is kept, or remove it")
-        if name == "selftest":
-            command.add_argument("ops", nargs="*", help="names of ops; all of them if none is given")
-            command.add_argument("--device", default=None, help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
-    return top
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status."""
-    args = parser().parse_args(argv)
-    try:
-        return args.function(args)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (DeviceError, EnvironmentVariableError) as error:
-        print(error, file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The ``netcl`` command: one module per group of commands, each entering its own in the table of :mod:`netcl.cli.command`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from netcl import __version__
+from netcl.cli.command import COMMANDS
+from netcl.core.errors import DeviceError, EnvironmentVariableError
+
+# In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
+MODULES = ("doctor", "settings", "ops")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    for module in MODULES:
+        import_module(f"netcl.cli.{module}")
+    top = argparse.ArgumentParser(prog="netcl", description="Deep learning on any OpenCL device.")
+    top.add_argument("--version", action="version", version=f"netcl {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    for row in COMMANDS.values():
+        text = row.run.__doc__ or ""
+        line = commands.add_parser(row.name, help=text, description=text)
+        row.arguments(line)
+        line.set_defaults(function=row.run)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    args = parser().parse_args(argv)
+    try:
+        return args.function(args)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (DeviceError, EnvironmentVariableError) as error:
+        print(error, file=sys.stderr)
+        return 1

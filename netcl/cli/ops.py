@@ -1,0 +1,53 @@
+"""``netcl ops`` and ``netcl selftest``: the op table, and whether this machine computes what it says."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from itertools import groupby
+
+from netcl.cli.command import command
+from netcl.core import env
+from netcl.core.device import manager
+from netcl.core.errors import DeviceError
+
+
+def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ops", nargs="*", help="names of ops; all of them if none is given")
+    parser.add_argument("--device", default=None, help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
+
+
+@command("selftest", _selftest_arguments)
+def selftest(args: argparse.Namespace) -> int:
+    """Every op's samples on a device of this machine, as a table."""
+    from netcl import selftest as tests
+
+    handle = manager.default(args.device or env.value("NETCL_DEVICE"))
+    if handle is None:
+        raise DeviceError(f"[selftest] no such device; device={args.device}; there are: {manager.describe()}")
+    print(f"{handle.platform_name} / {handle.device_name}")
+    counts: Counter[str] = Counter()
+    failed: list[tests.Result] = []
+    for op, results in groupby(tests.results(handle, args.ops), key=lambda result: result.op):
+        states = list(results)
+        counts.update(result.state for result in states)
+        failed += [result for result in states if result.state == "FAILED"]
+        cells = "  ".join(f"{result.check} {result.state}" for result in states)
+        print(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
+    for result in failed:
+        print(f"\n{result.op}, {result.check}: {result.detail}")
+    print(f"\n{counts['ok']} passed, {counts['FAILED']} failed, {counts['refused']} skipped")
+    return 1 if failed else 0
+
+
+@command("ops")
+def ops(args: argparse.Namespace) -> int:
+    """The op table: name, kind, gradient, autocast policy, one line of documentation."""
+    from netcl.ops.registry import ALIASES, REGISTRY
+
+    for name in sorted([*REGISTRY, *ALIASES]):
+        row = REGISTRY[ALIASES.get(name, name)]
+        gradient = "gradient" if row.differentiable else "-"
+        doc = f"same as {ALIASES[name]}" if name in ALIASES else (row.doc.splitlines() or [""])[0]
+        print(f"{name:28s} {type(row).__name__.lower():10s} {gradient:9s} {row.amp:6s} {doc}")
+    return 0

@@ -1,0 +1,45 @@
+"""``netcl env`` and ``netcl cache``: what is set and what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from netcl.cli.command import command, table
+from netcl.core import env
+from netcl.core.errors import EnvironmentVariableError
+
+
+@command("env")
+def environment(args: argparse.Namespace) -> int:
+    """Every variable netcl reads, with its value; status 1 if one holds nonsense."""
+    rows, errors = [], list[str]()
+    for variable in env.VARIABLES.values():
+        text = env.raw(variable.name)
+        try:
+            variable.read()
+        except EnvironmentVariableError as error:
+            errors.append(str(error))
+        shown = variable.default or "(empty)" if text is None else f"{text or '(empty)'} (set)"
+        rows.append([variable.name, shown, variable.doc])
+    print(table(("variable", "value", "meaning"), rows))
+    for text in errors:
+        print(text, file=sys.stderr)
+    return 1 if errors else 0
+
+
+def _cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("info", "clear"), help="show what is kept, or remove it")
+
+
+@command("cache", _cache_arguments)
+def cache(args: argparse.Namespace) -> int:
+    """What the cache of compiled kernels holds, or remove it."""
+    from netcl.runtime import cache as store
+
+    if args.action == "clear":
+        print(f"removed {store.clear()} files")
+    else:
+        rows = [[str(key), str(value)] for key, value in store.info().items()]
+        print(table(("", ""), rows).strip("\n"))
+    return 0
