@@ -95,10 +95,14 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 
 _twins.fill_slots()
 dispatch.fill("backward", backward)
+_LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_twins, name)
+    found = getattr(_twins, name)
+    if name in _LASTING:
+        globals()[name] = found  # looking it up here costs as much as the checks of a small op
+    return found
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 from netcl import ops
@@ -24,7 +24,7 @@ def twin(name: str) -> Callable[..., Any]:
     known = _twins.get(name)
     if known is None or known[0] is not row:
         known = _twins[name] = (row, _make(row))
-    return known[1] if modes.observer is None else partial(modes.observer, row, known[1])
+    return known[1]
 
 
 def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -34,15 +34,23 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 def _make(row: Any) -> Callable[..., Any]:
     forward = ops.function(row.name)
+    recorded = _recorded(row, forward)
+
+    @wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        observer = modes.observer
+        return recorded(*args, **kwargs) if observer is None else observer(row, recorded, *args, **kwargs)
+
+    call.__module__ = "netcl.autograd"
+    return call
+
+
+def _recorded(row: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(row, Composite):
-        made = _composite(row)
-    elif not row.differentiable:
+        return _composite(row)
+    if not row.differentiable:
         return forward
-    else:
-        made = _pointwise(row, forward) if isinstance(row, Pointwise | Choice) else _structured(row, forward)
-    made = wraps(forward)(made)
-    made.__module__ = "netcl.autograd"
-    return made
+    return _pointwise(row, forward) if isinstance(row, Pointwise | Choice) else _structured(row, forward)
 
 
 def _composite(row: Composite) -> Callable[..., Any]:
@@ -58,12 +66,12 @@ def _composite(row: Composite) -> Callable[..., Any]:
 
 
 def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable[..., Any]:
-    arity, names = len(row.inputs), (*row.inputs, *row.params)
+    names = (*row.inputs, *row.params)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not recording(args) and not (kwargs and recording(list(kwargs.values()))):
-            return forward(*args, **kwargs)
         out = forward(*args, **kwargs)
+        if not recording(args) and not (kwargs and recording(list(kwargs.values()))):
+            return out
         given = dict(zip(names, args, strict=False)) | kwargs
         chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
         values = elementwise.operands(row.name, [given[name] for name in row.inputs])
@@ -73,7 +81,6 @@ def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable
         Node(row.name, _pointwise_rule, values, saved).attach((out,))
         return out
 
-    assert arity
     return call
 
 
@@ -130,11 +137,16 @@ def _kept_outputs(outputs: Sequence[Tensor], kept: frozenset[str]) -> list[Tenso
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
     """Names and defaults of a call, without the cost of ``inspect`` per call; the op itself has checked the arguments."""
     parameters = inspect.signature(row.call).parameters
-    names = [p.name for p in parameters.values()]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return row.bind
+    names = [p.name for p in parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    star = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
 
     def bind(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
+        if star is not None:
+            given[star] = args[len(names) :]
         given.pop("out", None)
         return tuple(given.pop(name) for name in row.inputs), given
 

@@ -28,7 +28,7 @@ _counter = itertools.count()
 class _Modes(threading.local):
     """Per thread: whether ops are recorded, onto which tape, whether every value is checked, and who is called in place of ops.
 
-    ``observer(row, function, *args, **kwargs)`` is called instead of every op that is looked up while it is set: a trace listens here.
+    ``observer(row, function, *args, **kwargs)`` is called instead of every op that is called while it is set: a trace listens here.
     """
 
     def __init__(self) -> None:

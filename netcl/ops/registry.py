@@ -161,6 +161,10 @@ class Pointwise:
 
     def saved(self) -> frozenset[str]:
         """Tensors that backward keeps (``out``, ``v0``..): read off the formula, never written by hand."""
+        return self._saved
+
+    @cached_property
+    def _saved(self) -> frozenset[str]:
         return frozenset().union(*(self.saved_for(i) for i in range(self.arity)))
 
     def saved_for(self, index: int) -> frozenset[str]:
@@ -276,6 +280,11 @@ class Reduction:
         """Tensors that backward keeps: the parameter names of ``vjp``."""
         return _kept(self.vjp, self.inputs)
 
+    @cached_property
+    def asked(self) -> tuple[str, ...]:
+        """What ``vjp`` wants to be given: its parameter names; asked for once, for ``inspect`` costs more than most ops."""
+        return _asked(self.vjp)
+
     def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The tensor inputs and the keyword arguments of a call, defaults filled in."""
         names_ = ("x", "axis", "keepdims", *self.params)
@@ -291,7 +300,12 @@ OUTPUTS = ("out0", "out1", "out2")
 
 
 def _kept(vjp: Callable[..., Any] | None, inputs: Iterable[str]) -> frozenset[str]:
-    return frozenset(inspect.signature(vjp).parameters) & {"out", *OUTPUTS, *inputs} if vjp else frozenset()
+    return frozenset(_asked(vjp)) & {"out", *OUTPUTS, *inputs}
+
+
+def _asked(vjp: Callable[..., Any] | None) -> tuple[str, ...]:
+    """The parameter names of a ``vjp``, without its ``F``."""
+    return tuple(inspect.signature(vjp).parameters)[1:] if vjp else ()
 
 
 @dataclass(frozen=True)
@@ -370,6 +384,11 @@ class Op:
         return _kept(self.vjp, self.inputs)
 
     @cached_property
+    def asked(self) -> tuple[str, ...]:
+        """What ``vjp`` wants to be given: its parameter names; asked for once, for ``inspect`` costs more than most ops."""
+        return _asked(self.vjp)
+
+    @cached_property
     def _signature(self) -> inspect.Signature:
         return inspect.signature(self.call)
 
@@ -393,8 +412,7 @@ def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
     for name, x in zip(row.inputs, inputs, strict=True):
         given |= {name: x, f"{name}_shape": getattr(x, "shape", None), f"{name}_dtype": getattr(x, "dtype", None)}
     assert row.vjp is not None
-    wanted = list(inspect.signature(row.vjp).parameters)[1:]
-    grads = row.vjp(F, **{name: given[name] for name in wanted})
+    grads = row.vjp(F, **{name: given[name] for name in row.asked})
     return grads if isinstance(grads, tuple) else (grads,)
 
 

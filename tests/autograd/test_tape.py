@@ -293,3 +293,26 @@ def test_a_deep_graph(leaf):
         y = y + 1.0
     y.sum().backward()
     assert x.grad.tolist() == [1.0]
+
+
+def test_a_gradient_is_told_all_further_arguments(leaf):
+    """``*rest`` of an op reaches its vjp whole, not as its first value."""
+
+    @ops.registry.op(vjp=lambda F, g, weights: F.mul(g, float(sum(weights))), ref=None, inputs=("x",))
+    def weighted(x, *weights):
+        return ops.mul(x, float(sum(weights)))
+
+    x = leaf([1.0])
+    ag.weighted(x, 2.0, 3.0).backward()
+    ops.unregister("weighted")
+    assert x.grad.tolist() == [5.0]
+
+
+def test_an_observer_is_told_of_ops_looked_up_before(leaf):
+    seen, add = [], ag.add
+    ag.tape.modes.observer = lambda row, function, *args: seen.append(row.name) or function(*args)
+    try:
+        add(leaf([1.0]), 1.0)
+    finally:
+        ag.tape.modes.observer = None
+    assert seen == ["add"]
