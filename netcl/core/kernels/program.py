@@ -190,6 +190,7 @@ class Kernel:
         first = self._object()
         kinds = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
+        self._pointers = tuple(i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN)
         self._threads.kernel = self._typed(first)
         cl = platforms.opencl()
         info, device = cl.kernel_work_group_info, program.state.device
@@ -243,17 +244,16 @@ class Kernel:
             raise OutOfMemoryError(message(self.name, f"the device has no room left at launch ({error})", remedy)) from None
 
     def _driver_arguments(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
-        plain = []
-        for arg, kind in zip(args, self.kinds, strict=True):
-            buffer = None if kind is not POINTER and kind is not UNKNOWN else getattr(arg, "buffer", None)
+        plain = list(args)
+        for i in self._pointers:
+            arg = args[i]
+            buffer = getattr(arg, "buffer", None)
             if buffer is not None:
                 if arg.queue is not queue:
                     self._check_context(queue, arg)
-                plain.append(buffer)
-            elif kind is UNKNOWN and isinstance(arg, (bool, int, float)):
-                plain.append(np.float32(arg) if isinstance(arg, float) else np.int32(arg))
-            else:
-                plain.append(arg)
+                plain[i] = buffer
+            elif self.kinds[i] is UNKNOWN and isinstance(arg, (bool, int, float)):
+                plain[i] = np.float32(arg) if isinstance(arg, float) else np.int32(arg)
         return plain
 
     def _check_context(self, queue: Any, tensor: Any) -> None:
@@ -264,6 +264,8 @@ class Kernel:
             tensor.wait()
 
     def _sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        if type(global_size) is int and type(local_size) is int and local_size <= self.max_work_group and self.required_local is None:
+            return (-(-global_size // local_size) * local_size,), (local_size,)
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
         if self.required_local is not None:
             local: tuple[int, ...] | None = self.required_local[: len(sizes)]
