@@ -22,6 +22,7 @@ _SHORTCUTS = {
     "manual_seed": "netcl.ops.random",
     **dict.fromkeys(("save", "load"), "netcl.io"),
     "device": "netcl.core.device",
+    **dict.fromkeys(("get_matmul_precision", "set_matmul_precision"), "netcl.core.kernel_selector"),
     "Tensor": "netcl.core.tensor",
     "KernelSpec": "netcl.core.kernels.primitives",
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),

@@ -51,6 +51,7 @@ def forced(config: KernelConfig):
     finally:
         selector._registered.clear()
         selector._registered.update(before)
+        selector.clear_cache()
 
 
 def call(name, queue, arrays, kwargs, dtype=None):

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 from netcl.core import dtype as dtypes
 from netcl.core import env
 from netcl.core.device import handle_of
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.device_profile import ExtendedDeviceProfile
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -95,31 +96,36 @@ class Job(NamedTuple):
         return "float64" if self.compute == "double" else "float32"
 
 
-def run(job: Job, queue: Any, *tensors: Tensor) -> None:
-    """Launch what the selector chooses.
+def run(job: Job, queue: Any, *tensors: Tensor, config: KernelConfig | None = None) -> None:
+    """Launch what the selector chooses, or a given configuration.
 
     ``tensors``: forward ``x, w, bias, y``; input gradient ``dy, w, bias, dx`` (``w`` again where there is no bias); weight gradient
     ``x, dy, dw``.
     """
-    state, stamp = program.state(queue), _stamp(job.kind)
-    known = state.get(job)
+    state, stamp = program.state(queue), _stamp()
+    slot = job if config is None else (job, repr(config))
+    known = state.get(slot)
     if known is None or known[0] != stamp:
-        known = state[job] = (stamp, _plan(job, _choice(job, queue), queue))
+        known = state[slot] = (stamp, _plan(job, config or _choice(job, queue), queue))
     known[1](queue, *tensors)
 
 
-def _stamp(kind: str) -> tuple[Any, ...]:
+def _stamp() -> tuple[Any, ...]:
     """What a choice depends on beside the problem: it is made again when one of these has changed."""
-    selector = get_kernel_selector()
-    registered = [rules[0][1] for op in {FORWARD, kind} if (rules := selector._registered.get(op))]
-    return selector.measured, *registered, env.raw("NETCL_CONV_WINOGRAD"), env.raw("NETCL_CONV_TILED_LOCAL")
+    return get_kernel_selector().revision, env.raw("NETCL_CONV_WINOGRAD"), env.raw("NETCL_CONV_TILED_LOCAL")
+
+
+def problem_of(job: Job, profile: ExtendedDeviceProfile) -> Problem:
+    """A convolution as the selector and the tuner name it."""
+    g = job.g
+    flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
+    return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
 
 
 def _choice(job: Job, queue: Any) -> KernelConfig:
-    g, selector, profile = job.g, get_kernel_selector(), handle_of(queue).profile
+    g = job.g
     shapes = (g.x_shape, g.w_shape, g.stride, g.pad, g.dilation)
-    special = selector.select(job.kind, shapes, profile) if job.kind != FORWARD else None
-    return special or selector.select(FORWARD, shapes, profile, job.dtype)
+    return get_kernel_selector().choose(problem_of(job, handle_of(queue).profile), shapes)
 
 
 def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:

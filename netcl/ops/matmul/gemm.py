@@ -15,9 +15,10 @@ import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
+from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -330,10 +331,16 @@ TIERS: dict[str, dict[KernelVariant, Planner]] = {
 # ---- doing it
 
 
-def plan_for(queue: Any, p: Product) -> Plan:
-    """The selector's choice for a product, as launches."""
+def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
+    """A product as the selector and the tuner name it."""
+    flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
+    return Problem("matmul", p.sizes(), p.c, flags, profile)
+
+
+def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
+    """The selector's choice for a product, or a given configuration, as launches."""
     profile = handle_of(queue).profile
-    config = get_kernel_selector().select("matmul", ((p.m, p.k), (p.k, p.n)), profile, p.c)
+    config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
     planner = TIERS[tier].get(config.variant)
     if planner is None:
@@ -342,12 +349,6 @@ def plan_for(queue: Any, p: Product) -> Plan:
             message("matmul", "the selected variant is not one of products", f"known are {known}", variant=config.variant.name)
         )
     return (planner if p.k else _naive)(queue, p, config, profile)
-
-
-def _revision() -> tuple[Any, ...]:
-    """Changes when a program registers a kernel or brings measurements: plans made before do not count any more."""
-    selector = get_kernel_selector()
-    return selector.measured, len(selector._registered.get("matmul", ()))
 
 
 def _describe(
@@ -371,21 +372,24 @@ def _describe(
 
 def product(
     a: Tensor, b: Tensor, out_shape: tuple[int, ...], dtype: str, trans_a: bool = False, trans_b: bool = False, bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: str | None = None, config: KernelConfig | None = None,
 ) -> Tensor:  # fmt: skip
-    """op(a) op(b) + bias, activated, for stacks of matrices whose batch axes broadcast; OpenCL devices."""
+    """op(a) op(b) + bias, activated, for stacks of matrices whose batch axes broadcast; OpenCL devices.
+
+    ``config`` takes the selector's place, as a tuner wants it.
+    """
     queue = a.queue
     state = program.state(queue)
     key = ("matmul", a.shape, b.shape, a.dtype, b.dtype, dtype, trans_a, trans_b, bias.dtype if bias is not None else None, activation,
-           alignment(a, b), *_revision())  # fmt: skip
+           alignment(a, b), repr(config) if config else get_kernel_selector().revision)  # fmt: skip
     plan = state.get(key)
     if plan is None:
         described = _describe(a, b, trans_a, trans_b, bias, activation, dtype)
         if described is None:
             batch = out_shape[:-2]
             a, b = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
-            return product(a, b, out_shape, dtype, trans_a, trans_b, bias, activation)
-        plan = remember(state, "matmul", key, plan_for(queue, described))
+            return product(a, b, out_shape, dtype, trans_a, trans_b, bias, activation, config)
+        plan = remember(state, "matmul", key, plan_for(queue, described, config))
     return _run(plan, queue, a, b, bias, Tensor.empty(out_shape, dtype, queue=queue))
 
 
