@@ -1,0 +1,70 @@
+"""What a tuner is offered: candidates that are right, classes that neighbours share, and measured kernels that are taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import netcl
+import netcl.ops as F
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.tensor import Tensor
+from netcl.ops import families
+
+WINDOWS = (1, 8, 5, 6, 7, 3, 3)
+PROBLEMS = [("matmul", (9, 70, 33), {"trans_b": True}), ("conv2d", WINDOWS, {"pad": 1}), ("conv2d_weight_grad", WINDOWS, {"pad": 1})]
+
+
+@pytest.fixture
+def precision():
+    yield
+    netcl.set_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("op, sizes, flags", PROBLEMS)
+def test_candidates_are_right(op, sizes, flags, cl_device):
+    family = families.FAMILIES[op]
+    problem = family.problem(*sizes, profile=cl_device.profile, **flags)
+    operands = family.operands(problem, cl_device.queue)
+    exact, bound = family.reference(problem, *operands), family.tolerance(problem, *operands)
+    candidates = family.configurations(problem)
+    assert "why" in candidates[0].extra and len(candidates) > 3 and bound < 1e-3 * np.abs(exact).max()
+    for config in (candidates[0], candidates[-1]):
+        assert np.abs(family.run_with(config, problem, *operands).to_host() - exact).max() <= bound
+
+
+def test_neighbours_share_a_class(cl_device):
+    family = families.FAMILIES["matmul"]
+    near, same, far, turned = (
+        family.problem_class(family.problem(*sizes, profile=cl_device.profile, **flags))
+        for sizes, flags in (((500, 64, 70), {}), ((512, 64, 64), {}), ((512, 64, 128), {}), ((512, 64, 64), {"trans_a": True}))
+    )
+    assert near == same and far != same and turned != same
+
+
+def test_a_measured_gradient_is_its_own(cl_device, monkeypatch):
+    asked = []
+    monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: asked.append(key))
+    dy, w = (Tensor.from_host(cl_device.queue, np.ones(shape, np.float32)) for shape in ((1, 2, 3, 3), (2, 2, 3, 3)))
+    F.conv2d_input_grad(dy, w, size=(5, 5), dilation=1)
+    assert [(key[0], key[1]) for key in asked] == [("conv2d_input_grad", (1, 2, 5, 5, 2, 3, 3))]
+    wanted = families.FAMILIES["conv2d_input_grad"].problem(1, 2, 5, 5, 2, 3, 3, profile=cl_device.profile)
+    assert asked[0] == wanted.key
+
+
+def test_precision_names_what_may_be_lost(precision, cl_device):
+    selector = get_kernel_selector()
+    shape = (8, 64, 32, 32, 64, 3, 3, 1, 1)
+    exact = selector.select_conv2d_kernel(*shape)
+    revision = selector.revision
+    netcl.set_matmul_precision("high")
+    assert netcl.get_matmul_precision() == "high" and selector.revision > revision
+    coarse = selector.select_conv2d_kernel(*shape)
+    assert (coarse.variant, coarse.extra["OUT"]) == (KernelVariant.CONV2D_WINOGRAD, 4) and exact.extra.get("OUT") != 4
+    with pytest.raises(ValueError, match=r"\[set_matmul_precision\] no such precision; precision='low'; one of highest, high, medium"):
+        netcl.set_matmul_precision("low")
+
+
+def test_dilation_is_read_from_shapes():
+    chosen = get_kernel_selector().select("conv2d", ((1, 4, 9, 9), (4, 4, 3, 3), (1, 1), (0, 0), (2, 2)))
+    assert isinstance(chosen, KernelConfig) and chosen.variant is not KernelVariant.CONV2D_WINOGRAD
