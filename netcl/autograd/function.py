@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from netcl.amp.autocast import autocast, get_autocast_dtype
 from netcl.autograd.tape import Node, enable_grad, modes, no_grad, recording, run_backward
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
@@ -87,7 +88,7 @@ def _queue(grads: Sequence[Any]) -> Any:
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run ``function`` without keeping what its gradient needs; backward runs it again.
 
-    Random ops repeat themselves: the generator's state of the first run is put back for the second.
+    Random ops repeat themselves: the generator's state of the first run is put back for the second, and so is ``autocast``.
     """
     if not modes.enabled:
         return function(*args, **kwargs)
@@ -95,19 +96,19 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with no_grad():
         out = function(*args, **kwargs)
     results = out if isinstance(out, tuple) else (out,)
-    node = Node("checkpoint", _checkpoint_rule, args, (function, args, kwargs, state))
+    node = Node("checkpoint", _checkpoint_rule, args, (function, args, kwargs, state, get_autocast_dtype()))
     node.attach([r.detach() if any(r is x for x in args) else r for r in results])
     return out
 
 
 def _checkpoint_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
-    function, args, kwargs, state = node.saved
+    function, args, kwargs, state, half = node.saved
     if modes.enabled:
         raise RuntimeError(message("checkpoint", "a checkpoint cannot be differentiated twice", "call the function without checkpoint"))
     fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in args]
     now = random.get_state()
     random.set_state(state)
-    with enable_grad():
+    with enable_grad(), autocast(half is not None, half or "float16"):
         out = function(*fresh, **kwargs)
     random.set_state(now)
     results = out if isinstance(out, tuple) else (out,)

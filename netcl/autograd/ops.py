@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 from netcl import ops
+from netcl.amp.autocast import active, autocast, cast_arguments
 from netcl.autograd.tape import Like, Node, modes, recording
 from netcl.core import dispatch
 from netcl.core.tensor import Tensor
@@ -35,9 +36,12 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 def _make(row: Any) -> Callable[..., Any]:
     forward = ops.function(row.name)
     recorded = _recorded(row, forward)
+    policy = row.amp
 
     @wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if policy != "keep" and active.dtype is not None:
+            args, kwargs = cast_arguments(policy, args, kwargs)
         observer = modes.observer
         return recorded(*args, **kwargs) if observer is None else observer(row, recorded, *args, **kwargs)
 
@@ -57,6 +61,9 @@ def _composite(row: Composite) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         import netcl.autograd
 
+        if row.amp == "float" and active.dtype is not None:  # its parts too, products among them
+            with autocast(enabled=False):
+                return row.call(netcl.autograd, *args, **kwargs)
         return row.call(netcl.autograd, *args, **kwargs)
 
     return call

@@ -126,6 +126,7 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     stored, _ = storage_of(array, self.dtype, "from_host")
     if stored.shape != self.shape:
         raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
+    self._version += 1
     if self.array is not None:
         np.copyto(self.array, stored)
     else:
@@ -162,8 +163,8 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref", "pending_event",
-        "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
+        "__weakref__", "_hooks", "_index", "_version", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref",
+        "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -189,6 +190,7 @@ class Tensor:
         self.pending_release = pending_release
         self._hooks: list[Callable[[Tensor], Tensor | None]] | None = None
         self._index = 0  # which output of grad_fn this is
+        self._version = 0  # how often it was written in place
 
     # ---- making tensors
 
@@ -363,6 +365,7 @@ class Tensor:
         """Overwrite every element with ``value``, in place."""
         row = dtypes.DTYPES[self.dtype]
         self.host_ref = None
+        self._version += 1
         try:
             if self.array is not None:
                 self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
@@ -484,6 +487,7 @@ class Tensor:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.host_ref = None
+        self._version += 1
         dispatch.call("setitem", self, index, value)
 
     def __iter__(self) -> Iterator[Tensor]:

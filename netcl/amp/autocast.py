@@ -1,0 +1,190 @@
+"""autocast: a block in which ops that gain from it work on halves, by the ``amp`` column of their rows.
+
+``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long
+sums) get float32, ``keep`` rows take what comes. Parameters stay float32: the tape records the cast of each one, so
+gradients come back in float32 and optimizers see nothing of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Literal, NamedTuple
+
+from netcl.core import dtype as dtypes
+from netcl.core.device import get_active_device, manager
+from netcl.core.errors import DtypeError, message
+from netcl.core.tensor import Tensor
+
+HALVES = ("float16", "bfloat16")
+
+
+class _Cast(NamedTuple):
+    """A parameter, how often it had been written, and its half that the tape knows."""
+
+    parameter: Tensor
+    version: int
+    half: Tensor
+
+
+class _Active(threading.local):
+    """Per thread: the dtype of the innermost ``autocast`` block (``None``: off) and the casts of this step."""
+
+    def __init__(self) -> None:
+        self.dtype: str | None = None
+        self.depth = 0
+        self.casts: dict[int, _Cast] = {}
+
+
+active = _Active()
+_warned = False
+
+
+class autocast:
+    """``with autocast(): loss = model(x)``: matrix products and convolutions in half, what needs range in float32.
+
+    A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread has its
+    own. Only the forward pass belongs inside: backward follows the dtypes that were recorded. ``float16`` needs a
+    :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
+
+    Halves are *stored* on every device; where a device has no half arithmetic they are computed in float32, which is said once
+    per process.
+
+    >>> from netcl import autograd as ag
+    >>> a = Tensor.ones((2, 3), requires_grad=True)
+    >>> with autocast(dtype="bfloat16"):
+    ...     out = ag.matmul(a, Tensor.ones((3, 2)))
+    >>> out.dtype
+    'bfloat16'
+    >>> out.sum().backward()
+    >>> a.grad.dtype
+    'float32'
+    """
+
+    def __init__(self, enabled: bool = True, dtype: str = "float16"):
+        row = dtypes.lookup(dtype, "autocast")
+        if row.name not in HALVES:
+            raise DtypeError(message("autocast", "the dtype of a block is float16 or bfloat16", dtype=row.name))
+        self.dtype = row.name if enabled else None
+        self._previous: list[str | None] = []
+
+    def __enter__(self) -> autocast:
+        self._previous.append(active.dtype)
+        active.dtype = self.dtype
+        active.depth += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        active.dtype = self._previous.pop()
+        active.depth -= 1
+        if not active.depth:
+            active.casts.clear()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with autocast(self.dtype is not None, self.dtype or "float16"):
+                return function(*args, **kwargs)
+
+        return wrapped
+
+
+def is_autocast_enabled() -> bool:
+    """Whether the current thread is inside an enabled ``autocast`` block.
+
+    >>> with autocast():
+    ...     is_autocast_enabled()
+    True
+    """
+    return active.dtype is not None
+
+
+def get_autocast_dtype() -> str | None:
+    """The dtype of the innermost ``autocast`` block of this thread; ``None`` where it is off."""
+    return active.dtype
+
+
+def supports_fp16(device: Any = None) -> bool:
+    """Whether a device (a selector, a handle, a queue; default: the active one) computes in half: probed, not what it lists.
+
+    >>> supports_fp16("cpu")
+    False
+    """
+    handle = get_active_device() if device is None else manager.default(device)
+    return handle is not None and handle.profile.half_arithmetic
+
+
+def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
+    """A float tensor in ``dtype``, or in the dtype of the block; as it is outside ``autocast`` and for other dtypes.
+
+    >>> x = Tensor.ones(3)
+    >>> with autocast():
+    ...     maybe_cast_tensor(x).dtype, maybe_cast_tensor(x.to("int32")).dtype
+    ('float16', 'int32')
+    """
+    wanted = active.dtype if dtype is None else dtypes.lookup(dtype, "maybe_cast_tensor").name
+    return tensor if wanted is None else cast(tensor, wanted)
+
+
+def master_param(parameter: Tensor) -> Tensor:
+    """The float32 tensor an optimizer should change: the parameter itself, or a float32 copy of one that is stored in half.
+
+    >>> w = Tensor.ones(2, requires_grad=True)
+    >>> master_param(w) is w, master_param(w.to("float16")).dtype
+    (True, 'float32')
+    """
+    if parameter.dtype not in HALVES:
+        return parameter
+    master = parameter.detach().to("float32")
+    master._mark(parameter.requires_grad, True)
+    return master
+
+
+# ---- what autograd calls
+
+
+def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of an op with its float tensors in the dtype its row asks for inside this block."""
+    wanted = active.dtype if policy == "half" and active.dtype is not None else "float32"
+    return [_fitted(x, wanted) for x in args], {name: x if name == "out" else _fitted(x, wanted) for name, x in kwargs.items()}
+
+
+def _fitted(value: Any, wanted: str) -> Any:
+    if isinstance(value, Tensor):
+        return cast(value, wanted)
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
+        return type(value)([_fitted(part, wanted) for part in value])
+    return value
+
+
+def cast(tensor: Tensor, wanted: str) -> Tensor:
+    """The tensor in another float dtype, recorded. float64 was chosen by someone and stays."""
+    if tensor.dtype == wanted or tensor.dtype == "float64" or not dtypes.DTYPES[tensor.dtype].is_float:
+        return tensor
+    if wanted == "float16" and not _warned:
+        _warn_once(tensor)
+    if tensor.grad_fn is None and tensor.requires_grad and tensor.dtype == "float32":
+        return _cast_parameter(tensor, wanted)
+    return tensor.to(wanted)
+
+
+def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
+    """One cast per parameter and step. A kept one is good until the parameter is written, or its graph has been walked."""
+    known = active.casts.get(id(parameter))
+    if known is not None and known.version == parameter._version and known.half.dtype == wanted and known.half.grad_fn.rule is not None:
+        return known.half
+    half = parameter.to(wanted)
+    if half.grad_fn is not None and active.depth:
+        active.casts[id(parameter)] = _Cast(parameter, parameter._version, half)
+    return half
+
+
+def _warn_once(tensor: Tensor) -> None:
+    global _warned
+    if not tensor.device.profile.half_arithmetic:
+        _warned = True
+        what = "the device has no half arithmetic: values are stored as float16 and computed in float32"
+        text = message("autocast", what, 'dtype="bfloat16" needs no loss scaling', device=tensor.device.device_name)
+        warnings.warn(text, RuntimeWarning, stacklevel=6)
