@@ -12,7 +12,8 @@ import itertools
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class _Modes(threading.local):
         self.anomaly = False
         self.tape: Tape | None = None
         self.observer: Callable[..., Any] | None = None
+        self.finishers: list[Callable[[], None]] | None = None
 
 
 modes = _Modes()
@@ -127,12 +129,34 @@ def run_backward(
     retain_graph: bool = False,
 ) -> list[Tensor | None]:
     """Walk back from ``outputs``. Leaves accumulate ``.grad``, or, if ``wanted`` names tensors, their gradients are returned."""
-    with set_grad_enabled(create_graph):
+    with set_grad_enabled(create_graph), _finishing():
         walk = _Walk(wanted, create_graph, retain_graph or create_graph)
         for out, gradient in zip(outputs, gradients, strict=True):
             walk.start(out, gradient)
         walk.run()
         return walk.captured()
+
+
+@contextmanager
+def _finishing() -> Iterator[None]:
+    """Collects what :func:`after_backward` is given, and calls it when the outermost walk has ended well."""
+    if modes.finishers is not None:
+        yield
+        return
+    modes.finishers = callbacks = []
+    try:
+        yield
+    finally:
+        modes.finishers = None
+    for callback in callbacks:
+        callback()
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` once when the walk under way has ended; for hooks that need all gradients."""
+    if modes.finishers is None:
+        raise RuntimeError(message("after_backward", "no backward is under way", "call it from a hook of a tensor"))
+    modes.finishers.append(callback)
 
 
 class _Walk:
