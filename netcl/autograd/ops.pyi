@@ -136,7 +136,7 @@ def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
 
 def cat(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors one after the other along an axis.
+    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic.
 
     >>> from netcl import ops
     >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape

@@ -82,7 +82,7 @@ def config_of(module: Any) -> Row:
     """
     cls = type(module)
     if cls not in _names:
-        raise ValueError(message("config", f"the class {cls.__name__} is not registered", "decorate it with @netcl.nn.register_layer"))
+        raise ValueError(message("config", f"the class {cls.__name__} is not registered", cls.saved_by))
     row: Row = {"type": _names[cls]}
     positional, named = module._constructor_arguments()
     where = f"{cls.__name__}("

@@ -87,6 +87,7 @@ class Module(metaclass=_Constructed):
     """
 
     training: bool
+    saved_by = "decorate it with @netcl.nn.register_layer"  # what to do, where a class that is not registered is to be written
     _holds_arguments = False  # whether the modules inside are arguments of the constructor, whatever they are by now
     _roles: dict[str, str]
     _module_hooks: dict[str, dict[int, Callable[..., Any]]]

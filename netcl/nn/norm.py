@@ -10,7 +10,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.module import Module
-from netcl.nn.parameter import empty, full, stand_on
+from netcl.nn.parameter import empty, full
 
 #: Machine epsilons: what ``RMSNorm(eps=None)`` takes, as torch does.
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -169,7 +169,7 @@ class InstanceNorm2d(_Running):
             means, variances = ag.mean(x, axis=(2, 3)), ag.var(x, axis=(2, 3))
             for running, new in ((self.running_mean, means), (self.running_var, variances)):
                 assert running is not None
-                stand_on(running, ag.lerp(running, ag.mean(new, axis=0), momentum))
+                ag.lerp(running, ag.mean(new, axis=0).to(running.dtype), momentum, out=running)  # in place: recorded launches look here
 
 
 class LayerNorm(_Norm):

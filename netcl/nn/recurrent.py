@@ -24,6 +24,7 @@ class _Recurrent(Module):
 
     gates = 1
     states: tuple[str, ...] = ("h_0",)
+    proj_size = 0
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
                  dropout: float = 0.0, bidirectional: bool = False):  # fmt: skip
@@ -35,18 +36,24 @@ class _Recurrent(Module):
         self._has_bias = bias
         for layer in range(num_layers):
             for suffix in self._directions():
-                width = input_size if layer == 0 else hidden_size * len(self._directions())
+                width = input_size if layer == 0 else self._state_sizes()[0] * len(self._directions())
                 self._add(f"_l{layer}{suffix}", width)
         self.reset_parameters()
 
     def _directions(self) -> Sequence[str]:
         return ("", "_reverse") if self.bidirectional else ("",)
 
+    def _state_sizes(self) -> tuple[int, ...]:
+        """The width of each part of the state; the first is the output."""
+        return (self.proj_size or self.hidden_size, self.hidden_size)[: len(self.states)]
+
     def _add(self, suffix: str, width: int) -> None:
         rows = self.gates * self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, self.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, self._state_sizes()[0])}
         if self._has_bias:
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        if self.proj_size:
+            shapes |= {"weight_hr": (self.proj_size, self.hidden_size)}
         for name, shape in shapes.items():
             self.register_parameter(name + suffix, empty(shape))
 
@@ -63,9 +70,12 @@ class _Recurrent(Module):
     def _run(self, steps: Sequence[Tensor], suffix: str, state: State) -> tuple[list[Tensor], State]:
         """One direction of one layer over the steps in the given order."""
         weight, bias = getattr(self, f"weight_hh{suffix}"), getattr(self, f"bias_hh{suffix}", None)
+        narrowing = getattr(self, f"weight_hr{suffix}", None)
         outputs = []
         for projected in steps:
             state = self._step(projected, state, weight, bias)
+            if narrowing is not None:
+                state = (ag.linear(state[0], narrowing), *state[1:])
             outputs.append(state[0])
         return outputs, state
 
@@ -113,13 +123,13 @@ class _Recurrent(Module):
         if x.shape[0] == 0:
             raise ShapeError(message(type(self).__name__, "there are no time steps", shape=x.shape))
         if state is None:
-            zeros = Tensor.zeros((x.shape[1], self.hidden_size), x.dtype, queue=x.queue)
-            return [(zeros,) * len(self.states)] * rows
+            zeros = tuple(Tensor.zeros((x.shape[1], size), x.dtype, queue=x.queue) for size in self._state_sizes())
+            return [zeros] * rows
         parts = state if isinstance(state, tuple | list) else (state,)
-        expected = (rows, self.hidden_size) if single else (rows, x.shape[1], self.hidden_size)
-        if len(parts) != len(self.states) or any(part.shape != expected for part in parts):
-            shapes = [part.shape for part in parts]
-            raise ShapeError(message(type(self).__name__, f"the state is {', '.join(self.states)} of shape {expected}", shapes=shapes))
+        expected = [(rows, size) if single else (rows, x.shape[1], size) for size in self._state_sizes()]
+        if [part.shape for part in parts] != expected:
+            shapes, wanted = [part.shape for part in parts], ", ".join(map(str, expected))
+            raise ShapeError(message(type(self).__name__, f"the state is {', '.join(self.states)} of shape {wanted}", shapes=shapes))
         batched = [ag.unsqueeze(part, 1) if single else part for part in parts]
         split = [[ag.reshape(row, row.shape[1:]) for row in ag.split(part, 1, axis=0)] for part in batched]
         return list(zip(*split, strict=True))
@@ -163,8 +173,10 @@ class LSTM(_Recurrent):
 
     - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
       torch. The rows of the weights are ``i, f, g, o``.
+    - **proj_size**: if positive, ``h_t`` is narrowed to this width by ``weight_hr_l0``.., as in torch.
 
-    Shapes: as :class:`RNN`; the state, given and returned, is the pair ``(h, c)``.
+    Shapes: as :class:`RNN`; the state, given and returned, is the pair ``(h, c)``, and with ``proj_size`` that is the width of ``h`` and of
+    the output.
 
     >>> import numpy as np
     >>> from netcl import nn
@@ -175,6 +187,13 @@ class LSTM(_Recurrent):
 
     gates = 4
     states = ("h_0", "c_0")
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+                 dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0):  # fmt: skip
+        if not 0 <= proj_size < hidden_size:
+            raise ShapeError(message("LSTM", "proj_size is smaller than hidden_size", proj_size=proj_size, hidden_size=hidden_size))
+        self.proj_size = proj_size
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
 
     def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
         h, c = state

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.registry import S, composite, op
@@ -393,9 +394,6 @@ def _check_alike(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tensor],
     rest = {tuple(n for i, n in enumerate(shape) if i != at) for shape in shapes}
     if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1 or not shapes[0]:
         raise ShapeError(message(name, "shapes may differ only along the axis", shapes=shapes, axis=axis))
-    if len({t.dtype for t in tensors}) > 1:
-        remedy = 'cast them to one first: x.to("float32")'
-        raise DtypeError(message(name, "the tensors have different dtypes", remedy, dtypes=[t.dtype for t in tensors]))
     return tensors, at
 
 
@@ -409,13 +407,16 @@ def _check_alike(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tensor],
     ],
 )
 def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors one after the other along an axis.
+    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic.
 
     >>> from netcl import ops
     >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
     (3, 3)
     """
     tensors, at = _check_alike("cat", xs, axis)
+    if any(t.dtype != tensors[0].dtype for t in tensors):
+        common = reduce(dtypes.promote, (dtypes.DTYPES[t.dtype] for t in tensors))
+        tensors = [F.cast(t, common.name) for t in tensors]
     return F.joined(tensors, axis=at, lengths=tuple(t.shape[at] for t in tensors))
 
 

@@ -129,6 +129,7 @@ LAYERS = {
     "gru": ("GRU", (4, 6), {"num_layers": 2, "bidirectional": True, "batch_first": True}, [(3, 5, 4), (4, 3, 6)]),
     "gru_single": ("GRU", (4, 6), {}, [(5, 4)]),
     "lstm_single": ("LSTM", (4, 6), {"num_layers": 2}, [(5, 4)]),
+    "lstm_projected": ("LSTM", (4, 6), {"num_layers": 2, "bidirectional": True, "proj_size": 3}, [(5, 2, 4)]),
     "attention": ("MultiheadAttention", (12, 3), {}, [(5, 2, 12), (7, 2, 12), (7, 2, 12)]),
     "attention_widths": ("MultiheadAttention", (12, 3), {"kdim": 6, "vdim": 8, "batch_first": True, "bias": False},
                          [(2, 5, 12), (2, 7, 6), (2, 7, 8)]),

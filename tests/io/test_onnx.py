@@ -15,7 +15,7 @@ import netcl.autograd as ag
 from netcl import nn
 from netcl.core.device import device as activate
 from netcl.core.tensor import Tensor
-from netcl.io import FileError
+from netcl.io import FileError, load_params, save_model, save_params
 from netcl.ops import random, registry
 
 onnx = pytest.importorskip("onnx")
@@ -92,6 +92,20 @@ def test_an_imported_model_can_be_trained(tmp_path):
         net(x).sum().backward()
     for mine, other in zip(model.parameters(), again.parameters(), strict=True):
         np.testing.assert_allclose(other.grad.to_host(), mine.grad.to_host(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_imported_model_goes_out_again(tmp_path):
+    """``save_model`` cannot build a graph of a file again and says what can; its weights are a module's."""
+    model, x = nn.Sequential(nn.Linear(12, 8), nn.ReLU()), IMAGES.reshape(3, -1)[:, :12]
+    export_onnx(model, tmp_path / "m.onnx", x)
+    again = import_onnx(tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match=r"OnnxModel is not registered; write it with export_onnx\(model, path, x\), or its weights with"):
+        save_model(again, tmp_path / "m.netcl")
+    assert "nodes=" in repr(again) and "array(" not in repr(again)
+    save_params(again, tmp_path / "w.npz")
+    again.load_state_dict(load_params(tmp_path / "w.npz"))
+    export_onnx(again, tmp_path / "n.onnx", x)
+    np.testing.assert_array_equal(import_onnx(tmp_path / "n.onnx")(x).to_host(), model(x).to_host())
 
 
 def test_models_on_a_device(device, tmp_path):

@@ -171,6 +171,16 @@ def test_depthwise_convolution_keeps_channels_apart(device):
     assert (y[:, [0, 1, 4, 5]] == 0).all() and (y[:, 2:4] != 0).any()
 
 
+def test_running_statistics_keep_their_memory(device):
+    """What was recorded over a module (a captured graph, say) goes on seeing them."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
+    for layer in (nn.InstanceNorm2d(3, track_running_stats=True), nn.BatchNorm2d(3)):
+        seen = layer.running_mean.detach()
+        layer(x)
+        assert layer.running_mean.to_host().any()
+        np.testing.assert_array_equal(seen.to_host(), layer.running_mean.to_host())
+
+
 def test_embedding_ignores_its_padding(device):
     layer = nn.Embedding(5, 3, padding_idx=-1)
     assert layer.weight.to_host()[4].tolist() == [0, 0, 0]

@@ -8,7 +8,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import DeviceError, DtypeError
+from netcl.core.errors import DeviceError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.strided import Axis, Copy, alignment, copy_block, dense, merge, widen
@@ -137,9 +137,14 @@ def test_arrays_and_lists_are_taken(device):
     assert ops.flip([1.0, 2.0], 0).tolist() == [2, 1]
 
 
-def test_different_dtypes_are_not_joined(device):
-    with pytest.raises(DtypeError, match=r"\[cat\] the tensors have different dtypes; dtypes=\['float32', 'int64'\]; cast them"):
-        ops.cat([Tensor.zeros((2,), queue=device.queue), Tensor.zeros((2,), "int64", queue=device.queue)])
+def test_different_dtypes_are_promoted(device):
+    whole, real = Tensor.from_host(device.queue, [1, 2]), Tensor.from_host(device.queue, [0.5, 1.5], requires_grad=True)
+    for joined in (ag.cat([whole, real]), ag.stack([whole, real])):
+        assert joined.dtype == "float32" and joined.to_host().ravel().tolist() == [1, 2, 0.5, 1.5]
+    half = Tensor.from_host(device.queue, [2.0, 3.0], "float16", requires_grad=True)
+    joined = ag.cat([half, real])
+    ag.sum(joined * joined).backward()
+    assert half.grad.dtype == "float16" and half.grad.tolist() == [4, 6] and real.grad.tolist() == [1, 3]
 
 
 def test_different_devices_are_not_joined(cl_device):

@@ -98,7 +98,13 @@ def _attributes(onnx: Any, node: Any) -> dict[str, Any]:
 
 
 class OnnxModel(nn.Module):
-    """The graph of an ONNX file. Call it with one tensor or array per input; several outputs come as a tuple."""
+    """The graph of an ONNX file. Call it with one tensor or array per input; several outputs come as a tuple.
+
+    Its weights are saved as any module's are (``save_params``, ``save_safetensors``, ``save_checkpoint``), the whole of it by
+    ``export_onnx``.
+    """
+
+    saved_by = "write it with export_onnx(model, path, x), or its weights with save_params, save_safetensors or save_checkpoint"
 
     def __init__(self, nodes: list[Node], weights: Mapping[str, np.ndarray], inputs: list[str], outputs: list[str]):
         super().__init__()
@@ -114,6 +120,12 @@ class OnnxModel(nn.Module):
         self._constants = {id(x) for x in self._values.values()}
         self._last = {name: i for i, node in enumerate(self.nodes) for name in node.inputs if name not in self._values}
         self._moved: dict[tuple[int, int], Tensor] = {}
+
+    def _made_with(self, arguments: Mapping[str, Any]) -> None:
+        super()._made_with({})  # the weights are on the device: no second copy of them on the host
+
+    def extra_repr(self) -> str:
+        return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, name: str, array: np.ndarray, learned: bool) -> Tensor:
         """Weights are parameters, statistics buffers; numbers that say sizes and places stay on the host."""
