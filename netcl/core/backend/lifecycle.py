@@ -2,7 +2,8 @@
 
 Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver never gets
 there. The C-level handler, however, writes to the wake-up file at once; a watcher thread reads it and, if the main
-thread has not come back within the grace time, leaves with status 130.
+thread has not come back within the grace time, leaves with status 130. Work that wants to end in order asks for the
+first interrupt to be an event (:func:`finishing_first`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from netcl.core import memory, platforms
@@ -29,6 +32,7 @@ _interrupted_at: float | None = None
 _installed = False
 _lock = threading.Lock()
 _snapshot: list[Any] = []
+_finishing = 0  # how many blocks of finishing_first are open: the watcher then waits for the second interrupt, however long
 
 
 def register(queue: Any) -> None:
@@ -66,6 +70,32 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
     if failed:
         raise DeviceError(message("finish", f"the queue failed: {failed[0]}")) from failed[0]
     return not worker.is_alive()
+
+
+@contextmanager
+def finishing_first() -> Iterator[threading.Event]:
+    """For a block, the first Ctrl-C only sets the event, so that what is under way can end in order; a second leaves at once with 130.
+
+    Outside the main thread, where Python delivers no signals, the event is never set.
+    """
+    global _finishing
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handler(signum: int, frame: Any) -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)
+        stop.set()
+
+    previous = signal.signal(signal.SIGINT, handler)
+    _finishing += 1
+    try:
+        yield stop
+    finally:
+        _finishing -= 1
+        signal.signal(signal.SIGINT, previous if previous is not None else signal.default_int_handler)
 
 
 def _finish_all() -> None:
@@ -107,8 +137,9 @@ def _watch(reader: socket.socket, writer: socket.socket, back: threading.Event) 
             continue
         reader.settimeout(0.05)
         deadline = time.monotonic() + GRACE_SECONDS
-        while not back.is_set():
-            if time.monotonic() > deadline or _another(reader):
+        deferred = bool(_finishing)
+        while not back.is_set() and (_finishing or not deferred):
+            if _another(reader) or (not deferred and time.monotonic() > deadline):
                 os._exit(INTERRUPTED)
         back.clear()
         reader.settimeout(None)

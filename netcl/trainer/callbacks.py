@@ -1,0 +1,230 @@
+"""Callbacks: what happens beside the training itself, by Keras's names of the moments."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from netcl.core.errors import message
+
+if TYPE_CHECKING:
+    from netcl.trainer.trainer import Trainer
+
+Logs = Mapping[str, Any]
+
+
+class Callback:
+    """Does something at the moments of a run. Override what is needed; ``self.trainer`` is the trainer.
+
+    ``logs`` has the numbers known at that moment. Those of a batch are read from the device when they are asked for, and asking waits
+    for it: ask where ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary
+    that callbacks may add to. Setting ``self.trainer.stop_training`` ends the run after this batch.
+
+    ``order`` says who comes first: what adds numbers has -1, what saves everything has 1.
+    """
+
+    order = 0
+    trainer: Trainer
+
+    def set_trainer(self, trainer: Trainer) -> None:
+        """Called once before a run."""
+        self.trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run has to know."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`."""
+
+    def on_train_begin(self, logs: Logs) -> None: ...
+    def on_train_end(self, logs: Logs) -> None: ...
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None: ...
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None: ...
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None: ...
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None: ...
+    def on_test_begin(self, logs: Logs) -> None: ...
+    def on_test_end(self, logs: Logs) -> None: ...
+    def on_test_batch_begin(self, batch: int, logs: Logs) -> None: ...
+    def on_test_batch_end(self, batch: int, logs: Logs) -> None: ...
+    def on_predict_begin(self, logs: Logs) -> None: ...
+    def on_predict_end(self, logs: Logs) -> None: ...
+    def on_predict_batch_begin(self, batch: int, logs: Logs) -> None: ...
+    def on_predict_batch_end(self, batch: int, logs: Logs) -> None: ...
+
+    def on_interrupt(self, logs: Logs) -> None:
+        """Ctrl-C was pressed, the step is finished, and the run ends behind this."""
+
+
+class CallbackList:
+    """Several callbacks as one, in their order."""
+
+    def __init__(self, callbacks: Iterable[Callback]):
+        self.callbacks = sorted(callbacks, key=lambda callback: callback.order)
+
+    def __call__(self, moment: str, *arguments: Any) -> None:
+        """Call a moment's method of every callback: ``callbacks("on_epoch_end", epoch, logs)``."""
+        for callback in self.callbacks:
+            getattr(callback, moment)(*arguments)
+
+
+class Watch:
+    """Whether a number has become better: lower, or higher for accuracies and whatever ``mode="max"`` says."""
+
+    def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(message(op, "mode is auto, min or max", mode=repr(mode)))
+        rises = mode == "max" or (mode == "auto" and any(word in monitor for word in ("acc", "top", "auc", "f1")))
+        self.op, self.monitor, self.min_delta = op, monitor, abs(min_delta)
+        self.sign = -1.0 if rises else 1.0
+        self.best = math.inf
+
+    def better(self, logs: Logs) -> bool:
+        """Whether the watched number is the best so far; a missing one is an error, a NaN never is."""
+        if self.monitor not in logs:
+            raise ValueError(message(self.op, f"there is no number {self.monitor!r} to watch", f"there are {', '.join(logs)}"))
+        number = self.sign * float(logs[self.monitor])
+        if not number < self.best - self.min_delta:
+            return False
+        self.best = number
+        return True
+
+
+class EarlyStopping(Callback):
+    """Ends the run when a number has not become better by ``min_delta`` for ``patience`` epochs.
+
+    - **monitor**: the number; **mode**: ``min``, ``max``, or ``auto``, which goes by the name.
+    - **restore_best**: put the weights of the best epoch back at the end.
+    """
+
+    def __init__(
+        self, monitor: str = "val_loss", patience: int = 5, min_delta: float = 0.0, mode: str = "auto", restore_best: bool = False
+    ):
+        self.watch = Watch("EarlyStopping", monitor, mode, min_delta)
+        self.patience, self.restore_best = patience, restore_best
+        self.waited = 0
+        self.best_epoch: int | None = None
+        self._weights: dict[str, np.ndarray] | None = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        if self.watch.better(logs):
+            self.waited, self.best_epoch = 0, epoch
+            if self.restore_best:
+                self._weights = {name: np.array(tensor.to_host()) for name, tensor in self.trainer.model.state_dict().items()}
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            self.trainer.stop_training = True
+
+    def on_train_end(self, logs: Logs) -> None:
+        if self._weights is not None:
+            self.trainer.model.load_state_dict(self._weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.watch.best, "waited": self.waited, "best_epoch": self.best_epoch, "weights": self._weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.watch.best, self.waited, self.best_epoch = float(state["best"]), int(state["waited"]), state["best_epoch"]
+        self._weights = state["weights"]
+
+
+class ModelCheckpoint(Callback):
+    """Writes checkpoints a run can be resumed from: ``step-000123.netcl``, of which ``keep_last`` stay, and ``best.netcl``.
+
+    - **folder**: where they go. **every_steps**: also so often within an epoch.
+    - **monitor**, **mode**: the number that says what is best; ``None`` leaves ``best.netcl`` out. By default ``val_loss``, or ``loss``
+      in a run that is not validated.
+
+    Files appear whole or not at all. A Ctrl-C makes one too.
+    """
+
+    order = 1
+
+    def __init__(self, folder: str | os.PathLike[str], monitor: str | None = "auto", mode: str = "auto", keep_last: int = 2,
+                 every_steps: int | None = None):  # fmt: skip
+        if keep_last < 1 or (every_steps is not None and every_steps < 1):
+            raise ValueError(message("ModelCheckpoint", "numbers are at least 1", keep_last=keep_last, every_steps=every_steps))
+        self.folder = Path(folder)
+        self.keep_last, self.every_steps = keep_last, every_steps
+        self._choice = (monitor, mode)
+        self.watch: Watch | None = None
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        if self.every_steps and self.trainer.at_boundary and self.trainer.step % self.every_steps == 0:
+            self.save()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        watch = self._watched(logs)
+        if watch is not None and watch.better(logs):
+            self.trainer.save(self.folder / "best.netcl")
+        self.save()
+
+    def on_interrupt(self, logs: Logs) -> None:
+        self.save()
+
+    def save(self) -> Path:
+        """Write a checkpoint now."""
+        return self.trainer.save(self.folder, keep_last=self.keep_last)
+
+    def _watched(self, logs: Logs) -> Watch | None:
+        monitor, mode = self._choice
+        if self.watch is None and monitor is not None:
+            chosen = ("val_loss" if "val_loss" in logs else "loss") if monitor == "auto" else monitor
+            self.watch = Watch("ModelCheckpoint", chosen, mode)
+        return self.watch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.watch is None else {"monitor": self.watch.monitor, "best": self.watch.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self.watch = Watch("ModelCheckpoint", state["monitor"], self._choice[1])
+            self.watch.best = float(state["best"])
+
+
+class LRMonitor(Callback):
+    """Adds the learning rate to the numbers of an epoch: ``lr``, and ``lr_1``, ... where there are more parameter groups."""
+
+    order = -1
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        for i, rate in enumerate(self.trainer.learning_rates()):
+            logs[f"lr_{i}" if i else "lr"] = rate
+
+
+class NaNGuard(Callback):
+    """Ends a run whose loss is NaN or infinite, looking whenever the trainer reads the loss and at the end of every epoch.
+
+    ``action`` is ``raise`` (``FloatingPointError``) or ``stop``.
+    """
+
+    order = -1
+
+    def __init__(self, action: str = "raise"):
+        if action not in ("raise", "stop"):
+            raise ValueError(message("NaNGuard", "action is raise or stop", action=repr(action)))
+        self.action = action
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        if self.trainer.log_due:
+            self._look(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        self._look(logs)
+
+    def _look(self, logs: Logs) -> None:
+        loss = float(logs["loss"])
+        if math.isfinite(loss):
+            return
+        self.trainer.stop_training = True
+        if self.action == "raise":
+            remedy = "lower the learning rate, set grad_clip, or find the first bad op with netcl.autograd.detect_anomaly()"
+            raise FloatingPointError(message("NaNGuard", "the loss is not finite", remedy, loss=loss, step=self.trainer.step))

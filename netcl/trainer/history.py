@@ -1,0 +1,52 @@
+"""What a run has shown so far: one row of numbers per epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class History(Mapping[str, list[float]]):
+    """The numbers of a run: ``history["loss"]`` has one value per epoch; ``history.rows`` has one dictionary per epoch.
+
+    >>> history = History([{"epoch": 0, "loss": 2.0}, {"epoch": 1, "loss": 1.0}])
+    >>> history["loss"], history.last["loss"], history.best("loss")
+    ([2.0, 1.0], 1.0, 1)
+    """
+
+    def __init__(self, rows: list[dict[str, Any]] | None = None):
+        self.rows: list[dict[str, Any]] = [] if rows is None else rows
+
+    @property
+    def epoch(self) -> list[int]:
+        """The numbers of the epochs."""
+        return [int(row["epoch"]) for row in self.rows]
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """All columns as a dictionary, as Keras has it."""
+        return dict(self)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The row of the last epoch; empty before the first."""
+        return self.rows[-1] if self.rows else {}
+
+    def best(self, name: str, mode: str = "min") -> int:
+        """The epoch with the lowest (or, with ``mode="max"``, highest) value of a column."""
+        rows = [row for row in self.rows if name in row]
+        return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
+
+    def __getitem__(self, name: str) -> list[float]:
+        if not any(name in row for row in self.rows):
+            raise KeyError(name)
+        return [row[name] for row in self.rows if name in row]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for row in self.rows for name in row if name != "epoch"))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"History({len(self.rows)} epochs, {', '.join(self)})"

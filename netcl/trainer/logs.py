@@ -1,0 +1,114 @@
+"""Logs in files: JSON lines, CSV and TensorBoard. A resumed run goes on in them where its checkpoint was made."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from netcl.core.errors import message
+from netcl.trainer.callbacks import Callback, Logs
+
+
+def _plain(logs: Logs) -> dict[str, Any]:
+    """The single numbers of logs. JSON knows no NaN: such a number is left out as null."""
+    return {name: value if math.isfinite(value) else None for name, value in logs.items() if isinstance(value, int | float)}
+
+
+class JSONLLogger(Callback):
+    """One JSON object per line: ``{"kind": "step", ...}`` whenever the trainer reads its numbers, ``{"kind": "epoch", ...}`` per epoch."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in read_jsonl(self.path) if row["step"] <= self.trainer.step] if self.trainer.step else []
+        with self.path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in kept)
+        self._began = time.perf_counter() - (kept[-1].get("time", 0.0) if kept else 0.0)
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        if self.trainer.log_due:
+            self._write("step", logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        self._write("epoch", logs)
+
+    def _write(self, kind: str, logs: Logs) -> None:
+        row = {"kind": kind, "step": self.trainer.step, **_plain(logs), "time": round(time.perf_counter() - self._began, 3)}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a :class:`JSONLLogger`; a last line that a killed process left half written is passed over."""
+    rows = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        rows.append(row)
+    return rows
+
+
+class CSVLogger(Callback):
+    """One line of comma-separated numbers per epoch; the columns are those of the first epoch."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [*self._earlier(epoch), {name: str(value) for name, value in _plain(logs).items()}]
+        with self.path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]), restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def _earlier(self, epoch: int) -> list[dict[str, str]]:
+        """The lines of this run's epochs before; those of another run that had the same file are dropped."""
+        if epoch == 0 or not self.path.exists():
+            return []
+        with self.path.open(encoding="utf-8", newline="") as file:
+            return [row for row in csv.DictReader(file) if row.get("epoch", "").isdecimal() and int(row["epoch"]) < epoch]
+
+
+class TensorBoard(Callback):
+    """Writes the numbers where TensorBoard finds them; needs ``tensorboardX`` (in the ``train`` extra)."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        try:
+            import tensorboardX
+        except ImportError as missing:
+            raise ImportError(message("TensorBoard", "tensorboardX is not installed", "pip install tensorboardX")) from missing
+        self._make = tensorboardX.SummaryWriter
+        self._writer: Any = None
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._writer = self._make(str(self.folder), purge_step=self.trainer.step or None)
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        if self.trainer.log_due:
+            self._add("step/", logs, self.trainer.step)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        self._add("epoch/", logs, epoch)
+        self._writer.flush()
+
+    def on_train_end(self, logs: Logs) -> None:
+        self._writer.close()
+
+    def on_interrupt(self, logs: Logs) -> None:
+        self._writer.close()
+
+    def _add(self, prefix: str, logs: Logs, at: int) -> None:
+        for name, value in _plain(logs).items():
+            if name != "epoch" and value is not None:
+                self._writer.add_scalar(prefix + name, value, at)

@@ -1,0 +1,361 @@
+"""The trainer: loops over epochs and batches, with everything that belongs to them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.backend.lifecycle import INTERRUPTED, finishing_first
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.io import latest, load_checkpoint, save_checkpoint
+from netcl.nn.summary import evaluating
+from netcl.ops import update
+from netcl.optim import ReduceLROnPlateau, clip_grad_norm_device
+from netcl.trainer.callbacks import Callback, CallbackList, ModelCheckpoint
+from netcl.trainer.history import History
+from netcl.trainer.metrics import Mean, Metric, make_metric
+from netcl.trainer.progress import Progress
+
+
+class BatchLogs(Mapping[str, Any]):
+    """The running numbers of an epoch, read from the device when they are asked for."""
+
+    def __init__(self, known: Mapping[str, Any], metrics: Sequence[Metric]):
+        self._known, self._metrics = known, {metric.name: metric for metric in metrics}
+        self._read: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._known:
+            return self._known[name]
+        if name not in self._read:
+            self._read[name] = self._metrics[name].compute()
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._known, *self._metrics])
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._metrics)
+
+
+def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of language models: logits ``(batch, positions, vocabulary)``, targets ``(batch, positions)``."""
+    return ag.cross_entropy(ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(targets, (-1,)))
+
+
+class Trainer:
+    """Trains, evaluates and applies a model.
+
+    - **model**, **optimizer**: what is trained, and by which rule.
+    - **device_queue**: where (a queue, handle or selector); by default where the model is.
+    - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
+    - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
+    - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): forward under autocast, the loss scaled for float16.
+    - **grad_clip**: the largest norm of all gradients together. **accumulation_steps**: so many batches make one step.
+    - **scheduler**: its step is taken after every step of the optimizer, or, with ``schedule_by="epoch"``, after every epoch;
+      ``ReduceLROnPlateau`` always after an epoch, with the validation loss (or the loss).
+    - **ema**: a ``ModelEMA``, updated at each step; evaluation and prediction use its averages.
+    - **compile**: run the training step through ``netcl.compile``.
+    - **callbacks**: see :mod:`netcl.trainer.callbacks`.
+
+    Data is any iterable of ``(x, y)`` batches, arrays or tensors, that can be run through once per epoch: a ``DataLoader``, or a list.
+
+    >>> from netcl import nn, optim
+    >>> x = np.array([[0.0, 1.0], [1.0, 0.0]] * 8, np.float32)
+    >>> y = np.array([0, 1] * 8)
+    >>> model = nn.Linear(2, 2)
+    >>> trainer = Trainer(model, optim.SGD(model.parameters(), lr=1.0), metrics=["accuracy"], callbacks=[Progress("off")])
+    >>> history = trainer.fit([(x, y)], epochs=20)
+    >>> history["accuracy"][-1], trainer.evaluate([(x, y)])["accuracy"]
+    (1.0, 1.0)
+    """
+
+    def __init__(self, model: Any, optimizer: Any, device_queue: Any = None, loss_fn: Callable[[Any, Any], Tensor] | None = None,
+                 metrics: Sequence[str | Metric] = (), mixed_precision: bool | str = False, grad_clip: float | None = None,
+                 accumulation_steps: int = 1, scheduler: Any = None, ema: Any = None, compile: bool = False,
+                 callbacks: Sequence[Callback] = (), *, schedule_by: str = "step"):  # fmt: skip
+        if accumulation_steps < 1 or schedule_by not in ("step", "epoch"):
+            what = "accumulation_steps is at least 1, schedule_by is step or epoch"
+            raise ValueError(message("Trainer", what, accumulation_steps=accumulation_steps, schedule_by=repr(schedule_by)))
+        self.model, self.optimizer = model, optimizer
+        if device_queue is not None:
+            model.to(device_queue)
+        self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
+        self.metrics = [make_metric(metric) for metric in metrics]
+        self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
+        self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema
+        self._autocast, self.scaler = _precision(mixed_precision)
+        self.compile = compile
+        own = [] if any(isinstance(callback, Progress) for callback in callbacks) else [Progress()]
+        self.callbacks = CallbackList([*own, *callbacks])
+        self._loss = Mean()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.epoch, self.batch, self.step = 0, 0, 0
+        self.epochs = 0
+        self.batches: int | None = None
+        self.history = History()
+        self.stop_training = self.log_due = self._trained = False
+        self._accumulated = 0
+        self._train_data: Any = None
+        for metric in self._counting:
+            metric.reset()
+
+    @property
+    def _counting(self) -> list[Metric]:
+        return [self._loss, *self.metrics]
+
+    @property
+    def queue(self) -> Any:
+        """The queue everything runs on: the model's."""
+        return self.model.queue
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the optimizer has just made its step, so that no gradient is pending."""
+        return self._accumulated == 0
+
+    def learning_rates(self) -> list[float]:
+        """The present learning rate of every parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    # ---- training
+
+    def fit(self, train: Iterable[Any], val: Iterable[Any] | None = None, epochs: int = 1, resume: str | os.PathLike[str] | None = None,
+            log_every: int = 20) -> History:  # fmt: skip
+        """Train until ``epochs`` epochs are done, counting those of the run that is resumed.
+
+        - **val**: data to evaluate after each epoch; its numbers are called ``val_loss``, ....
+        - **resume**: a checkpoint or a folder of them, or ``"auto"``: the newest one of the ``ModelCheckpoint`` callback, if there is one.
+          Everything goes on as if the run had never stopped, to the bit, if the data can say where it was (``DataLoader``) or
+          comes in the same order each time.
+        - **log_every**: after so many batches the running numbers are read from the device; in between nothing waits for it.
+
+        The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once.
+        """
+        if epochs < 1 or log_every < 1:
+            raise ValueError(message("fit", "epochs and log_every are at least 1", epochs=epochs, log_every=log_every))
+        self._reset()
+        self._train_data, self.epochs = train, epochs
+        self.batches = len(train) if isinstance(train, Sized) else None
+        for callback in self.callbacks.callbacks:
+            callback.set_trainer(self)
+        found = self._to_resume(resume)
+        if found is not None:
+            self.load(found)
+        with finishing_first() as interrupt:
+            self.callbacks("on_train_begin", {})
+            while self.epoch < epochs and not self.stop_training:
+                self._run_epoch(train, val, log_every, interrupt)
+            self.callbacks("on_train_end", self.history.last)
+        return self.history
+
+    def _run_epoch(self, train: Iterable[Any], val: Iterable[Any] | None, log_every: int, interrupt: threading.Event) -> None:
+        began, seen = time.perf_counter(), self._loss.samples
+        self.callbacks("on_epoch_begin", self.epoch, {})
+        if not self._trained:
+            self._train_batches(train, log_every, interrupt)
+        logs: dict[str, Any] = {"epoch": self.epoch, **_scalars(self._counting)}
+        seconds = time.perf_counter() - began
+        logs |= {"seconds": seconds, "samples_per_second": (self._loss.samples - seen) / seconds}
+        self._trained = True
+        if val is not None:
+            values = self._evaluate(val, interrupt)
+            logs |= {f"val_{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        self._step_scheduler("epoch", logs)
+        self.history.rows.append(logs)
+        self.epoch, self.batch, self._trained = self.epoch + 1, 0, False
+        for metric in self._counting:
+            metric.reset()
+        self.callbacks("on_epoch_end", self.epoch - 1, logs)
+        self._leave_if(interrupt)
+
+    def _train_batches(self, train: Iterable[Any], log_every: int, interrupt: threading.Event) -> None:
+        self.model.train()
+        self.optimizer.zero_grad()
+        skipped = 0 if hasattr(train, "load_state_dict") else self.batch
+        for x, y in islice(iter(train), skipped, None):
+            logs = BatchLogs({"epoch": self.epoch, "batch": self.batch}, self._counting)
+            self.callbacks("on_train_batch_begin", self.batch, {})
+            self._train_batch(self._tensor(x), self._tensor(y))
+            self.batch += 1
+            self.log_due = self.batch % log_every == 0 or self.batch == self.batches
+            self.callbacks("on_train_batch_end", self.batch - 1, logs)
+            if self.at_boundary:
+                self._leave_if(interrupt)
+                if self.stop_training:
+                    break
+        if self._accumulated:
+            self._update()
+        if not self.batch:
+            raise ValueError(message("fit", "the training data has no batches", "an iterator can be run through only once: pass a list"))
+
+    def _train_batch(self, x: Any, y: Any) -> None:
+        with self._autocast():
+            outputs = self.model(x)
+            loss = self.loss_fn(outputs, y)
+        (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
+        self._accumulated += 1
+        if self._accumulated == self.accumulation_steps:
+            self._update()
+        self._count(outputs, loss, y)
+
+    def _update(self) -> None:
+        """One step of the optimizer, and of what follows it."""
+        if self._accumulated > 1:
+            update.scale([p.grad for p in self.model.parameters() if p.grad is not None], 1 / self._accumulated)
+        if self.scaler is None:
+            self.optimizer.step(max_norm=self.grad_clip)
+        else:
+            if self.grad_clip is not None:
+                self.scaler.unscale_grads(self.optimizer)
+                clip_grad_norm_device(self.model.parameters(), self.grad_clip)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad()
+        self._accumulated = 0
+        self.step += 1
+        self._step_scheduler("step", {})
+        if self.ema is not None:
+            self.ema.update()
+
+    def _step_scheduler(self, moment: str, logs: Mapping[str, Any]) -> None:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            if moment == "epoch":
+                self.scheduler.step(logs.get("val_loss", logs["loss"]))
+        elif self.scheduler is not None and moment == self.schedule_by:
+            self.scheduler.step()
+
+    def _count(self, outputs: Any, loss: Tensor, targets: Any) -> None:
+        with ag.no_grad():
+            self._loss.include(loss.detach(), len(targets))
+            for metric in self.metrics:
+                metric.update(outputs.detach(), targets)
+
+    def _leave_if(self, interrupt: threading.Event) -> None:
+        if interrupt.is_set():
+            self.callbacks("on_interrupt", {})
+            raise SystemExit(INTERRUPTED)
+
+    # ---- using
+
+    def evaluate(self, data: Iterable[Any]) -> dict[str, Any]:
+        """The loss and the metrics over data, in evaluation mode, with the averages of ``ema`` where there is one."""
+        return self._evaluate(data, threading.Event())
+
+    def _evaluate(self, data: Iterable[Any], interrupt: threading.Event) -> dict[str, Any]:
+        kept = [metric.state_dict() for metric in self._counting]
+        for metric in self._counting:
+            metric.reset()
+        self.callbacks("on_test_begin", {})
+        with ag.no_grad(), evaluating(self.model), self._averaged():
+            for i, (x, y) in enumerate(data):
+                self.callbacks("on_test_batch_begin", i, {})
+                targets = self._tensor(y)
+                with self._autocast():
+                    outputs = self.model(self._tensor(x))
+                    loss = self.loss_fn(outputs, targets)
+                self._count(outputs, loss, targets)
+                self.callbacks("on_test_batch_end", i, BatchLogs({}, self._counting))
+                if interrupt.is_set():
+                    break
+        values = {metric.name: metric.compute() for metric in self._counting}
+        for metric, state in zip(self._counting, kept, strict=True):
+            metric.load_state_dict(state)
+        self._leave_if(interrupt)
+        self.callbacks("on_test_end", values)
+        return values
+
+    def predict(self, data: Any) -> np.ndarray:
+        """The model's outputs for data: an array or tensor (one batch), or an iterable of batches, with or without targets."""
+        batches = [data] if isinstance(data, np.ndarray | Tensor) else data
+        self.callbacks("on_predict_begin", {})
+        found = []
+        with ag.no_grad(), evaluating(self.model), self._averaged():
+            for i, batch in enumerate(batches):
+                self.callbacks("on_predict_batch_begin", i, {})
+                with self._autocast():
+                    outputs = self.model(self._tensor(batch[0] if isinstance(batch, tuple | list) else batch))
+                found.append(outputs.to_host())
+                self.callbacks("on_predict_batch_end", i, {})
+        self.callbacks("on_predict_end", {})
+        return np.concatenate(found)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.ema is None else self.ema.applied()
+
+    def _tensor(self, value: Any) -> Tensor:
+        return value if isinstance(value, Tensor) else Tensor.from_host(self.queue, np.asarray(value))
+
+    # ---- checkpoints
+
+    def save(self, path: str | os.PathLike[str], keep_last: int | None = None) -> Path:
+        """Write a checkpoint of everything: weights, optimizer, schedule, scaler, averages, position in the data, numbers so far."""
+        return save_checkpoint(path, **self._parts(), step=self.step, extra=self.state_dict(), keep_last=keep_last)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint of :meth:`save`; ``fit(resume=path)`` does this with its data."""
+        self.load_state_dict(load_checkpoint(path, **self._parts()).extra)
+
+    def _parts(self) -> dict[str, Any]:
+        loader = self._train_data if hasattr(self._train_data, "load_state_dict") else None
+        parts = {"scheduler": self.scheduler, "scaler": self.scaler, "ema": self.ema, "loader": loader}
+        return {"model": self.model, "optimizer": self.optimizer, **parts}
+
+    def _to_resume(self, resume: str | os.PathLike[str] | None) -> Path | None:
+        if resume != "auto":
+            return None if resume is None else Path(resume)
+        folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
+        if not folders:
+            remedy = "add one to the callbacks, or name a checkpoint"
+            raise ValueError(message("fit", 'resume="auto" looks in the folder of a ModelCheckpoint, and there is none', remedy))
+        return latest(folders[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is: counters, the sums of the running epoch, the history, the callbacks' states."""
+        return {
+            "epoch": self.epoch, "batch": self.batch, "step": self.step, "trained": self._trained, "stop": self.stop_training,
+            "history": self.history.rows, "metrics": {metric.name: metric.state_dict() for metric in self._counting},
+            "callbacks": [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks.callbacks],
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`. Metrics and callbacks the saved run did not have start afresh."""
+        self.epoch, self.batch, self.step = (int(state[name]) for name in ("epoch", "batch", "step"))
+        self._trained, self.stop_training = bool(state["trained"]), bool(state["stop"])
+        self.history = History([dict(row) for row in state["history"]])
+        for metric in self._counting:
+            if metric.name in state["metrics"]:
+                metric.load_state_dict(state["metrics"][metric.name])
+        saved = [(name, own) for name, own in state["callbacks"]]
+        for callback in self.callbacks.callbacks:
+            match = next((pair for pair in saved if pair[0] == type(callback).__name__), None)
+            if match is not None:
+                saved.remove(match)
+                callback.load_state_dict(match[1])
+
+
+def _scalars(metrics: Sequence[Metric]) -> dict[str, float]:
+    values = {metric.name: metric.compute() for metric in metrics}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _precision(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
+    """The context of forward passes, and the scaler of the loss (float16 alone needs one)."""
+    if not mixed:
+        return nullcontext, None
+    from netcl import amp
+
+    dtype = "float16" if mixed is True else mixed
+    return lambda: amp.autocast(dtype=dtype), amp.GradScaler() if dtype == "float16" else None

@@ -1,0 +1,138 @@
+"""Callbacks: when they stop a run, what they keep and what they write."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from netcl import nn, optim
+from netcl.core.device import manager
+from netcl.io import checkpoints
+from netcl.trainer import (
+    Callback,
+    CSVLogger,
+    EarlyStopping,
+    JSONLLogger,
+    LRMonitor,
+    ModelCheckpoint,
+    NaNGuard,
+    Progress,
+    Trainer,
+    read_jsonl,
+)
+
+DATA = [(np.eye(4, dtype=np.float32), np.arange(4) % 2)]
+
+
+def make(*callbacks, lr=0.5, **options):
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    return Trainer(model, optim.SGD(model.parameters(), lr=lr), callbacks=[Progress("off"), *callbacks], **options)
+
+
+class Numbers(Callback):
+    """Gives the epochs a number of the test's choice."""
+
+    order = -1
+
+    def __init__(self, *values, name="val_loss"):
+        self.values, self.name = values, name
+
+    def on_epoch_end(self, epoch, logs):
+        logs[self.name] = self.values[epoch]
+
+
+def test_keras_names_every_moment():
+    seen = []
+
+    class Note(Callback):
+        def __getattribute__(self, name):
+            if name.startswith("on_"):
+                seen.append(name)
+            return super().__getattribute__(name)
+
+    trainer = make(Note())
+    trainer.fit(DATA, val=DATA)
+    trainer.predict(DATA)
+    moments = [name for name in dir(Callback) if name.startswith("on_") and name != "on_interrupt"]
+    assert sorted(set(seen)) == moments
+    order = ["train_begin", "epoch_begin", "train_batch_begin", "train_batch_end", "test_begin", "test_batch_begin", "test_batch_end"]
+    assert seen[:10] == [f"on_{name}" for name in [*order, "test_end", "epoch_end", "train_end"]]
+
+
+def test_early_stopping_waits_and_brings_the_best_back():
+    stop = EarlyStopping(patience=2, restore_best=True)
+    trainer = make(Numbers(3.0, 1.0, 2.0, float("nan"), 0.0), stop)
+    kept = {}
+
+    class Keep(Callback):
+        def on_epoch_end(self, epoch, logs):
+            kept[epoch] = self.trainer.model.weight.to_host().copy()
+
+    trainer.callbacks.callbacks.append(Keep())
+    trainer.fit(DATA, epochs=5)
+    assert len(trainer.history.rows) == 4 and stop.best_epoch == 1
+    np.testing.assert_array_equal(trainer.model.weight.to_host(), kept[1])
+
+
+@pytest.mark.parametrize(("name", "values", "best"), [("val_loss", (2.0, 1.0, 3.0), 1), ("val_accuracy", (0.1, 0.9, 0.5), 1)])
+def test_checkpoints_keep_the_last_and_the_best(tmp_path, name, values, best):
+    keep = ModelCheckpoint(tmp_path, monitor=name, keep_last=2)
+    make(Numbers(*values, name=name), keep).fit(DATA, epochs=3)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000002.netcl", "step-000003.netcl"]
+    again = make()
+    again.load(tmp_path / "best.netcl")
+    assert again.epoch == best + 1 and len(again.history.rows) == best + 1
+
+
+def test_a_number_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"\[EarlyStopping\] there is no number 'val_f1' to watch; there are epoch, loss"):
+        make(EarlyStopping("val_f1")).fit(DATA)
+
+
+@pytest.mark.parametrize("action", ["raise", "stop"])
+def test_a_loss_that_is_not_finite_ends_the_run(action):
+    trainer = make(NaNGuard(action), loss_fn=lambda outputs, targets: (outputs * float("nan")).sum())
+    if action == "raise":
+        with pytest.raises(FloatingPointError, match=r"\[NaNGuard\] the loss is not finite; loss=nan"):
+            trainer.fit(DATA * 5, epochs=3, log_every=1)
+    else:
+        trainer.fit(DATA * 5, epochs=3, log_every=1)
+    assert trainer.step == 1
+
+
+def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
+    def run(epochs, resume):
+        files = [JSONLLogger(tmp_path / "log.jsonl"), CSVLogger(tmp_path / "log.csv"), LRMonitor(), ModelCheckpoint(tmp_path / "keep")]
+        make(*files, metrics=["accuracy"]).fit(DATA * 4, epochs=epochs, resume=resume, log_every=2)
+
+    run(2, None)
+    with (tmp_path / "log.jsonl").open("a") as file:  # what a killed process may leave
+        file.write('{"kind": "step", "step": 9, "loss": 1.0, "time": 9.0}\n{"kind": "st')
+    run(3, "auto")
+    rows = read_jsonl(tmp_path / "log.jsonl")
+    assert [row["step"] for row in rows] == [2, 4, 4, 6, 8, 8, 10, 12, 12]
+    assert [row["kind"] for row in rows] == ["step", "step", "epoch"] * 3
+    assert {"loss", "accuracy", "epoch", "lr", "time"} <= set(rows[-1])
+    with (tmp_path / "log.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["epoch"] for row in table] == ["0", "1", "2"] and float(table[-1]["loss"]) == pytest.approx(rows[-1]["loss"])
+    run(1, None)
+    assert len(read_jsonl(tmp_path / "log.jsonl")) == 3 and len((tmp_path / "log.csv").read_text().splitlines()) == 2
+
+
+def test_a_nan_is_null_in_json(tmp_path):
+    make(JSONLLogger(tmp_path / "log.jsonl"), Numbers(float("nan"))).fit(DATA)
+    line = (tmp_path / "log.jsonl").read_text().splitlines()[-1]
+    assert json.loads(line, parse_constant=lambda name: pytest.fail(name))["val_loss"] is None
+
+
+def test_tensorboard_files_are_written(tmp_path):
+    pytest.importorskip("tensorboardX")
+    from netcl.trainer import TensorBoard
+
+    make(TensorBoard(tmp_path)).fit(DATA, epochs=2)
+    (file,) = tmp_path.glob("events.out.tfevents*")
+    assert b"epoch/loss" in file.read_bytes()

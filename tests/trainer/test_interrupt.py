@@ -1,0 +1,58 @@
+"""Ctrl-C in a run: the step is finished, a checkpoint is written, and the process leaves with 130."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from netcl.io import latest, load_checkpoint
+
+SCRIPT = """
+import sys, time
+import numpy as np
+from netcl import nn, optim
+from netcl.core.device import manager
+from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
+
+class Slow(Callback):
+    def on_train_batch_begin(self, batch, logs):
+        if batch == 1:
+            print("in the step", flush=True)
+            time.sleep(float(sys.argv[3]))
+
+model = nn.Linear(manager.default(sys.argv[1]), 4, 2)
+data = [(np.eye(4, dtype=np.float32), np.arange(4) % 2)] * 1000
+callbacks = [Slow(), Progress("plain"), ModelCheckpoint(sys.argv[2])]
+trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), accumulation_steps=2, callbacks=callbacks)
+trainer.fit(data)
+print("never")
+"""
+
+
+def start(device, folder, seconds):
+    arguments = [sys.executable, "-c", SCRIPT, device.platform_name if device.backend == "cl" else "cpu", str(folder), str(seconds)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "in the step\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    return process
+
+
+def test_the_first_ctrl_c_finishes_the_step_and_saves(device, tmp_path):
+    """The step takes longer than the grace time that a driver has: it is finished nevertheless."""
+    with start(device, tmp_path, 3.5) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "") and "interrupted after step 1" in err and "Traceback" not in err
+    found = load_checkpoint(latest(tmp_path))
+    assert found.step == 1 and found.extra["batch"] == 2
+
+
+def test_the_second_leaves_at_once(device, tmp_path):
+    with start(device, tmp_path, 30) as process:
+        time.sleep(0.3)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    assert time.monotonic() - began < 3 and latest(tmp_path) is None

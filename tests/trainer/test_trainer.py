@@ -1,0 +1,163 @@
+"""The trainer: what it learns, counts, keeps and resumes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import netcl
+from netcl import nn, optim
+from netcl.core.device import manager
+from netcl.core.tensor import Tensor
+from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
+
+SILENT = Progress("off")
+CPU = manager.default("cpu")
+
+
+def batches(count=4, size=8, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count * size, 4)).astype(np.float32)
+    y = (x[:, 0] > x[:, 1]).astype(np.int64)
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+def make(queue=None, callbacks=(), lr=0.1, dropout=0.1, **options):
+    netcl.manual_seed(3)
+    model = nn.Sequential(queue, nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
+    optimizer = optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return Trainer(model, optimizer, metrics=["accuracy"], callbacks=[SILENT, *callbacks], **options)
+
+
+def weights(trainer):
+    return {name: tensor.to_host().copy() for name, tensor in trainer.model.state_dict().items()}
+
+
+class StopAt(Callback):
+    """Ends a run the hard way, in the middle of an epoch."""
+
+    def __init__(self, step):
+        self.at = step
+
+    def on_train_batch_end(self, batch, logs):
+        if self.trainer.step == self.at and self.trainer.at_boundary:
+            raise RuntimeError("power cut")
+
+
+def test_a_run_learns_and_tells(device):
+    trainer = make(device.queue, dropout=0.0)
+    history = trainer.fit(batches(), val=batches(seed=1), epochs=6)
+    assert history.epoch == list(range(6)) and trainer.step == 24
+    assert history["loss"][-1] < 0.5 * history["loss"][0] and history["val_accuracy"][-1] > 0.8
+    scores = trainer.predict(batches(seed=1))
+    targets = np.concatenate([y for _, y in batches(seed=1)])
+    assert trainer.evaluate(batches(seed=1))["accuracy"] == pytest.approx((scores.argmax(1) == targets).mean())
+    assert history["val_accuracy"][-1] == pytest.approx((scores.argmax(1) == targets).mean())
+
+
+def test_nothing_is_read_between_logs(cl_device, monkeypatch):
+    read = []
+    to_host = Tensor.to_host
+
+    class Count(Callback):
+        def on_train_batch_end(self, batch, logs):
+            read.append(0)
+
+    trainer = make(cl_device.queue, [Count()])
+    monkeypatch.setattr(Tensor, "to_host", lambda self: read.append(1) or to_host(self))
+    trainer.fit(iter_again(batches(8)), epochs=1, log_every=100)
+    assert read[:8] == [0] * 8 and 1 in read
+
+
+def iter_again(data):
+    """Data without a length."""
+
+    class Again:
+        def __iter__(self):
+            return iter(data)
+
+    return Again()
+
+
+@pytest.mark.parametrize("at", [3, 4, 7], ids=["within an epoch", "at its end", "in the second"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(device, tmp_path, at):
+    def new(folder, *others):
+        trainer = make(device.queue, [ModelCheckpoint(folder, every_steps=1), *others], accumulation_steps=2, grad_clip=1.0)
+        trainer.scheduler = optim.WarmupCosine(trainer.optimizer, 2, 12)
+        trainer.ema = optim.ModelEMA(trainer.model, decay=0.9)
+        return trainer
+
+    data = batches(8)
+    straight = new(tmp_path / "straight")
+    straight.fit(data, val=batches(2, seed=1), epochs=3, resume="auto")
+    with pytest.raises(RuntimeError, match="power cut"):
+        new(tmp_path / "cut", StopAt(at)).fit(data, val=batches(2, seed=1), epochs=3)
+    resumed = new(tmp_path / "cut")
+    netcl.manual_seed(99)
+    resumed.fit(data, val=batches(2, seed=1), epochs=3, resume="auto")
+    assert resumed.step == straight.step == 12
+    for name, value in weights(straight).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
+    for column in ("loss", "accuracy", "val_loss"):
+        assert resumed.history[column] == straight.history[column]
+    assert resumed.learning_rates() == straight.learning_rates()
+
+
+def test_batches_together_make_the_step_of_one_large_batch(device):
+    data = batches(4, 8)
+    whole = [tuple(np.concatenate(part) for part in zip(*data, strict=True))]
+    parts, one = make(device.queue, dropout=0.0, accumulation_steps=4), make(device.queue, dropout=0.0)
+    parts.fit(data, epochs=2)
+    one.fit(whole, epochs=2)
+    assert parts.step == one.step == 2
+    for name, value in weights(one).items():
+        np.testing.assert_allclose(weights(parts)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_last_group_that_is_not_full_is_a_mean_too():
+    netcl.manual_seed(0)
+    trainer = make(CPU, dropout=0.0, accumulation_steps=4)
+    trainer.fit(batches(5), epochs=1)
+    assert trainer.step == 2 and trainer.at_boundary
+
+
+def test_the_schedule_may_count_epochs():
+    trainer = make(CPU, schedule_by="epoch")
+    trainer.scheduler = optim.StepLR(trainer.optimizer, 1, 0.1)
+    trainer.fit(batches(), epochs=2)
+    assert trainer.learning_rates() == [pytest.approx(0.001)]
+    trainer.scheduler = optim.ReduceLROnPlateau(trainer.optimizer, patience=0, threshold=10.0, threshold_mode="abs")
+    trainer.fit(batches(), epochs=2)
+    assert trainer.learning_rates() == [pytest.approx(0.0001)]
+
+
+def test_evaluation_uses_the_averages():
+    trainer = make(CPU, dropout=0.0)
+    trainer.ema = optim.ModelEMA(trainer.model, decay=1.0)  # the start weights for ever
+    start = trainer.predict(batches()[0][0])
+    trainer.fit(batches(), epochs=1)
+    np.testing.assert_array_equal(trainer.predict(batches()[0][0]), start)
+    trainer.ema = None
+    assert np.abs(trainer.predict(batches()[0][0]) - start).max() > 1e-3
+
+
+def test_one_hot_targets_count_as_samples():
+    x, y = batches(1)[0]
+    trainer = make(CPU, dropout=0.0)
+    hard, soft = trainer.evaluate([(x, y)]), trainer.evaluate([(x, np.eye(2, dtype=np.float32)[y])])
+    assert soft["accuracy"] == hard["accuracy"] and soft["loss"] == pytest.approx(hard["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param({"train": [], "epochs": 1}, r"\[fit\] the training data has no batches", id="no-data"),
+        pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs and log_every are at least 1; epochs=0", id="no-epochs"),
+        pytest.param({"train": batches(1), "resume": "auto"}, r'\[fit\] resume="auto" looks in the folder of a Model', id="nowhere"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        make(CPU).fit(**arguments)
+    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
+        make(CPU).fit(batches(1), resume="nowhere.netcl")
