@@ -103,7 +103,8 @@ _ROWS = (
              "Whether unmeasured kernel configurations are measured at first use."),
     Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
-    Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds", "How long a distributed call waits for the other ranks before it names who is missing."),
+    Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds",
+             "How long a distributed call waits for the other ranks before it names who is missing."),
     Variable("NETCL_PROGRESS", _choice("auto", "rich", "plain", "off"), "auto", "auto, rich, plain, off",
              "How progress is shown; auto is rich on a terminal and plain lines elsewhere."),
 )  # fmt: skip
