@@ -13,7 +13,8 @@
 //   ORDER                   of the norm a fold finishes: 2, 1, 0 (none: the folded value itself), or 3 for any other
 // and these words are replaced in the text, because the types of kernel arguments are read from it:
 //   BUFFERS, SCALARS        parameters: the buffers of every role; the numbers, each with a comma before it
-//   REAL, FACTOR            types of the numbers and of the device's factor
+//   REAL, GIVEN             type of the numbers; parameters: the numbers that live on the device, each with a comma before it
+//   GUARD                   ends the work-group where a number on the device says that nothing is to change
 //   BIND                    picks the group's buffers out of the slots and moves them to its first element
 //   NUMBERS, LOADS, LINES, STORES   of the formula: numbers as reals, values read, assignments, values written
 
@@ -28,7 +29,8 @@
 #if !FOLD
 
 __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
-void update(BUFFERS, __global const long* blocks, __global const FACTOR* factor SCALARS) {
+void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
+  GUARD
   BLOCK_OF_GROUP
   BIND
   NUMBERS

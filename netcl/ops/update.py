@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ CPU_WIDTH = 16
 CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting one costs more; above, cores wait for the last
 NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
 PLANS = 256  # kept per context
-_WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|FACTOR|BIND|NUMBERS|LOADS|LINES|STORES)\b")
+_WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|GIVEN|GUARD|BIND|NUMBERS|LOADS|LINES|STORES)\b")
 _HEADER = re.compile(r"\A(//[^\n]*\n)+")
 
 
@@ -42,8 +42,10 @@ _HEADER = re.compile(r"\A(//[^\n]*\n)+")
 class Rule:
     """How each element of some tensors changes.
 
-    ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and ``factor``: a
-    number that lives on the device (a clipping factor, say). ``writes`` says which tensor gets the value of which line.
+    ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and of ``given``: numbers
+    that live on the device (``factor``, for clipping, unless others are named). ``writes`` says which tensor gets the value of
+    which line. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
+    ``given``: where that is not 0, nothing changes.
 
     >>> halve = Rule("halve", ("x",), (), {"half": "x * 0.5"}, {"x": "half"})
     >>> t = Tensor.from_host([2.0, 4.0])
@@ -57,6 +59,9 @@ class Rule:
     scalars: tuple[str, ...]
     lines: Mapping[str, str]
     writes: Mapping[str, str]
+    given: tuple[str, ...] = ("factor",)
+    once: Mapping[str, str] = field(default_factory=dict)
+    unless: str = ""
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -66,17 +71,26 @@ class Rule:
 
     @cached_property
     def body(self) -> codegen.Body:
-        lines = tuple((name, parse(text, self.name)) for name, text in self.lines.items())
-        return codegen.Body(self.reads, (*self.scalars, "factor"), lines, tuple(self.writes.values()))
+        lines = tuple((name, parse(text, self.name)) for name, text in {**self.once, **self.lines}.items())
+        return codegen.Body(self.reads, (*self.scalars, *self.given), lines, tuple(self.writes.values()))
 
     def with_copy(self, of: str, name: str) -> Rule:
         """The same rule, writing what ``of`` gets to a further tensor as well: the half copy of a float32 master, say."""
         return _with_copy(self, of, name)
 
+    def guarded(self) -> Rule:
+        """The same rule, changing nothing where the number ``skip`` on the device is not 0: nobody has to wait to decide that."""
+        return _guarded(self)
+
 
 @cache
 def _with_copy(rule: Rule, of: str, name: str) -> Rule:
-    return Rule(f"{rule.name}_{name}", (*rule.tensors, name), rule.scalars, rule.lines, {**rule.writes, name: rule.writes[of]})
+    return replace(rule, name=f"{rule.name}_{name}", tensors=(*rule.tensors, name), writes={**rule.writes, name: rule.writes[of]})
+
+
+@cache
+def _guarded(rule: Rule) -> Rule:
+    return replace(rule, name=f"{rule.name}_unless", given=(*rule.given, "skip"), unless="skip")
 
 
 SCALE = Rule("scale", ("x",), ("by",), {"scaled": "x * (factor * by)"}, {"x": "scaled"})
@@ -164,10 +178,16 @@ def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], progra
 
 
 def _kernel(
-    queue: Any, rule: Rule, kinds: Sequence[dtypes.DType], factor: dtypes.DType, spread: Spread, slots: int, defines: Mapping[str, Any]
+    queue: Any,
+    rule: Rule,
+    kinds: Sequence[dtypes.DType],
+    given: Sequence[dtypes.DType],
+    spread: Spread,
+    slots: int,
+    defines: Mapping[str, Any],
 ) -> program.Kernel:
-    compute = _compute(rule.name, queue, [*kinds, factor])
-    source = rule_source(rule, kinds, factor, compute, spread.width, slots, {**defines, "LOCAL": spread.local})
+    compute = _compute(rule.name, queue, [*kinds, *given])
+    source = rule_source(rule, kinds, given, compute, spread.width, slots, {**defines, "LOCAL": spread.local})
     return program.get(queue, source, "fold" if defines["FOLD"] else "update")
 
 
@@ -181,14 +201,20 @@ def _compute(name: str, queue: Any, kinds: Sequence[dtypes.DType]) -> str:
 
 
 def rule_source(
-    rule: Rule, kinds: Sequence[dtypes.DType], factor: dtypes.DType, compute: str, width: int, slots: int, defines: Mapping[str, Any]
+    rule: Rule,
+    kinds: Sequence[dtypes.DType],
+    given: Sequence[dtypes.DType],
+    compute: str,
+    width: int,
+    slots: int,
+    defines: Mapping[str, Any],
 ) -> str:
-    """The program of a rule for tensors of given dtypes, ``slots`` of each in a launch."""
+    """The program of a rule for tensors and numbers on the device of certain dtypes, ``slots`` of each tensor in a launch."""
     of = dict(zip(rule.tensors, kinds, strict=True))
     layout = codegen.Layout(width=width)
     values = codegen.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
     lines = codegen.statements(rule.body, compute)
-    words = _words(rule, of, factor, compute, slots, lines)
+    words = _words(rule, of, given, compute, slots, lines)
     text = _HEADER.sub("", primitives.cl_source(__file__, "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
     head = "".join(f"#define {name} {value}\n" for name, value in {"WIDTH": width, **lanes, **defines}.items())
@@ -196,7 +222,7 @@ def rule_source(
 
 
 def _words(
-    rule: Rule, of: Mapping[str, dtypes.DType], factor: dtypes.DType, compute: str, slots: int, lines: Sequence[str]
+    rule: Rule, of: Mapping[str, dtypes.DType], given: Sequence[dtypes.DType], compute: str, slots: int, lines: Sequence[str]
 ) -> dict[str, str]:
     """What the words of ``update.cl`` stand for."""
     kinds = {name: f"__global {'' if name in rule.writes else 'const '}{of[name].c_storage}*" for name in rule.tensors}
@@ -205,18 +231,21 @@ def _words(
     bind = [f"{kind} t_{name};" for name, kind in kinds.items()] + ["switch (slot) {", *(f"  {case}" for case in cases), "}"]
     bind += [f"t_{name} += first;" for name in kinds]
     numbers = [f"const real {c_name(name)} = (real)(a_{name});" for name in rule.scalars]
-    if rule.name not in _FOLDS:
-        load = factor.load.replace("p[i]", "factor[0]").replace("(i, p)", "(0, factor)")
-        numbers.append(f"const real factor_ = (real)(({compute})({load}));")
+    of_given = dict(zip(rule.given, given, strict=False))
+    for name, kind in of_given.items():
+        load = kind.load.replace("p[i]", f"d_{name}[0]").replace("(i, p)", f"(0, d_{name})")
+        numbers.append(f"const real {c_name(name)} = (real)(({compute})({load}));")
+    once = len(rule.once)
     return {
         "BUFFERS": ", ".join(f"{kind} {name}_{slot}" for name, kind in kinds.items() for slot in range(slots)),
         "SCALARS": "".join(f", const {compute} a_{name}" for name in rule.scalars),
         "REAL": compute,
-        "FACTOR": factor.c_storage,
+        "GIVEN": "".join(f", __global const {kind.c_storage}* d_{name}" for name, kind in of_given.items()),
+        "GUARD": f"if (d_{rule.unless}[0] != 0) return;" if rule.unless else "",
         "BIND": "\n  ".join(bind),
-        "NUMBERS": "\n  ".join(numbers),
+        "NUMBERS": "\n  ".join([*numbers, *lines[:once]]),
         "LOADS": "\n    ".join(f"const real {c_name(name)} = load_{of[name].name}(t_{name}, i, left);" for name in rule.reads),
-        "LINES": "\n    ".join(lines),
+        "LINES": "\n    ".join(lines[once:]),
         "STORES": "\n    ".join(f"store_{of[t].name}(t_{t}, i, left, {c_name(line)});" for t, line in rule.writes.items()),
     }
 
@@ -224,17 +253,23 @@ def _words(
 # ---- updates
 
 
-def apply(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequence[float] = (), factor: Tensor | float = 1.0) -> None:
+def apply(
+    rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequence[float] = (), factor: Tensor | float = 1.0, **given: Tensor
+) -> None:
     """Change tensors in place by a rule: one list of tensors per name of ``rule.tensors``, all lists of one length.
 
-    ``scalars`` are the values of ``rule.scalars``. ``factor`` may be a tensor with one element on the device of the others:
-    nothing waits for its value. Tensors of different devices or dtypes are launched apart.
+    ``scalars`` are the values of ``rule.scalars``. ``factor`` may be a tensor with one element on the device of the others, as
+    are the other numbers of ``rule.given``: nothing waits for their values. Tensors of different devices or dtypes are launched
+    apart.
     """
     for queue, kinds, part in _places(roles):
         if launch.is_numpy(queue):
-            _apply_numpy(rule, part, scalars, factor)
+            _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
-            _apply_opencl(rule, queue, kinds, part, scalars, factor)
+            _apply_opencl(rule, queue, kinds, part, scalars, {"factor": factor, **given})
+    for name in rule.writes:
+        for t in roles[rule.tensors.index(name)]:
+            t._version += 1
 
 
 def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
@@ -254,18 +289,20 @@ def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str,
 
 
 def _apply_opencl(
-    rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], scalars: Sequence[float], factor: Tensor | float
-) -> None:
-    given = factor if isinstance(factor, Tensor) else _number(queue, factor)
-    rows = [dtypes.DTYPES[kind] for kind in kinds]
+    rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], scalars: Sequence[float],
+    numbers: Mapping[str, Tensor | float],
+) -> None:  # fmt: skip
+    given = [x if isinstance(x, Tensor) else _number(queue, x) for x in (numbers[name] for name in rule.given)]
+    of_given = tuple(x.dtype for x in given)
 
     def make(spread: Spread, slots: int) -> program.Kernel:
-        return _kernel(queue, rule, rows, dtypes.DTYPES[given.dtype], spread, slots, {"FOLD": 0})
+        rows, more = ([dtypes.DTYPES[name] for name in of] for of in (kinds, of_given))
+        return _kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
 
-    plan = _plan(queue, (rule, kinds, given.dtype), make, roles)
+    plan = _plan(queue, (rule, kinds, of_given), make, roles)
     for batch in plan.batches:
         buffers = [tensor for role in roles for tensor in batch.pick(role)]
-        plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, given, *scalars)
+        plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
 
 
 def _number(queue: Any, value: float) -> Tensor:
@@ -278,11 +315,13 @@ def _number(queue: Any, value: float) -> Tensor:
     return state[("update", "one")]
 
 
-def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequence[float], factor: Tensor | float) -> None:
+def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequence[float], given: Mapping[str, Tensor | float]) -> None:
+    if rule.unless and float(given[rule.unless]):
+        return
     wide = any(role[0].dtype == "float64" for role in roles)
     function = codegen.numpy_function(rule.body, "double" if wide else "float")
     kind = np.dtype(np.float64 if wide else np.float32)
-    numbers = [kind.type(value) for value in (*scalars, float(factor))]
+    numbers = [kind.type(value) for value in (*scalars, *(float(given[name]) for name in rule.given))]
     rows = {name: dtypes.DTYPES[role[0].dtype] for name, role in zip(rule.tensors, roles, strict=True)}
     flat = {name: [t.array.reshape(-1) for t in role] for name, role in zip(rule.tensors, roles, strict=True)}  # type: ignore[union-attr]
     with np.errstate(all="ignore"):
@@ -355,7 +394,7 @@ def clamp(tensors: Sequence[Tensor], most: float) -> None:
 
 
 _FOLDS: dict[str, Rule] = {
-    name: Rule(name, ("g",), ("order",), {"value": text}, {})
+    name: Rule(name, ("g",), ("order",), {"value": text}, {}, given=())
     for name, text in {
         "norm_2": "g * g",
         "norm_1": "ABS(g)",
@@ -415,7 +454,7 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
         same = [t for t in tensors if t.dtype == dtype]
 
         def make(spread: Spread, slots: int, dtype: str = dtype) -> program.Kernel:
-            return _kernel(queue, rule, [dtypes.DTYPES[dtype]], real, spread, slots, defines)
+            return _kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
 
         plans.append((_plan(queue, (rule, dtype, kind), make, [same]), same))
     count = sum(batch.groups for plan, _ in plans for batch in plan.batches)

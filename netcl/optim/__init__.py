@@ -4,6 +4,7 @@ All parameters of a model are updated in a handful of launches; options of an up
 changing them compiles nothing. State has torch's form, and a torch optimizer's ``state_dict`` loads.
 """
 
+from netcl.amp.grad_scaler import GradScaler as AMPGradScaler
 from netcl.optim.adam import Adam, AdamW
 from netcl.optim.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim.ema import ModelEMA
@@ -25,7 +26,7 @@ from netcl.optim.schedule import (
 from netcl.optim.sgd import SGD, Momentum
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "CosineAnnealingLR", "ExponentialLR", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum", "MultiStepLR",
-    "OneCycleLR", "Optimizer", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Scheduler", "StepLR", "WarmupCosine", "clip_grad_norm",
-    "clip_grad_norm_device", "clip_grad_value",
+    "SGD", "AMPGradScaler", "Adam", "AdamW", "CosineAnnealingLR", "ExponentialLR", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum",
+    "MultiStepLR", "OneCycleLR", "Optimizer", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Scheduler", "StepLR", "WarmupCosine",
+    "clip_grad_norm", "clip_grad_norm_device", "clip_grad_value",
 ]  # fmt: skip

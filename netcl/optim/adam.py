@@ -13,7 +13,8 @@ from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 
 
 @cache
-def _rule(amsgrad: bool) -> Rule:
+def _rule(amsgrad: bool, counted: bool = False) -> Rule:
+    """The update; if ``counted``, the number of steps before this one is read on the device, and the corrections follow from it."""
     lines = {
         "grad": "g * (factor * sign) + weight_decay * p",
         "new_m": "m + (grad - m) * take1",
@@ -22,11 +23,18 @@ def _rule(amsgrad: bool) -> Rule:
         "denominator": f"SQRT({'new_most' if amsgrad else 'new_v'}) * correction + eps",
         "new_p": "p * keep - step_size * new_m / denominator",
     }
-    tensors, writes = ("p", "g", "m", "v"), {"p": "new_p", "m": "new_m", "v": "new_v"}
-    scalars = ("step_size", "weight_decay", "keep", "sign", "take1", "beta2", "take2", "correction", "eps")
+    tensors, writes = ("p", "g", "m", "v", *["most"] * amsgrad), {"p": "new_p", "m": "new_m", "v": "new_v"}
     if amsgrad:
-        return Rule("amsgrad", (*tensors, "most"), scalars, lines, {**writes, "most": "new_most"})
-    return Rule("adam", tensors, scalars, lines, writes)
+        writes["most"] = "new_most"
+    scalars, name = ("weight_decay", "keep", "sign", "take1", "beta2", "take2", "eps"), "amsgrad" if amsgrad else "adam"
+    if not counted:
+        return Rule(name, tensors, ("step_size", "correction", *scalars), lines, writes)
+    # 1 - beta**n by expm1: the difference itself has few digits left while n is small.
+    once = {
+        "step_size": "lr / -EXPM1((age + 1) * log_beta1)",
+        "correction": "1 / SQRT(-EXPM1((age + 1) * log_beta2))",
+    }
+    return Rule(f"{name}_counted", tensors, ("lr", "log_beta1", "log_beta2", *scalars), lines, writes, ("factor", "age"), once)
 
 
 class Adam(Optimizer):
@@ -69,10 +77,16 @@ class Adam(Optimizer):
     def rule(self, group: Group) -> Rule:
         return _rule(bool(group["amsgrad"]))
 
+    def counted_rule(self, group: Group) -> Rule:
+        return _rule(bool(group["amsgrad"]), counted=True)
+
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
         beta1, beta2 = group["betas"]
         decay, decoupled = group["weight_decay"], group["decoupled_weight_decay"]
         return {
+            "lr": group["lr"],
+            "log_beta1": math.log(beta1) if beta1 else -math.inf,
+            "log_beta2": math.log(beta2) if beta2 else -math.inf,
             "step_size": group["lr"] / (1 - beta1**age),
             "weight_decay": 0.0 if decoupled else decay,
             "keep": 1 - group["lr"] * decay if decoupled else 1.0,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from netcl import ops
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
@@ -21,6 +22,8 @@ TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", 
 
 #: Keys a group may have beside an optimizer's options; any other is taken for a misspelt option.
 EXTRA_OPTIONS = frozenset({"params", "name", "initial_lr"})
+
+_COUNT = update.Rule("count", ("steps",), (), {"more": "steps + 1 - factor"}, {"steps": "more"})
 
 
 def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
@@ -74,6 +77,18 @@ class Optimizer:
     def rule(self, group: Group) -> update.Rule:
         """The update of one element; its tensors are ``p``, ``g`` and one per name of :meth:`tensors`."""
         raise NotImplementedError
+
+    def counted_rule(self, group: Group) -> update.Rule:
+        """The rule of a step of which only the device knows whether it is taken: ``age``, the steps before it, is a number there.
+
+        The same as :meth:`rule` where no number depends on the age.
+        """
+        return self.rule(group)
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether ``step(found_inf=...)`` can leave the decision to the device."""
+        return True
 
     def tensors(self, group: Group) -> tuple[str, ...]:
         """The names of the tensors that are remembered of each parameter of a group."""
@@ -132,24 +147,52 @@ class Optimizer:
 
     # ---- steps
 
-    def step(self, max_norm: float | None = None) -> Tensor | None:
+    def step(self, max_norm: float | None = None, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> Tensor | None:
         """Change every parameter that has a gradient.
 
         ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
         the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor that nothing has waited for.
+
+        ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (:class:`netcl.amp.GradScaler` has them): gradients are
+        multiplied by the first inside the update, and if the second is 1 the step is not taken. The host does not learn which:
+        the number of steps is then counted on the device, and :meth:`state_dict` reads it.
         """
         live = [(group, self._with_gradient(group)) for group in self.param_groups]
         gradients = [g for _, params in live for p in params if (g := p.grad) is not None]
+        total, factor = self._factor(gradients, max_norm, grad_scale)
+        counters: list[Tensor] = []
+        for group, params in live:
+            for age, roles in self._roles(group, params, found_inf is not None):
+                self._change(group, age, roles, factor, found_inf)
+                counters += [age] if isinstance(age, Tensor) else []
+        if counters and found_inf is not None:
+            update.apply(_COUNT, [counters], (), found_inf)
+        return total
+
+    def _change(self, group: Group, age: int | Tensor, roles: list[list[Any]], factor: Tensor | float, found_inf: Tensor | None) -> None:
+        given: dict[str, Tensor] = {}
+        if isinstance(age, Tensor):
+            rule, given["age"], age = self.counted_rule(group), age, 1
+        else:
+            rule = self.rule(group)
+        numbers = self.numbers(group, age)
+        used = rule if len(roles) == len(rule.tensors) else rule.with_copy("p", "low")
+        if found_inf is not None:
+            used, given["skip"] = used.guarded(), found_inf
+        update.apply(used, roles, [numbers[name] for name in rule.scalars], factor, **given)
+
+    def _factor(
+        self, gradients: Sequence[Tensor], max_norm: float | None, grad_scale: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | float]:
+        """The norm of all gradients, if it is asked for, and what they are multiplied by."""
         if max_norm is not None:
             check_number(self.op, "max_norm", max_norm)
-        total, factor = clip_factor(gradients, max_norm) if max_norm is not None and gradients else (None, 1.0)
-        for group, params in live:
-            rule = self.rule(group)
-            for age, roles in self._roles(group, params):
-                numbers = self.numbers(group, age)
-                used = rule if len(roles) == len(rule.tensors) else rule.with_copy("p", "low")
-                update.apply(used, roles, [numbers[name] for name in rule.scalars], factor)
-        return total
+        if max_norm is None or not gradients:
+            return None, 1.0 if grad_scale is None else grad_scale
+        if grad_scale is None:
+            return clip_factor(gradients, max_norm)
+        total = ops.mul(update.norm(gradients)[0], grad_scale)
+        return total, ops.mul(ops.minimum(ops.div(max_norm, ops.add(total, 1e-6)), 1.0), grad_scale)
 
     def _with_gradient(self, group: Group) -> list[Tensor]:
         found = []
@@ -170,7 +213,7 @@ class Optimizer:
         if not dtypes.DTYPES[g.dtype].is_float:
             raise DtypeError(message(self.op, "a gradient is not of a float dtype", dtype=g.dtype, shape=g.shape))
 
-    def _roles(self, group: Group, params: Sequence[Tensor]) -> Iterator[tuple[int, list[list[Any]]]]:
+    def _roles(self, group: Group, params: Sequence[Tensor], on_device: bool) -> Iterator[tuple[int | Tensor, list[list[Any]]]]:
         """Parameters of one age together: the age, and one list of tensors per role."""
         names, wants_masters = self.tensors(group), group["master_weights"]
         found: dict[tuple[int, bool], list[tuple[Tensor, dict[str, Any]]]] = {}
@@ -178,7 +221,7 @@ class Optimizer:
             state = self.state.get(p)
             if state is None:
                 state = self.state[p] = {}
-            key = self._age(state, names), wants_masters and p.dtype in HALVES
+            key = self._age(state, names, on_device), wants_masters and p.dtype in HALVES
             for name in names:
                 if name not in state or state[name].queue is not p.queue:
                     self._remember(p, state, name)
@@ -186,14 +229,35 @@ class Optimizer:
         for (age, mastered), rows in found.items():
             own = [p for p, _ in rows]
             roles = [[p.grad for p in own], *[[state[name] for _, state in rows] for name in names]]
-            yield age, [[self._master(p, state) for p, state in rows], *roles, own] if mastered else [own, *roles]
+            steps = self._counter(group, rows) if on_device and self.counts else age
+            yield steps, [[self._master(p, state) for p, state in rows], *roles, own] if mastered else [own, *roles]
 
-    def _age(self, state: dict[str, Any], names: Sequence[str]) -> int:
-        """The number of this step for a parameter; where that is not counted, 1 for its first step and 2 for all others."""
-        if self.counts:
-            age = state["step"] = state.get("step", 0) + 1
-            return age
-        return 2 if names and names[0] in state else 1
+    def _age(self, state: dict[str, Any], names: Sequence[str], on_device: bool) -> int:
+        """The number of this step for a parameter; where that is not counted, 1 for its first step and 2 for all others.
+
+        Counted on the device: a number that parameters have in common if, and only if, they have that count in common.
+        """
+        if not self.counts:
+            return 2 if names and names[0] in state else 1
+        steps = state.get("step", 0)
+        if on_device:
+            return id(steps) if isinstance(steps, Tensor) else steps
+        age = state["step"] = _steps(steps) + 1
+        return age
+
+    def _counter(self, group: Group, rows: Sequence[tuple[Tensor, dict[str, Any]]]) -> Tensor:
+        """The steps taken with these parameters, on the device. They share the number until one of them is left out of a step."""
+        steps = rows[0][1].get("step", 0)
+        if isinstance(steps, Tensor):
+            sharing = sum(self.state.get(p, {}).get("step") is steps for p in group["params"])
+            if sharing == len(rows):
+                return steps
+            counter = steps._copy()
+        else:
+            counter = Tensor.full((), steps, queue=rows[0][0].queue, persistent=True)
+        for _, state in rows:
+            state["step"] = counter
+        return counter
 
     def _remember(self, p: Tensor, state: dict[str, Any], name: str) -> None:
         """A new tensor of zeros in a parameter's state (float32 also for halves), or the old one where the parameter has moved to."""
@@ -231,7 +295,9 @@ class Optimizer:
         number = {id(p): i for i, p in enumerate(self._parameters())}
         groups = [{**{key: value for key, value in group.items() if key != "params"}, "params": [number[id(p)] for p in group["params"]]}
                   for group in self.param_groups]  # fmt: skip
-        return {"state": {number[id(p)]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
+        states = {number[id(p)]: {key: _steps(value) if key == "step" else value for key, value in state.items()}
+                  for p, state in self.state.items()}  # fmt: skip
+        return {"state": states, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a :meth:`state_dict`, or from one that torch made for the same parameters in the same order.
@@ -306,6 +372,11 @@ class Optimizer:
         lines = [f"  group {i}: {len(group['params'])} parameters, " + ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")
                  for i, group in enumerate(self.param_groups)]  # fmt: skip
         return "\n".join([f"{self.op}(", *lines, ")"])
+
+
+def _steps(steps: int | Tensor) -> int:
+    """A number of steps; one that was counted on the device is waited for."""
+    return int(steps.item()) if isinstance(steps, Tensor) else steps
 
 
 def _keys(of: Any) -> list[str]:

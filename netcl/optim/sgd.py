@@ -63,6 +63,11 @@ class SGD(Optimizer):
     def rule(self, group: Group) -> Rule:
         return _rule(bool(group["momentum"]), bool(group["nesterov"]))
 
+    @property
+    def skips_on_device(self) -> bool:
+        """Not with dampening: the first step takes another share of the gradient, so the host must know whether one was taken."""
+        return not any(group["dampening"] for group in self.param_groups)
+
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
         return {
             "lr": group["lr"],

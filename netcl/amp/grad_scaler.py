@@ -1,0 +1,210 @@
+"""GradScaler: a factor on the loss that lifts gradients into the range of float16, found by trying.
+
+Scale, streak of good steps and the verdict on the gradients are numbers on the device, and so is the decision to skip a step:
+nothing is read back, so nothing waits, and a step can be recorded and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from netcl import ops
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.ops import update
+
+_UPDATE = update.Rule(
+    "loss_scale",
+    ("scale", "inverse", "streak"),
+    ("growth", "backoff", "interval"),
+    {
+        "good": "streak + 1",
+        "grown": "WHERE(good >= interval, scale * growth, scale)",
+        "next": "WHERE(factor > 0, scale * backoff, WHERE(ISFINITE(grown), grown, scale))",
+        "back": "1 / next",
+        "run": "WHERE(factor > 0, 0, WHERE(good >= interval, 0, good))",
+    },
+    {"scale": "next", "inverse": "back", "streak": "run"},
+)
+
+
+class _Numbers(NamedTuple):
+    """What a scaler keeps on a device: the scale, one over it, and the good steps since it last changed."""
+
+    scale: Tensor
+    inverse: Tensor
+    streak: Tensor
+
+
+class GradScaler:
+    """Scales losses up before backward and gradients down before the step; skips steps whose gradients are not finite.
+
+    - **init_scale**: the first factor. Powers of two change no digit of a gradient.
+    - **growth_factor**, **growth_interval**: after so many good steps in a row the scale grows by so much.
+    - **backoff_factor**: what an overflow multiplies the scale by. The step is not taken: parameters, optimizer state and the
+      number of steps stay as they were.
+    - **enabled**: ``False`` makes every method do the plain thing.
+
+    One check covers all gradients in one pass over them, and its answer stays on the device. Reading ``scale`` or
+    ``state_dict()`` waits for it; a training loop need not.
+
+    >>> from netcl.optim import SGD
+    >>> w = Tensor.from_host([1.0], requires_grad=True)
+    >>> opt, scaler = SGD([w], lr=0.1), GradScaler(init_scale=4.0)
+    >>> loss = (w * w).sum()
+    >>> scaler.scale_loss(loss).backward()
+    >>> w.grad.item()
+    8.0
+    >>> scaler.step(opt)
+    >>> scaler.update()
+    >>> round(w.item(), 4), scaler.scale
+    (0.8, 4.0)
+    """
+
+    def __init__(
+        self, init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000,
+        enabled: bool = True,
+    ):  # fmt: skip
+        _check(init_scale, growth_factor, backoff_factor, growth_interval)
+        self.growth_factor, self.backoff_factor, self.growth_interval = float(growth_factor), float(backoff_factor), int(growth_interval)
+        self.enabled = enabled
+        self._start = (float(init_scale), 0)
+        self._devices: dict[Any, _Numbers] = {}
+        self._found: dict[Any, Tensor] = {}
+        self._unscaled: dict[int, dict[Any, Tensor]] = {}
+
+    # ---- a step
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The loss times the scale: call ``.backward()`` on it."""
+        return loss * self._on(loss).scale if self.enabled else loss  # type: ignore[operator]
+
+    def unscale_grads(self, optimizer: Any, params: Iterable[Tensor] | None = None) -> None:
+        """Divide the gradients by the scale, in place, to look at or clip them before :meth:`step`.
+
+        ``params`` names the parameters, if they are not all of the optimizer's.
+        """
+        if not self.enabled:
+            return
+        if id(optimizer) in self._unscaled:
+            what = "the gradients of this optimizer were unscaled already"
+            raise RuntimeError(message("unscale_grads", what, "call it once between backward and update()"))
+        gradients = _by_device(_gradients(optimizer, params))
+        self._unscaled[id(optimizer)] = self._check(gradients)
+        for place, tensors in gradients.items():
+            update.scale(tensors, self._devices[place].inverse)
+
+    def step(self, optimizer: Any, params: Iterable[Tensor] | None = None, max_norm: float | None = None) -> Tensor | None:
+        """Take an optimizer's step with unscaled gradients, unless one of them is not finite.
+
+        ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. Optimizers
+        of netcl leave the decision to the device; any other is asked on the host, which waits for the check.
+        """
+        options = {} if max_norm is None else {"max_norm": max_norm}
+        if not self.enabled:
+            return optimizer.step(**options)
+        found = self._unscaled.get(id(optimizer))
+        gradients = {} if found is not None else _by_device(_gradients(optimizer, params))
+        if found is None:
+            found = self._check(gradients)
+        if len(found) == 1 and getattr(optimizer, "skips_on_device", False):
+            ((place, verdict),) = found.items()
+            inverse = {"grad_scale": self._devices[place].inverse} if gradients else {}
+            return optimizer.step(**options, **inverse, found_inf=verdict)
+        if any(verdict.item() for verdict in found.values()):
+            return None
+        for place, tensors in gradients.items():
+            update.scale(tensors, self._devices[place].inverse)
+        return optimizer.step(**options)
+
+    def update(self) -> None:
+        """Adapt the scale to what the steps since the last call found; once per step of training."""
+        rates = (self.growth_factor, self.backoff_factor, float(self.growth_interval))
+        for place, verdict in self._found.items():
+            update.apply(_UPDATE, [[number] for number in self._devices[place]], rates, verdict)
+        self._found.clear()
+        self._unscaled.clear()
+
+    # ---- the numbers
+
+    @property
+    def scale(self) -> float:
+        """The factor the next loss is multiplied by; reading it waits for the device."""
+        if not self.enabled:
+            return 1.0
+        return float(next(iter(self._devices.values())).scale.item()) if self._devices else self._start[0]
+
+    @property
+    def found_inf(self) -> Tensor | None:
+        """1 if the last check saw a gradient that is not finite, else 0: a 0-d tensor on the device; ``None`` before a check."""
+        return next(iter(self._found.values()), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as plain numbers."""
+        streak = next(iter(self._devices.values())).streak.item() if self._devices else self._start[1]
+        return {"scale": self.scale, "growth_factor": self.growth_factor, "backoff_factor": self.backoff_factor,
+                "growth_interval": self.growth_interval, "growth_tracker": int(streak), "enabled": self.enabled}  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a :meth:`state_dict` (torch's has the same names); numbers on the device are overwritten in place."""
+        missing = sorted({"scale", "growth_factor", "backoff_factor", "growth_interval"} - set(state))
+        if missing:
+            raise ValueError(message("GradScaler", f"the state lacks {missing[0]!r}", has=sorted(map(str, state))))
+        scale, interval = float(state["scale"]), int(state["growth_interval"])
+        _check(scale, state["growth_factor"], state["backoff_factor"], interval)
+        self.growth_factor, self.backoff_factor = float(state["growth_factor"]), float(state["backoff_factor"])
+        self.growth_interval = interval
+        self.enabled = bool(state.get("enabled", True))
+        self._start = (scale, int(state.get("growth_tracker", state.get("_growth_tracker", 0))))
+        for numbers in self._devices.values():
+            self._fill(numbers)
+
+    def _on(self, like: Tensor) -> _Numbers:
+        """The numbers on the device of a tensor; a new device starts where the scaler started."""
+        numbers = self._devices.get(like.context)
+        if numbers is None:
+            made = (Tensor.empty((), queue=like.queue, persistent=True) for _ in range(3))
+            numbers = self._devices[like.context] = _Numbers(*made)
+            self._fill(numbers)
+        return numbers
+
+    def _fill(self, numbers: _Numbers) -> None:
+        scale, streak = self._start
+        for tensor, value in zip(numbers, (scale, 1 / scale, streak), strict=True):
+            tensor.fill_(value)
+
+    def _check(self, gradients: Mapping[Any, Sequence[Tensor]]) -> dict[Any, Tensor]:
+        """One fold over all gradients of each device; what it finds is kept for :meth:`update`."""
+        found = {}
+        for place, tensors in gradients.items():
+            self._on(tensors[0])
+            found[place] = update.nonfinite(tensors)
+            earlier = self._found.get(place)
+            self._found[place] = found[place] if earlier is None else ops.maximum(earlier, found[place])
+        return found
+
+
+def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
+    for name, value, fine in (
+        ("init_scale", scale, 0 < scale < float("inf")), ("growth_factor", growth, growth > 1),
+        ("backoff_factor", backoff, 0 < backoff < 1), ("growth_interval", interval, interval >= 1),
+    ):  # fmt: skip
+        if not fine:
+            remedy = "scales are positive, growth is above 1, backoff between 0 and 1, the interval at least 1"
+            raise ValueError(message("GradScaler", f"{name} is out of range", remedy, **{name: value}))
+
+
+def _gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:
+    given = [p for group in optimizer.param_groups for p in group["params"]] if params is None else list(params)
+    found = [p.grad for p in given if p.grad is not None]
+    if not found:
+        raise RuntimeError(message("GradScaler", "no parameter has a gradient", "call scaler.scale_loss(loss).backward() first"))
+    return found
+
+
+def _by_device(tensors: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
+    found: dict[Any, list[Tensor]] = {}
+    for t in tensors:
+        found.setdefault(t.context, []).append(t)
+    return found
