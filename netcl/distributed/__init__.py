@@ -1,0 +1,25 @@
+"""All devices of a machine, then many machines: collectives, data parallel training, worlds of threads or MPI processes."""
+
+from netcl.core.device import DeviceManager
+from netcl.distributed.collectives import all_gather, all_reduce, all_reduce_p2p, broadcast, gather, reduce, scatter
+from netcl.distributed.comm import LostRankError, World, thread_worlds, world
+from netcl.distributed.data_parallel import (
+    DataParallel,
+    ReplicaOptimizer,
+    broadcast_params,
+    data_parallel_step,
+    prepare_replicas,
+    replicate_params,
+    shard_batch,
+    sync_grads,
+)
+from netcl.distributed.ddp import DistributedDataParallel
+from netcl.distributed.sync_norm import SyncBatchNorm, convert_sync_batchnorm
+from netcl.distributed.zero import ShardedOptimizer
+
+__all__ = [
+    "DataParallel", "DeviceManager", "DistributedDataParallel", "LostRankError", "ReplicaOptimizer", "ShardedOptimizer", "SyncBatchNorm",
+    "World", "all_gather", "all_reduce", "all_reduce_p2p", "broadcast", "broadcast_params", "convert_sync_batchnorm",
+    "data_parallel_step", "gather", "prepare_replicas", "reduce", "replicate_params", "scatter", "shard_batch", "sync_grads",
+    "thread_worlds", "world",
+]  # fmt: skip

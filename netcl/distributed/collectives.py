@@ -1,0 +1,171 @@
+"""Collective calls over the devices of one process, one tensor per device, whatever the devices are.
+
+Values go through the host: every copy to it is started before the first is waited for, and copies back are not waited for at all.
+Tensors of one context stay on their device. Results are written into the given tensors where torch does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl import ops
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.distributed.comm import check_op, combine
+from netcl.ops import update
+
+Tensors = Sequence[Tensor]
+
+_ON_DEVICE = {"sum": ops.add, "mean": ops.add, "max": ops.maximum, "min": ops.minimum}
+
+
+def _check(name: str, tensors: Tensors, alike: bool = True) -> list[Tensor]:
+    given = list(tensors)
+    if not given:
+        raise ShapeError(message(name, "there are no tensors"))
+    for i, t in enumerate(given):
+        if not isinstance(t, Tensor):
+            raise TypeError(message(name, f"item {i} is not a Tensor", type=type(t).__name__))
+        if alike and t.shape != given[0].shape:
+            raise ShapeError(message(name, f"tensor {i} has another shape than tensor 0", first=given[0].shape, other=t.shape))
+        if t.dtype != given[0].dtype:
+            raise DtypeError(message(name, f"tensor {i} has another dtype than tensor 0", first=given[0].dtype, other=t.dtype))
+    return given
+
+
+def _check_root(name: str, given: Tensors, root: int) -> None:
+    if not 0 <= root < len(given):
+        raise ShapeError(message(name, "there is no such tensor", root=root, tensors=len(given)))
+
+
+def _one_queue(given: Tensors) -> bool:
+    return all(t.queue is given[0].queue for t in given)
+
+
+def reduced(name: str, given: Sequence[Tensor], op: str) -> np.ndarray:
+    """The reduction over all tensors, on the host, in the dtype sums are made in."""
+    row = dtypes.DTYPES[given[0].dtype]
+    copies = [t.to_host_async() for t in given]
+    wide = np.dtype(np.float32) if row.name in ("float16", "bfloat16") else row.host
+    if op == "mean" and not row.is_float:
+        raise DtypeError(message(name, "a mean needs floats", dtype=row.name))
+    return combine(op, [copy.wait().astype(wide, copy=False) for copy in copies])
+
+
+def _reduced_on_device(given: Sequence[Tensor], op: str) -> Tensor:
+    total = given[0]
+    for t in given[1:]:
+        total = _ON_DEVICE[op](total, t)
+    return ops.mul(total, 1.0 / len(given)) if op == "mean" else total
+
+
+def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
+    """The sum, mean, maximum or minimum of the tensors, written into every one of them.
+
+    >>> a, b = Tensor.from_host([1.0, 2.0]), Tensor.from_host([10.0, 20.0])
+    >>> [t.tolist() for t in all_reduce([a, b])]
+    [[11.0, 22.0], [11.0, 22.0]]
+    """
+    check_op("all_reduce", op)
+    given = _check("all_reduce", tensors)
+    if len(given) == 1:
+        return given
+    if _one_queue(given):
+        total = _reduced_on_device(given, op)
+        update.copy(given, [total] * len(given))
+        return given
+    values = reduced("all_reduce", given, op)
+    return [t.from_host(values) for t in given]
+
+
+def all_reduce_p2p(tensors: Tensors, op: str = "sum") -> list[Tensor]:
+    """:func:`all_reduce` in pieces, each reduced by one device: no device receives more than it needs, and all compute.
+
+    Device i is sent its piece by all others, reduces it, and sends the result to all: the ring's amount of bytes per device.
+    """
+    check_op("all_reduce_p2p", op)
+    given = _check("all_reduce_p2p", tensors)
+    if len(given) == 1 or _one_queue(given) or not given[0].size:
+        return all_reduce(given, op)
+    cuts = np.array_split(np.arange(given[0].size), len(given))
+    pieces = [(int(cut[0]), int(cut[0]) + len(cut)) for cut in cuts if len(cut)]
+    copies = [[ops.narrow(ops.reshape(t, (-1,)), 0, a, b - a).to_host_async() for a, b in pieces] for t in given]
+    results = []
+    for i in range(len(pieces)):
+        owner = given[i].queue
+        arrived = [Tensor.from_host(owner, row[i].wait(), given[0].dtype) for row in copies]
+        results.append(_reduced_on_device(arrived, op).to_host_async())
+    values = np.concatenate([copy.wait() for copy in results]).reshape(given[0].shape)
+    return [t.from_host(values) for t in given]
+
+
+def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
+    """The reduction of the tensors, written into the one at ``root``, which is returned."""
+    check_op("reduce", op)
+    given = _check("reduce", tensors)
+    _check_root("reduce", given, root)
+    if _one_queue(given):
+        update.copy([given[root]], [_reduced_on_device(given, op)])
+        return given[root]
+    return given[root].from_host(reduced("reduce", given, op))
+
+
+def broadcast(tensors: Tensors, root: int = 0) -> list[Tensor]:
+    """Overwrite every tensor with the one at ``root``."""
+    given = _check("broadcast", tensors)
+    _check_root("broadcast", given, root)
+    others = [t for i, t in enumerate(given) if i != root]
+    near = [t for t in others if t.queue is given[root].queue]
+    if near:
+        update.copy(near, [given[root]] * len(near))
+    far = [t for t in others if t.queue is not given[root].queue]
+    values = given[root].to_host() if far else None
+    for t in far:
+        t.from_host(values)
+    return given
+
+
+def scatter(tensor: Tensor | np.ndarray, queues: Sequence[Any], weights: Sequence[float] | None = None) -> list[Tensor]:
+    """Rows of one tensor, spread over devices: as equal as they can be, or in proportion to ``weights``."""
+    where = [getattr(queue, "queue", queue) for queue in queues]
+    if not where:
+        raise ShapeError(message("scatter", "there are no devices"))
+    values = tensor.to_host() if isinstance(tensor, Tensor) else np.asarray(tensor)
+    if not values.ndim:
+        raise ShapeError(message("scatter", "a 0-d tensor has no rows"))
+    dtype = tensor.dtype if isinstance(tensor, Tensor) else None
+    return [Tensor.from_host(queue, part, dtype) for queue, part in zip(where, split_rows(values, len(where), weights), strict=True)]
+
+
+def split_rows(values: Any, count: int, weights: Sequence[float] | None = None) -> list[Any]:
+    """Rows cut into ``count`` parts of one kind each, in order; every part's size is its share, rounded so that none is lost."""
+    shares = np.ones(count) if weights is None else np.asarray(weights, np.float64)
+    if shares.shape != (count,) or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
+        raise ShapeError(message("scatter", "one weight per device is needed, none negative", weights=weights, devices=count))
+    ends = np.rint(np.cumsum(shares) / shares.sum() * len(values)).astype(int).tolist()
+    return [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def gather(tensors: Tensors, root: int = 0, axis: int = 0) -> Tensor:
+    """All tensors joined along ``axis`` on the device of the one at ``root``."""
+    given = _check("gather", tensors, alike=False)
+    _check_root("gather", given, root)
+    if _one_queue(given):
+        return ops.cat(given, axis)
+    copies = [t.to_host_async() for t in given]
+    return Tensor.from_host(given[root].queue, np.concatenate([copy.wait() for copy in copies], axis), given[root].dtype)
+
+
+def all_gather(tensors: Tensors, axis: int = 0) -> list[Tensor]:
+    """All tensors joined along ``axis``, on the device of each."""
+    given = _check("all_gather", tensors, alike=False)
+    if _one_queue(given):
+        joined = ops.cat(given, axis)
+        return [joined, *(joined._copy() for _ in given[1:])]
+    copies = [t.to_host_async() for t in given]
+    values = np.concatenate([copy.wait() for copy in copies], axis)
+    return [Tensor.from_host(t.queue, values, t.dtype) for t in given]

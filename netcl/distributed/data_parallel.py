@@ -1,0 +1,394 @@
+"""One process, several devices: the batch is split, every device has a replica, gradients are made equal, every replica steps.
+
+Replicas stay identical because they start equal and get the same gradients; nothing is copied back and forth between steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.device import manager, score, set_active_device
+from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.distributed import collectives
+from netcl.distributed.comm import thread_worlds
+from netcl.distributed.sync_norm import convert_sync_batchnorm
+from netcl.nn.module import Module
+from netcl.ops import update
+
+Parameters = list[Tensor]
+
+
+def queues_of(devices: Iterable[Any]) -> list[Any]:
+    """The queues of selectors, handles or queues."""
+    found = []
+    for device in devices:
+        if hasattr(device, "finish"):
+            found.append(device)
+            continue
+        handle = device if hasattr(device, "queue") else manager.default(device, strict=True)
+        if handle is None:
+            raise DeviceError(message("distributed", "no such device", f"there are: {manager.describe()}", selector=repr(device)))
+        found.append(handle.queue)
+    if not found:
+        raise DeviceError(message("distributed", "there are no devices", "name at least one"))
+    return found
+
+
+def all_devices() -> list[Any]:
+    """Every OpenCL device but simulators and software GPUs; the NumPy backend where there is none."""
+    return [found.index for found in manager.found() if score(found.profile)[0] >= 0] or ["cpu"]
+
+
+def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | None = None) -> list[tuple[Tensor, ...]]:
+    """The arrays or tensors of a batch cut into rows for each device; ``weights`` are shares of the batch.
+
+    >>> import numpy as np
+    >>> shards = shard_batch((np.zeros((5, 2), np.float32), np.arange(5)), ["cpu", "cpu"])
+    >>> [x.shape for x, y in shards]
+    [(2, 2), (3, 2)]
+    """
+    parts = [batch] if isinstance(batch, Tensor | np.ndarray) else list(batch)
+    lengths = {len(part) for part in parts}
+    if len(lengths) != 1:
+        raise ShapeError(message("shard_batch", "the parts of a batch must have one length", lengths=[len(part) for part in parts]))
+    queues = queues_of(devices)
+    return list(zip(*(collectives.scatter(part, queues, weights) for part in parts), strict=True))
+
+
+def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[Parameters]:
+    """A list of parameters for every device, each with the values of ``params``."""
+    originals = [(p.to_host(), p) for p in params]
+    return [[_leaf(Tensor.from_host(queue, values, p.dtype), p.requires_grad) for values, p in originals] for queue in queues_of(devices)]
+
+
+def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
+    tensor._mark(requires_grad, persistent=True)
+    return tensor
+
+
+def _lists(op: str, replicas: Sequence[Any]) -> list[Parameters]:
+    """The parameters of replicas, which are lists of parameters or modules."""
+    given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
+    if not given:
+        raise ShapeError(message(op, "there are no replicas"))
+    if len({len(params) for params in given}) > 1:
+        raise ShapeError(message(op, "replicas have different numbers of parameters", numbers=[len(params) for params in given]))
+    return given
+
+
+def broadcast_params(replicas: Sequence[Any], root: int = 0) -> None:
+    """Overwrite the parameters of all replicas with those of one."""
+    for same in zip(*_lists("broadcast_params", replicas), strict=True):
+        collectives.broadcast(same, root)
+
+
+def prepare_replicas(model: Module, devices: Sequence[Any]) -> list[Module]:
+    """A replica of a model on every device; the first is the model itself, moved there if need be."""
+    queues = queues_of(devices)
+    replicas = [model, *(copy.deepcopy(model) for _ in queues[1:])]
+    return [replica.to(queue) for replica, queue in zip(replicas, queues, strict=True)]
+
+
+def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[float] | None = None) -> None:
+    """Give every replica the mean (or ``sum``) of all replicas' gradients; ``weights`` make it a weighted mean.
+
+    Parameters that have no gradient anywhere are left out; one that has a gradient on some replicas only is an error.
+    """
+    lists = _lists("sync_grads", replicas)
+    shares = None if weights is None else np.asarray(weights, np.float64) / np.sum(weights)
+    found = []
+    for number, same in enumerate(zip(*lists, strict=True)):
+        have = [p.grad is not None for p in same]
+        if any(have) and not all(have):
+            without = [i for i, has in enumerate(have) if not has]
+            what = f"parameter {number} has a gradient on some replicas only"
+            raise ShapeError(message("sync_grads", what, "run backward on all of them", without=without, shape=same[0].shape))
+        if all(have):
+            found.append([p.grad for p in same])
+    if shares is not None:
+        for replica, share in enumerate(shares):
+            update.scale([grads[replica] for grads in found], float(share))
+    for bucket in _buckets(found):
+        _reduce_bucket(bucket, "sum" if shares is not None else op)
+
+
+#: Bytes of gradients that are copied to the host together, while the bucket before is summed there.
+BUCKET = 1 << 22
+
+
+def _buckets(rows: list[list[Any]]) -> Iterable[list[list[Tensor]]]:
+    bucket: list[list[Tensor]] = []
+    filled = 0
+    for row in rows:
+        bucket.append(row)
+        filled += row[0].nbytes
+        if filled >= BUCKET:
+            yield bucket
+            bucket, filled = [], 0
+    if bucket:
+        yield bucket
+
+
+def _reduce_bucket(rows: list[list[Tensor]], op: str) -> None:
+    for row in rows:
+        collectives.all_reduce(row, op)
+
+
+def data_parallel_step(
+    forward_fn: Callable[..., Tensor], param_replicas: Sequence[Any], optimizers: Sequence[Any], batch: Any, *,
+    weights: Sequence[float] | None = None, max_norm: float | None = None,
+) -> float:  # fmt: skip
+    """One step of training on several devices; returns the loss over the whole batch.
+
+    - **forward_fn**: ``forward_fn(replica, *shard)`` gives the mean loss of a shard.
+    - **param_replicas**: one list of parameters, or one module, per device.
+    - **optimizers**: one per replica.
+    - **batch**: arrays or tensors of one length; split by ``weights``, or evenly.
+    """
+    lists = _lists("data_parallel_step", param_replicas)
+    if len(optimizers) != len(lists):
+        raise ShapeError(
+            message("data_parallel_step", "one optimizer per replica is needed", optimizers=len(optimizers), replicas=len(lists))
+        )
+    shards = shard_batch(batch, [params[0].queue for params in lists], weights)
+    sizes = [len(shard[0]) for shard in shards]
+    busy = [i for i, size in enumerate(sizes) if size]
+
+    def run(i: int) -> Tensor:
+        loss = forward_fn(param_replicas[i], *shards[i])
+        loss.backward()
+        return loss
+
+    losses = parallel([partial(run, i) for i in busy], [lists[i][0].queue for i in busy])
+    for i in set(range(len(sizes))) - set(busy):  # a shard without rows has gradients of zero
+        for p, other in zip(lists[i], lists[busy[0]], strict=True):
+            p.grad = None if other.grad is None else Tensor.zeros(p.shape, p.dtype, queue=p.queue)
+    sync_grads(lists, weights=sizes)
+    for optimizer in optimizers:
+        optimizer.step(max_norm=max_norm) if max_norm is not None else optimizer.step()
+        optimizer.zero_grad()
+    return float(sum(loss.item() * sizes[i] for loss, i in zip(losses, busy, strict=True)) / sum(sizes))
+
+
+def parallel(tasks: Sequence[Callable[[], Any]], queues: Sequence[Any]) -> list[Any]:
+    """Run tasks at once, one thread each, with the caller's modes of recording; results in order, the first error is raised.
+
+    Devices of one context take turns: a kernel's arguments belong to its context.
+    """
+    if len(tasks) == 1 or _share_context(queues):
+        return [task() for task in tasks]
+    recording = ag.is_grad_enabled()
+
+    def run(task: Callable[[], Any], queue: Any) -> Any:
+        set_active_device(manager.handle_of(queue))
+        with ag.set_grad_enabled(recording):
+            return task()
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        waiting = [pool.submit(run, task, queue) for task, queue in zip(tasks, queues, strict=True)]
+        return [future.result() for future in waiting]
+
+
+def _share_context(queues: Sequence[Any]) -> bool:
+    pointers = [queue.context.int_ptr for queue in queues if queue.context is not None]
+    return len(set(pointers)) < len(pointers)
+
+
+class DataParallel(Module):
+    """A model on several devices at once, unlike ones too.
+
+    ``forward`` splits the batch along its first axis, runs every part on its device, and joins the results on the first. ``backward`` runs
+    on all devices as well and leaves the sum of their gradients in ``.grad`` of the parameters, which are those of the given model.
+
+    - **module**: the model; it becomes the replica of the first device.
+    - **devices**: selectors, handles or queues; all devices of the machine but simulators, if not given.
+    - **weights**: shares of the batch; unlike devices are measured at the first batch in training if not given.
+    - **sync_batchnorm**: batch norm by the statistics of the whole batch, not of each device's part.
+
+    An optimizer over ``parameters()`` works, the replicas are then refreshed before each forward; one from :meth:`optimizer` steps
+    every replica in place, which copies nothing.
+
+    >>> from netcl import nn
+    >>> parallel = DataParallel(nn.Linear(2, 1), devices=["cpu", "cpu"])
+    >>> parallel([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).shape
+    (3, 1)
+    """
+
+    def __init__(self, module: Module, devices: Sequence[Any] | None = None, weights: Sequence[float] | None = None,
+                 sync_batchnorm: bool = False):  # fmt: skip
+        super().__init__()
+        queues = queues_of(devices if devices is not None else all_devices())
+        self.module = module
+        self.weights = None if weights is None else list(weights)
+        replicas = prepare_replicas(module, queues)
+        if sync_batchnorm:
+            if _share_context(queues):
+                what = "replicas that wait for each other need devices with contexts of their own"
+                raise DeviceError(message("DataParallel", what, "name other devices, or leave sync_batchnorm out", devices=len(queues)))
+            for replica, world in zip(replicas, thread_worlds(len(queues)), strict=True):
+                convert_sync_batchnorm(replica, world)
+        self.replicas = replicas  # a list, so not among the module's names: a state dict is that of one model
+        self._stepped_together = False
+
+    @property
+    def queues(self) -> list[Any]:
+        """The queues of the replicas, in order."""
+        return [replica.queue for replica in self.replicas]
+
+    def train(self, mode: bool = True) -> DataParallel:
+        super().train(mode)
+        for replica in self.replicas[1:]:
+            replica.train(mode)
+        return self
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """The results of all devices, joined."""
+        if not self._stepped_together:
+            self.refresh()
+        given = tuple(x if isinstance(x, Tensor) else Tensor.from_host(self.queues[0], x) for x in inputs)
+        if self.training and self.weights is None:
+            self.measure(*given)
+        return _Split.apply(self, len(given), *given, *self.module.parameters())
+
+    def refresh(self) -> None:
+        """Give all replicas the parameters and buffers of the first."""
+        broadcast_params(self.replicas)
+        for same in zip(*(replica.buffers() for replica in self.replicas), strict=True):
+            collectives.broadcast(same)
+
+    def measure(self, *inputs: Tensor) -> list[float]:
+        """Share the batch by speed from now on: rows per second of every device, forward only; equal shares for like devices."""
+        names = {manager.handle_of(queue).device_name for queue in self.queues}
+        self.weights = [1.0] * len(self.replicas) if len(names) == 1 else [self._speed(r, inputs) for r in self.replicas]
+        return self.weights
+
+    def _speed(self, replica: Module, inputs: Sequence[Tensor]) -> float:
+        rows = max(1, len(inputs[0]) // len(self.replicas))
+        given = [Tensor.from_host(replica.queue, x.to_host()[:rows], x.dtype) for x in inputs]
+        buffers = [(buffer, buffer._copy()) for buffer in replica.buffers()]
+        with ag.no_grad():
+            replica(*given).to_host()  # builds the kernels
+            start = time.perf_counter()
+            for _ in range(3):
+                replica(*given).to_host()
+        for buffer, before in buffers:
+            update.copy([buffer], [before])
+        return rows / (time.perf_counter() - start)
+
+    def optimizer(self, make: Callable[[Parameters], Any]) -> ReplicaOptimizer:
+        """An optimizer for every replica, as one: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
+        self.refresh()
+        self._stepped_together = True
+        return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas])
+
+
+class _Split(ag.Function):
+    """Runs all replicas forward, each recording its own graph, and all graphs backward at once."""
+
+    @staticmethod
+    def forward(ctx: Any, owner: DataParallel, count: int, *tensors: Tensor) -> Tensor:
+        ctx.owner, ctx.count, ctx.inputs = owner, count, tensors[:count]
+        queues, weights = owner.queues, owner.weights
+        shards = shard_batch([x.detach() for x in tensors[:count]], queues, weights)
+        for shard in shards:
+            for x, original in zip(shard, tensors, strict=False):
+                x.requires_grad = original.requires_grad
+        ctx.busy = [i for i, shard in enumerate(shards) if len(shard[0])]
+        record = any(ctx.needs_input_grad)
+
+        def run(i: int) -> Tensor:
+            with ag.set_grad_enabled(record):
+                return owner.replicas[i](*shards[i])
+
+        ctx.shards = shards
+        ctx.outputs = parallel([partial(run, i) for i in ctx.busy], [queues[i] for i in ctx.busy])
+        return collectives.gather([out.detach() for out in ctx.outputs])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        owner, queues = ctx.owner, ctx.owner.queues
+        rows = np.cumsum([0, *(len(out) for out in ctx.outputs)])
+        whole = gradient.to_host()
+
+        def run(place: int) -> list[Tensor | None]:
+            i, out = ctx.busy[place], ctx.outputs[place]
+            part = Tensor.from_host(queues[i], whole[rows[place] : rows[place + 1]], gradient.dtype)
+            wanted = [*(x for x in ctx.shards[i] if x.requires_grad), *(p for p in owner.replicas[i].parameters() if p.requires_grad)]
+            return list(ag.grad(out, wanted, part, allow_unused=True))
+
+        found = parallel([partial(run, place) for place in range(len(ctx.busy))], [queues[i] for i in ctx.busy])
+        return _collected(ctx, found)
+
+
+def _collected(ctx: Any, found: list[list[Tensor | None]]) -> tuple[Tensor | None, ...]:
+    """The gradients of the arguments of ``_Split``: joined for the inputs, summed for the parameters."""
+    owner = ctx.owner
+    inputs = [x.requires_grad for x in ctx.inputs]
+    taken = sum(inputs)
+    joined = iter([collectives.gather([row[k] for row in found]) for k in range(taken)])  # type: ignore[misc]
+    learned = [p.requires_grad for p in owner.module.parameters()]
+    sums = iter([_summed(owner, ctx.busy, [row[taken + k] for row in found], k) for k in range(sum(learned))])
+    return (None, None, *(next(joined) if wants else None for wants in inputs), *(next(sums) if wants else None for wants in learned))
+
+
+def _summed(owner: DataParallel, busy: Sequence[int], gradients: list[Tensor | None], number: int) -> Tensor | None:
+    """The sum of a parameter's gradients, added to ``.grad`` of the other replicas and returned for the first."""
+    same = [[p for p in replica.parameters() if p.requires_grad][number] for replica in owner.replicas]
+    there = [g for g in gradients if g is not None]
+    if not there:
+        return None
+    if len(there) == len(same):
+        totals = collectives.all_reduce([_own(g) for g in there])
+    else:
+        values = collectives.reduced("all_reduce", there, "sum")
+        totals = [Tensor.from_host(p.queue, values, p.dtype) for p in same]
+    for p, total in list(zip(same, totals, strict=True))[1:]:
+        p.grad = total if p.grad is None else ag.add(p.grad, total).detach()
+    return totals[0]
+
+
+def _own(gradient: Tensor) -> Tensor:
+    return gradient._copy()  # a rule may have handed out memory that something else still reads
+
+
+class ReplicaOptimizer:
+    """Optimizers of identical replicas, used as one: they see the same gradients, so the replicas stay identical."""
+
+    def __init__(self, optimizers: Sequence[Any]):
+        self.optimizers = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the first; changes of options reach the others at the next step."""
+        return self.optimizers[0].param_groups
+
+    def step(self, max_norm: float | None = None) -> Any:
+        """One step of each."""
+        for other in self.optimizers[1:]:
+            for group, first in zip(other.param_groups, self.param_groups, strict=True):
+                group.update({name: value for name, value in first.items() if name != "params"})
+        first, *_ = [optimizer.step(max_norm=max_norm) for optimizer in self.optimizers]
+        return first
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the first; all are alike."""
+        return self.optimizers[0].state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The same state for all."""
+        for optimizer in self.optimizers:
+            optimizer.load_state_dict(state)

@@ -1,0 +1,242 @@
+"""One process per device, on one machine or many: every rank has the whole model and a part of the batch.
+
+Gradients are averaged in buckets, in the order in which backward makes them. A bucket that is complete is copied to the host and handed
+to a thread that talks to the other ranks, while backward goes on; at its end the averages are put into ``.grad``.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.autograd.tape import after_backward
+from netcl.core import dtype as dtypes
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.distributed import comm
+from netcl.distributed.comm import World
+from netcl.nn.module import Module
+
+
+class Span(NamedTuple):
+    """When something happened, in seconds of ``time.perf_counter``."""
+
+    name: str
+    start: float
+    end: float
+
+
+class _Bucket:
+    """Parameters of one dtype whose gradients travel together."""
+
+    def __init__(self, number: int, params: Sequence[Tensor]):
+        self.number = number
+        self.params = list(params)
+        self.waiting = 0
+        self.sent: Future[np.ndarray] | None = None
+
+
+class _Courier:
+    """The thread that talks to the other ranks: takes buckets in order, so that all ranks send them in the same order."""
+
+    def __init__(self, world: World, compress: str | None):
+        self.world, self.compress = world, compress
+        self.spans: list[Span] = []
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="netcl-courier", daemon=True).start()
+
+    def send(self, name: str, copies: Sequence[Any], used: Sequence[bool]) -> Future[np.ndarray]:
+        """Start averaging; the answer holds the averages of all copies and, behind them, which parameters any rank has used."""
+        answer: Future[np.ndarray] = Future()
+        self._jobs.put((name, copies, used, answer))
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            name, copies, used, answer = self._jobs.get()
+            try:
+                values = [np.asarray(copy.wait()).reshape(-1) for copy in copies]
+                wide = np.result_type(np.float32, *values)
+                start = time.perf_counter()
+                payload = np.concatenate([*values, np.asarray(used, wide)], dtype=wide)
+                answer.set_result(self.world.all_reduce(payload, "mean", compress=self.compress, check=False))
+                self.spans.append(Span(name, start, time.perf_counter()))
+            except BaseException as error:  # handed to the thread that waits for the answer, whatever it is
+                answer.set_exception(error)
+
+
+class _Zeros:
+    """In place of a copy to the host, where a parameter has no gradient on this rank."""
+
+    def __init__(self, p: Tensor):
+        self.values = np.zeros(p.size, dtypes.DTYPES[p.dtype].host)
+
+    def wait(self) -> np.ndarray:
+        return self.values
+
+
+class DistributedDataParallel(Module):
+    """A model whose gradients are averaged over all ranks of a world before anybody sees them.
+
+    Start the program with ``mpiexec -n 4 python train.py``; without mpiexec the world has one rank and nothing happens. All ranks
+    start with the parameters of rank 0. Give every rank a part of the batch of the same size, and each optimizer step is that
+    of the whole batch.
+
+    - **module**: the model, on this rank's device.
+    - **world**: of :func:`netcl.distributed.world` if not given.
+    - **bucket_mb**: how much is sent at once: small buckets overlap better, large ones cost fewer round trips.
+    - **compress**: ``"bfloat16"`` halves the bytes of float32 gradients.
+    - **overlap**: ``False`` sends everything at the end of backward.
+    - **broadcast_buffers**: ranks take the buffers (running statistics) of rank 0 before each forward in training.
+
+    The order in which gradients come is learned from the first backward; it must be the same from then on. Parameters that no rank has
+    used keep ``grad=None``.
+
+    >>> from netcl import nn
+    >>> model = DistributedDataParallel(nn.Linear(2, 1))
+    >>> model([[1.0, 2.0]]).shape
+    (1, 1)
+    """
+
+    def __init__(self, module: Module, world: World | None = None, bucket_mb: float = 4.0, compress: str | None = None,
+                 overlap: bool = True, broadcast_buffers: bool = True):  # fmt: skip
+        super().__init__()
+        if not bucket_mb > 0:
+            raise ValueError(message("DistributedDataParallel", "buckets must have a size", bucket_mb=bucket_mb))
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self.world = world or comm.world()
+        self._overlaps, self._bytes = overlap, int(bucket_mb * 2**20)
+        self._sync, self._learned, self._listening = True, False, False
+        self._order = [p for p in module.parameters() if p.requires_grad]
+        self._fired: dict[int, int] = {}  # gradients that came so far in this backward, by parameter
+        self._counts: dict[int, int] = {}  # and in all of the first
+        self._buckets: list[_Bucket] = []
+        self._begun = 0  # buckets that were sent
+        if self.world.size > 1:
+            self._start(compress)
+
+    def _start(self, compress: str | None) -> None:
+        names = [[name, list(p.shape), p.dtype] for name, p in self.module.named_parameters()]
+        self.world.agree("DistributedDataParallel", "the model's parameters", names)
+        with_values = [*self.module.parameters(), *self.module.buffers()]
+        for tensor in with_values:
+            tensor.from_host(self.world.spread("DistributedDataParallel", tensor.to_host(), 0))
+        self._courier = _Courier(self.world.duplicate(), compress)
+        self._fill_buckets(self._order[::-1])  # backward makes the last layer's gradients first
+        for p in self._order:
+            p.register_hook(partial(self._fires, p))
+
+    def _fill_buckets(self, order: Sequence[Tensor]) -> None:
+        groups: list[list[Tensor]] = []
+        filled = 0
+        for p in order:
+            if not groups or filled >= self._bytes or groups[-1][0].dtype != p.dtype:
+                groups.append([])
+                filled = 0
+            groups[-1].append(p)
+            filled += p.nbytes
+        self._buckets = [_Bucket(number, group) for number, group in enumerate(groups)]
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
+
+    # ---- use
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives."""
+        if self.training and self.broadcast_buffers and self._sync and self.world.size > 1:
+            for buffer in self.module.buffers():
+                buffer.from_host(self.world.spread("broadcast_buffers", buffer.to_host(), 0))
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients only add up on this rank; the first backward outside sends the sums. For gradient accumulation."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    @property
+    def spans(self) -> list[Span]:
+        """When each bucket was with the other ranks; for a trace that shows the overlap."""
+        return self._courier.spans if self.world.size > 1 else []
+
+    # ---- while backward runs
+
+    def _fires(self, p: Tensor, gradient: Tensor) -> None:
+        """A gradient of ``p`` is about to be added; a tensor used twice gets two."""
+        if not self._sync:
+            return
+        if not self._listening:
+            self._begin()
+        self._send_full()
+        self._fired[id(p)] = self._fired.get(id(p), 0) + 1
+        if not (self._learned and self._overlaps):
+            return
+        bucket = self._bucket_of[id(p)]
+        if bucket.sent is not None:
+            what = "a parameter got a gradient after its bucket was sent: the graph is another than in the first step"
+            raise RuntimeError(message("DistributedDataParallel", what, "pass overlap=False", shape=p.shape))
+        bucket.waiting -= 1
+
+    def _begin(self) -> None:
+        self._fired, self._begun, self._listening = {}, 0, True
+        for bucket in self._buckets:
+            bucket.waiting = sum(self._counts[id(p)] for p in bucket.params) if self._learned else -1
+            bucket.sent = None
+        after_backward(self._finish)
+
+    def _send_full(self) -> None:
+        """Send the buckets whose last gradient has been added by now, in order."""
+        while self._begun < len(self._buckets) and self._buckets[self._begun].waiting == 0:
+            self._send(self._buckets[self._begun])
+
+    def _send(self, bucket: _Bucket) -> None:
+        copies = [_Zeros(p) if p.grad is None else p.grad.to_host_async() for p in bucket.params]
+        used = [p.grad is not None for p in bucket.params]
+        bucket.sent = self._courier.send(f"bucket {bucket.number}", copies, used)
+        self._begun = bucket.number + 1
+
+    def _finish(self) -> None:
+        self._listening = False
+        for bucket in self._buckets[self._begun :]:
+            self._send(bucket)
+        for bucket in self._buckets:
+            assert bucket.sent is not None
+            self._put(bucket, bucket.sent.result())
+        if not self._learned:
+            self._learn()
+
+    def _put(self, bucket: _Bucket, averages: np.ndarray) -> None:
+        used = averages[len(averages) - len(bucket.params) :]
+        start = 0
+        for p, somewhere in zip(bucket.params, used, strict=True):
+            values = averages[start : start + p.size].reshape(p.shape)
+            start += p.size
+            if somewhere and p.grad is not None:
+                p.grad.from_host(values)
+            elif somewhere:
+                p.grad = Tensor.from_host(p.queue, values, p.dtype)
+
+    def _learn(self) -> None:
+        """Order the buckets as gradients came, by rank 0's account, and remember how many each parameter gets."""
+        place = {id(p): i for i, p in enumerate(self._order)}
+        came = [[place[key], count] for key, count in self._fired.items()]
+        first = self.world.tell(came, "DistributedDataParallel")[0]
+        counts = {id(self._order[i]): count for i, count in first}
+        unused = [p for p in self._order if id(p) not in counts]
+        same = self.world.tell(counts == self._fired, "DistributedDataParallel")
+        self._fill_buckets([*(self._order[i] for i, _ in first), *unused])
+        self._counts = {id(p): counts.get(id(p), 0) for p in self._order}
+        self._learned = True
+        # Ranks that use different parameters cannot know when a bucket is full: everything is sent at the end of backward.
+        self._overlaps = self._overlaps and all(same)

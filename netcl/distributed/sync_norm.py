@@ -1,0 +1,90 @@
+"""Batch norm by the statistics of the whole batch, wherever its parts are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.tensor import Tensor
+from netcl.distributed.comm import World
+from netcl.nn.factory import register_layer
+from netcl.nn.module import Module
+from netcl.nn.norm import _BatchNorm
+
+
+class _WorldSum(ag.Function):
+    """The sum of a tensor over all ranks. Every rank's loss depends on every rank's summand: gradients are summed as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: World) -> Tensor:
+        ctx.world = world
+        return Tensor.from_host(x.queue, world.all_reduce(x.to_host()), x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return Tensor.from_host(gradient.queue, ctx.world.all_reduce(gradient.to_host()), gradient.dtype), None
+
+
+@register_layer
+class SyncBatchNorm(_BatchNorm):
+    """Batch norm in training by mean and variance over all ranks of a world; else as ``BatchNorm2d``.
+
+    Mean first, then the mean of squared distances from it: two sums over the world forward and two backward, so that the variance is as
+    exact as on one device. Ranks may have parts of different sizes. Loaded from a file it belongs to a world of one, until
+    :func:`convert_sync_batchnorm` gives it another.
+    """
+
+    ranks = (2, 3, 4)
+    world = World(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        return self._normalised(x, self.world) if self.training and self.world.size > 1 else super().forward(x)
+
+    def _normalised(self, x: Tensor, world: World) -> Tensor:
+        axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+        shape = tuple(-1 if axis == 1 else 1 for axis in range(x.ndim))
+        count = float(world.all_reduce(np.float64(x.size // x.shape[1])))
+        mean = _WorldSum.apply(ag.sum(x, axis=axes), world) / count
+        centred = x - ag.reshape(mean, shape)
+        variance = _WorldSum.apply(ag.sum(centred * centred, axis=axes), world) / count
+        if self.track_running_stats:
+            self._remember(mean.detach(), variance.detach(), count)
+        result = centred * ag.reshape(ag.rsqrt(variance + self.eps), shape)
+        if self.weight is not None and self.bias is not None:
+            result = result * ag.reshape(self.weight, shape) + ag.reshape(self.bias, shape)
+        return result
+
+    def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        momentum = self._count()
+        with ag.no_grad():
+            unbiased = ag.mul(variance, count / max(count - 1.0, 1.0))
+            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                assert running is not None
+                running.write(ag.lerp(running, new, momentum))
+
+
+def convert_sync_batchnorm(module: Module, world: World) -> Module:
+    """Every ``BatchNorm1d`` and ``BatchNorm2d`` in a model as one over the world, with its parameters and statistics; in place.
+
+    Returns the model (another object only if it is itself a batch norm).
+    """
+    if isinstance(module, _BatchNorm):
+        return _converted(module, world)
+    for name, child in list(module.named_children()):
+        new = convert_sync_batchnorm(child, world)
+        if new is not child:
+            setattr(module, name, new)
+    return module
+
+
+def _converted(norm: _BatchNorm, world: World) -> SyncBatchNorm:
+    made = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats).to(norm.queue)
+    # The very tensors: an optimizer made before keeps working.
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if getattr(norm, name) is not None:
+            object.__setattr__(made, name, getattr(norm, name))
+    made.__dict__.update(_batches=norm._batches, training=norm.training, world=world)
+    return made
