@@ -28,7 +28,7 @@ _SHORTCUTS = {
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
 }
 
-_PACKAGES = ("autograd", "io", "nn", "ops", "optim")
+_PACKAGES = ("autograd", "data", "io", "nn", "ops", "optim")
 
 dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
 

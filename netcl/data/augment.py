@@ -1,0 +1,311 @@
+"""Augmentations in NumPy, for the ``augment`` of a DataLoader (whole batches, in its workers) or its ``transforms`` (samples).
+
+Each takes images (N, C, H, W), or one of (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``. What is drawn and what
+is done with it are two methods, so that the twins in :mod:`netcl.data.augment_gpu` draw the same and only do it elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.data.errors import message
+
+Drawn = tuple[np.ndarray, ...]
+
+
+def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Where each pixel of a result of ``size`` comes from: (N, H, W, 2) as x and y in pixels, under matrices (N, 2, 3)."""
+    y, x = np.meshgrid(np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32), indexing="ij")
+    return np.einsum("nij,hwj->nhwi", matrix, np.stack([x, y, np.ones_like(x)], -1), dtype=np.float32)
+
+
+def _bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Images at points between pixels; zero outside."""
+    height, width = x.shape[2:]
+    corner = np.floor(points).astype(np.int64)
+    share = (points - corner).astype(np.float32)
+    n = np.arange(len(x))[:, None, None]
+    total = np.zeros((*points.shape[:3], x.shape[1]), np.float32)
+    for dx, dy in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        column, row = corner[..., 0] + dx, corner[..., 1] + dy
+        weight = np.abs(1 - dx - share[..., 0]) * np.abs(1 - dy - share[..., 1])
+        weight = weight * ((column >= 0) & (column < width) & (row >= 0) & (row < height))
+        total += x[n, :, row.clip(0, height - 1), column.clip(0, width - 1)] * weight[..., None]
+    return np.moveaxis(total, -1, 1).astype(x.dtype)
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    """``d`` stands for ``(-d, d)``."""
+    low, high = (-value, value) if np.ndim(value) == 0 else value
+    if low > high:
+        raise ValueError(message(name, "a range goes from low to high", range=(low, high)))
+    return float(low), float(high)
+
+
+class Augmentation:
+    """What all have in common: draw numbers for a batch, then apply them."""
+
+    on_device = False
+    with_labels = False
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        """What is random about a batch of the given shape."""
+        return ()
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        """The batch, changed as drawn."""
+        raise NotImplementedError(message(type(self).__name__, "an augmentation needs a method apply"))
+
+    def __call__(self, x: Any, rng: np.random.Generator) -> Any:
+        if len(x.shape) not in (3, 4):
+            raise ValueError(message(type(self).__name__, "images have the axes (N, C, H, W) or (C, H, W)", shape=x.shape))
+        if len(x.shape) == 3:
+            return self.apply(x[None], *self.draw(rng, (1, *x.shape)))[0]
+        return self.apply(x, *self.draw(rng, x.shape))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({values})"
+
+
+class Compose(Augmentation):
+    """Several, one after the other; all in NumPy, or all on the device."""
+
+    def __init__(self, *parts: Augmentation):
+        self.parts = parts
+        self.on_device = any(part.on_device for part in parts)
+        if any(part.on_device != self.on_device or part.with_labels for part in parts):
+            what = "parts that change labels, or that run elsewhere than the others, cannot be composed"
+            raise ValueError(message("Compose", what, "give the loader a list: augment=[...]"))
+
+    def __call__(self, x: Any, rng: np.random.Generator) -> Any:
+        for part in self.parts:
+            x = part(x, rng)
+        return x
+
+
+class Normalize(Augmentation):
+    """``(x - mean) / std`` per channel."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+        self.mean, self.std = (np.asarray(values, np.float32).reshape(1, -1, 1, 1) for values in (mean, std))
+        if not (self.std > 0).all():
+            raise ValueError(message("Normalize", "std must be above 0", std=list(std)))
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return (x - self.mean) / self.std
+
+
+class RandomHorizontalFlip(Augmentation):
+    """Left and right exchanged, for a share ``p`` of the images."""
+
+    axis = -1
+
+    def __init__(self, p: float = 0.5):
+        if not 0 <= p <= 1:
+            raise ValueError(message(type(self).__name__, "p is a probability", p=p))
+        self.p = p
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        return (rng.random(shape[0]) < self.p,)
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return np.where(drawn[0][:, None, None, None], np.flip(x, self.axis), x)
+
+
+class RandomVerticalFlip(RandomHorizontalFlip):
+    """Top and bottom exchanged, for a share ``p`` of the images."""
+
+    axis = -2
+
+
+class RandomCrop(Augmentation):
+    """A window of ``size`` somewhere in the image, which gets ``padding`` zeros on every side first."""
+
+    def __init__(self, size: int | tuple[int, int], padding: int = 0):
+        self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.padding = padding
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        room = [n + 2 * self.padding - k for n, k in zip(shape[2:], self.size, strict=True)]
+        if min(room) < 0:
+            raise ValueError(
+                message("RandomCrop", "the window is larger than the image", image=shape[2:], size=self.size, padding=self.padding)
+            )
+        return tuple(rng.integers(0, n + 1, shape[0]) - self.padding for n in room)
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        top, left = (start + self.padding for start in drawn)
+        wide = np.pad(x, [(0, 0), (0, 0), *[(self.padding, self.padding)] * 2])
+        rows, columns = (start[:, None] + np.arange(n) for start, n in zip((top, left), self.size, strict=True))
+        return np.moveaxis(wide[np.arange(len(x))[:, None, None], :, rows[:, :, None], columns[:, None, :]], -1, 1)
+
+
+class RandomAffine(Augmentation):
+    """Turned, moved, scaled and slanted about the centre, bilinear, with zeros outside.
+
+    - **degrees**: a range of angles, or ``d`` for ``(-d, d)``.
+    - **translate**: the most an image moves, as a share of its size: one number or ``(down, across)``.
+    - **scale**: a range of factors.
+    - **shear**: a range of angles the vertical is slanted by.
+    """
+
+    def __init__(self, degrees: Any = 0, translate: Any = 0, scale: tuple[float, float] = (1, 1), shear: Any = 0):
+        self.degrees, self.shear = _pair("RandomAffine", degrees), _pair("RandomAffine", shear)
+        self.translate = (translate, translate) if np.ndim(translate) == 0 else tuple(translate)
+        self.scale = _pair("RandomAffine", scale)
+        if self.scale[0] <= 0:
+            raise ValueError(message("RandomAffine", "factors are above 0", scale=scale))
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        """Matrices (N, 2, 3) from a pixel of the result to the place in the image it shows."""
+        n, _, height, width = shape
+        angle, shear = (np.deg2rad(rng.uniform(*limits, n)) for limits in (self.degrees, self.shear))
+        scale = rng.uniform(*self.scale, n)
+        down, across = (rng.uniform(-share, share, n) * size for share, size in zip(self.translate, (height, width), strict=True))
+        cos, sin, tan = np.cos(angle), np.sin(angle), np.tan(shear)
+        linear = np.stack([np.stack([cos, sin - tan * cos], -1), np.stack([-sin, cos + tan * sin], -1)], 1) / scale[:, None, None]
+        centre = np.array([(width - 1) / 2, (height - 1) / 2])
+        offset = centre - np.einsum("nij,nj->ni", linear, centre + np.stack([across, down], -1))
+        return (np.concatenate([linear, offset[..., None]], -1).astype(np.float32),)
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return _bilinear(x, pixels_after(drawn[0], x.shape[2:]))
+
+
+class RandomRotation(RandomAffine):
+    """Turned about the centre by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
+
+    def __init__(self, degrees: Any):
+        super().__init__(degrees)
+
+
+class ColorJitter(Augmentation):
+    """Brightness, contrast and (of three channels) saturation changed by factors from ``1 - v`` to ``1 + v``."""
+
+    def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0):
+        if min(brightness, contrast, saturation) < 0:
+            raise ValueError(
+                message("ColorJitter", "amounts are 0 or more", brightness=brightness, contrast=contrast, saturation=saturation)
+            )
+        self.brightness, self.contrast, self.saturation = brightness, contrast, saturation
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        amounts = (self.brightness, self.contrast, self.saturation)
+        return tuple(rng.uniform(max(0, 1 - v), 1 + v, (shape[0], 1, 1, 1)).astype(np.float32) for v in amounts)
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        brightness, contrast, saturation = drawn
+        x = x * brightness
+        if self.contrast:
+            mean = x.mean((1, 2, 3), keepdims=True)
+            x = (x - mean) * contrast + mean
+        if self.saturation and x.shape[1] == 3:
+            grey = x.mean(1, keepdims=True)
+            x = (x - grey) * saturation + grey
+        return x
+
+
+class RandomErasing(Augmentation):
+    """A rectangle set to ``value``, for a share ``p`` of the images.
+
+    - **scale**: its share of the area; **ratio**: its height over its width.
+    """
+
+    def __init__(
+        self, p: float = 0.5, scale: tuple[float, float] = (0.02, 0.33), ratio: tuple[float, float] = (0.3, 3.3), value: float = 0
+    ):
+        self.p, self.scale, self.ratio, self.value = p, scale, ratio, value
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        """First and last row and column of each rectangle; an empty one where nothing is erased."""
+        n, _, height, width = shape
+        chosen = rng.random(n) < self.p
+        area = rng.uniform(self.scale[0], self.scale[1], n) * height * width
+        ratio = np.exp(rng.uniform(np.log(self.ratio[0]), np.log(self.ratio[1]), n))
+        tall = np.clip(np.rint(np.sqrt(area * ratio)), 1, height).astype(np.int64) * chosen
+        wide = np.clip(np.rint(np.sqrt(area / ratio)), 1, width).astype(np.int64)
+        top, left = rng.integers(0, height - tall + 1), rng.integers(0, width - wide + 1)
+        return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return np.where(inside(drawn, x.shape), np.asarray(self.value, x.dtype), x)
+
+
+class Cutout(RandomErasing):
+    """A square of ``size`` pixels set to ``value`` in every image."""
+
+    def __init__(self, size: int, value: float = 0):
+        self.size, self.value = size, value
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        n, _, height, width = shape
+        top, left = rng.integers(0, max(1, height - self.size + 1), n), rng.integers(0, max(1, width - self.size + 1), n)
+        return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + self.size, left, left + self.size))
+
+
+def inside(box: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """(N, 1, H, W): which pixels lie in a box of rows and columns."""
+    rows, columns = np.arange(shape[2]).reshape(1, 1, -1, 1), np.arange(shape[3]).reshape(1, 1, 1, -1)
+    return (rows >= box[0]) & (rows < box[1]) & (columns >= box[2]) & (columns < box[3])
+
+
+class GaussianNoise(Augmentation):
+    """Normal noise of the given standard deviation, on every pixel."""
+
+    def __init__(self, std: float = 0.1):
+        self.std = std
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        return (rng.standard_normal(shape, np.float32),)
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return x + np.float32(self.std) * drawn[0]
+
+
+class Mixup(Augmentation):
+    """Each image mixed with another of its batch, and so their labels, which become probabilities (N, classes)."""
+
+    with_labels = True
+
+    def __init__(self, classes: int, alpha: float = 0.2):
+        self.classes, self.alpha = classes, alpha
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        """The partner of each image and the share it gets."""
+        return rng.permutation(shape[0]), rng.beta(self.alpha, self.alpha, shape[0]).astype(np.float32)
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return self.mixed(x, *drawn)
+
+    def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
+        """``x`` with its partners, by shares."""
+        weight = share.reshape(-1, *[1] * (x.ndim - 1))
+        return x * (1 - weight) + x[partner] * weight
+
+    def one_hot(self, y: Any) -> Any:
+        """Labels as probabilities."""
+        return np.eye(self.classes, dtype=np.float32)[y]
+
+    def __call__(self, x: Any, y: Any, rng: np.random.Generator) -> Any:  # type: ignore[override]
+        drawn = self.draw(rng, x.shape)
+        return self.apply(x, *drawn), self.mixed(self.one_hot(y), *drawn[:2])
+
+
+class CutMix(Mixup):
+    """A rectangle of each image replaced by another image's, the labels mixed by area."""
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
+        """The partner of each image, the share of its rectangle, and where that is."""
+        n, _, height, width = shape
+        side = np.sqrt(rng.beta(self.alpha, self.alpha, n))
+        tall, wide = (np.rint(side * size).astype(np.int64) for size in (height, width))
+        top, left = rng.integers(0, height - tall + 1), rng.integers(0, width - wide + 1)
+        box = (values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
+        return rng.permutation(n), (tall * wide / (height * width)).astype(np.float32), *box
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return np.where(inside(drawn[2:], x.shape), x[drawn[0]], x)

@@ -1,0 +1,184 @@
+"""The device's side of loading: batches on their way to it, and the augmentations that run there.
+
+The one part of data that knows netcl's tensors and ops. Augmentations draw as their twins in :mod:`netcl.data.augment` do (a few
+numbers per image, on the host) and do the work over pixels on the device; for the same generator both give the same images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from netcl import ops
+from netcl.core.backend.side import SideQueue, beside
+from netcl.core.tensor import Tensor
+from netcl.data import augment
+
+__all__ = [
+    "ColorJitter", "CutMix", "Cutout", "Feed", "Mixup", "Normalize", "RandomAffine", "RandomCrop", "RandomErasing",
+    "RandomHorizontalFlip", "RandomRotation", "RandomVerticalFlip",
+]  # fmt: skip
+
+
+class Feed:
+    """Sends batches to a device while it works on the ones before.
+
+    On a device with memory of its own, copies go through page-locked memory and a queue of their own, so that they run beside
+    kernels; where host and device share memory, a copy is finished when :meth:`send` returns.
+    """
+
+    def __init__(self, device_queue: Any, pinned: bool = False):
+        self.queue = getattr(device_queue, "queue", device_queue)
+        self.pinned = True if pinned else None
+        self._side: SideQueue | None = beside(self.queue)
+
+    def send(self, arrays: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
+        """Start copying; the arrays may be changed when this returns. :meth:`ready` says when tensors may be used."""
+        if self._side is None:
+            return tuple(Tensor.from_host(self.queue, array, use_pinned=self.pinned) for array in arrays)
+        with self._side as queue:
+            return tuple(Tensor.from_host(queue, array, use_pinned=self.pinned) for array in arrays)
+
+    def ready(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The tensors, for kernels of the device's queue: those queued from now on wait for the copies."""
+        if self._side is not None:
+            self._side.join([tensor.pending_event for tensor in tensors if tensor.pending_event is not None])
+            for tensor in tensors:
+                tensor.queue = self.queue
+        return tensors
+
+
+def _like(x: Any, array: np.ndarray) -> Any:
+    """A few numbers, where ``x`` is."""
+    return Tensor.from_host(x.queue, array)
+
+
+def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any:
+    """Images under matrices (N, 2, 3) of pixels, in the coordinates of grid_sample: -1 and 1 at the edges."""
+    height, width = x.shape[2:]
+    scale = np.array([2 / width, 2 / height], np.float32)
+    matrix = matrix * scale[:, None]
+    matrix[:, :, 2] += scale / 2 - 1
+    row, column = np.meshgrid(np.arange(size[0]), np.arange(size[1]), indexing="ij")
+    pixels = np.stack([column, row, np.ones_like(row)], -1).reshape(1, -1, 3).astype(np.float32)
+    points = ops.matmul(_like(x, pixels), _like(x, np.ascontiguousarray(matrix.transpose(0, 2, 1))))
+    return ops.grid_sample(x, ops.reshape(points, (x.shape[0], *size, 2)), mode=mode)
+
+
+def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
+    """As :func:`netcl.data.augment.inside`, computed on the device."""
+    rows, columns = (_like(x, np.arange(n, dtype=np.float32).reshape(shape)) for n, shape in
+                     ((x.shape[2], (1, 1, -1, 1)), (x.shape[3], (1, 1, 1, -1))))  # fmt: skip
+    top, bottom, left, right = (_like(x, values.astype(np.float32)) for values in box)
+    down = ops.logical_and(ops.ge(rows, top), ops.lt(rows, bottom))
+    return ops.logical_and(down, ops.logical_and(ops.ge(columns, left), ops.lt(columns, right)))
+
+
+class Normalize(augment.Normalize):
+    """``(x - mean) / std`` per channel."""
+
+    on_device = True
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return ops.div(ops.sub(x, _like(x, self.mean)), _like(x, self.std))
+
+
+class RandomHorizontalFlip(augment.RandomHorizontalFlip):
+    """Left and right exchanged, for a share ``p`` of the images."""
+
+    on_device = True
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return ops.where(_like(x, drawn[0].reshape(-1, 1, 1, 1)), ops.flip(x, self.axis), x)
+
+
+class RandomVerticalFlip(RandomHorizontalFlip):
+    """Top and bottom exchanged, for a share ``p`` of the images."""
+
+    axis = -2
+
+
+class RandomCrop(augment.RandomCrop):
+    """A window of ``size`` somewhere in the image, which gets ``padding`` zeros on every side first."""
+
+    on_device = True
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        top, left = drawn
+        matrix = np.tile(np.eye(2, 3, dtype=np.float32), (len(top), 1, 1))
+        matrix[:, :, 2] = np.stack([left, top], -1)
+        return _warped(x, matrix, self.size, "nearest")
+
+
+class RandomAffine(augment.RandomAffine):
+    """Turned, moved, scaled and slanted about the centre, bilinear, with zeros outside."""
+
+    on_device = True
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return _warped(x, drawn[0], x.shape[2:], "bilinear")
+
+
+class RandomRotation(RandomAffine):
+    """Turned about the centre by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
+
+    def __init__(self, degrees: Any):
+        super().__init__(degrees)
+
+
+class ColorJitter(augment.ColorJitter):
+    """Brightness, contrast and (of three channels) saturation changed by factors from ``1 - v`` to ``1 + v``."""
+
+    on_device = True
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        brightness, contrast, saturation = (_like(x, factor) for factor in drawn)
+        x = ops.mul(x, brightness)
+        if self.contrast:
+            x = ops.lerp(ops.mean(x, axis=(1, 2, 3), keepdims=True), x, contrast)
+        if self.saturation and x.shape[1] == 3:
+            x = ops.lerp(ops.mean(x, axis=1, keepdims=True), x, saturation)
+        return x
+
+
+class RandomErasing(augment.RandomErasing):
+    """A rectangle set to ``value``, for a share ``p`` of the images."""
+
+    on_device = True
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return ops.where(_boxes(x, drawn), self.value, x)
+
+
+class Cutout(augment.Cutout):
+    """A square of ``size`` pixels set to ``value`` in every image."""
+
+    on_device = True
+    apply = RandomErasing.apply
+
+
+class Mixup(augment.Mixup):
+    """Each image mixed with another of its batch, and so their labels, which become probabilities (N, classes)."""
+
+    on_device = True
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return self.mixed(x, *drawn)
+
+    def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
+        """``x`` with its partners, by shares."""
+        weight = _like(x, share.reshape(-1, *[1] * (len(x.shape) - 1)))
+        return ops.lerp(x, ops.index_select(x, 0, _like(x, partner)), weight)
+
+    def one_hot(self, y: Any) -> Any:
+        return ops.one_hot(y, self.classes, dtype="float32")
+
+
+class CutMix(Mixup):
+    """A rectangle of each image replaced by another image's, the labels mixed by area."""
+
+    draw = augment.CutMix.draw
+
+    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
+        return ops.where(_boxes(x, drawn[2:]), ops.index_select(x, 0, _like(x, drawn[0])), x)

@@ -1,0 +1,189 @@
+"""The sets a program can name: bundled digits, MNIST and its like, CIFAR-10, text, and made-up ones. Nothing is downloaded.
+
+Images are float32 in 0..1 of shape (N, channels, height, width), labels int64.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.data.dataset import Dataset, TensorDataset
+from netcl.data.errors import FormatError, message
+from netcl.data.formats import CIFAR10_CLASSES, read_cifar10, read_idx
+
+Split = tuple[TensorDataset, TensorDataset]
+PathLike = str | os.PathLike[str]
+
+_SYSTEM = Path("/usr/share/datasets")  # where Debian's packages dataset-fashion-mnist and its like put their files
+_DIGITS = tuple(str(digit) for digit in range(10))
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+def digits() -> Split:
+    """1,797 handwritten digits of 8 x 8 pixels, real and part of netcl: 1,438 to train with, 359 to test.
+
+    Every fifth of each class is for the test, so both parts have all writers and classes. Source and licence are in
+    ``netcl/data/digits/NOTICE.md``.
+
+    >>> train, test = digits()
+    >>> len(train), len(test), train[0][0].shape
+    (1438, 359, (1, 8, 8))
+    """
+    folder = Path(__file__).with_name("digits")
+    images, labels = read_idx(folder / "images-idx3-ubyte.gz"), read_idx(folder / "labels-idx1-ubyte.gz")
+    x, y = (images[:, None] / np.float32(16)).astype(np.float32), labels.astype(np.int64)
+    test = _every(5, y)
+    return tuple(TensorDataset(x[part], y[part], name="digits", classes=_DIGITS) for part in (~test, test))  # type: ignore[return-value]
+
+
+def _every(n: int, labels: np.ndarray) -> np.ndarray:
+    """A mask of every ``n``-th sample of each class."""
+    chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        chosen[np.flatnonzero(labels == label)[n - 1 :: n]] = True
+    return chosen
+
+
+def mnist(root: PathLike | None = None) -> Split:
+    """MNIST from its four IDX files, gzipped or not, in ``root`` or where a package of the system puts them."""
+    return _idx_images("mnist", root, _DIGITS)
+
+
+def fashion_mnist(root: PathLike | None = None) -> Split:
+    """Fashion-MNIST from its four IDX files in ``root``, or where Debian's package ``dataset-fashion-mnist`` puts them."""
+    return _idx_images("fashion-mnist", root, _FASHION)
+
+
+def _idx_images(name: str, root: PathLike | None, classes: Sequence[str]) -> Split:
+    folder = Path(root) if root is not None else _SYSTEM / name
+    return tuple(_idx_part(name, folder, part, classes) for part in ("train", "t10k"))  # type: ignore[return-value]
+
+
+def _idx_part(name: str, folder: Path, part: str, classes: Sequence[str]) -> TensorDataset:
+    images, labels = (read_idx(_file(name, folder, f"{part}-{what}-ubyte")) for what in ("images-idx3", "labels-idx1"))
+    if images.ndim != 3 or labels.shape != images.shape[:1] or images.dtype != np.uint8:
+        what = "images and labels do not belong together"
+        raise FormatError(message(name, what, images=images.shape, labels=labels.shape, dtype=images.dtype, folder=folder))
+    if labels.size and int(labels.max()) >= len(classes):
+        raise FormatError(message(name, "there are more classes than the set has", label=int(labels.max()), classes=len(classes)))
+    return TensorDataset(_unit(images[:, None]), labels.astype(np.int64), name=name, classes=classes)
+
+
+def _file(name: str, folder: Path, stem: str) -> Path:
+    """The file, gzipped or not, under either of the two spellings that are around."""
+    spellings = (stem, stem.replace("-idx", ".idx"))
+    for candidate in [folder / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz")]:
+        if candidate.exists():
+            return candidate
+    remedy = f"give the folder that holds the files as root=; on Debian: apt-get install dataset-{name}"
+    raise FileNotFoundError(message(name, "the files are not there", remedy, folder=folder, file=f"{stem}[.gz]"))
+
+
+def cifar10(root: PathLike) -> Split:
+    """CIFAR-10 from the binary version's files ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``."""
+    folder = Path(root)
+    folder = folder / "cifar-10-batches-bin" if (folder / "cifar-10-batches-bin").is_dir() else folder
+    names = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+    missing = [name for files in names.values() for name in files if not (folder / name).exists()]
+    if missing:
+        remedy = "unpack cifar-10-binary.tar.gz and give its folder as root="
+        raise FileNotFoundError(message("cifar10", "files are missing", remedy, folder=folder, files=missing))
+    parts = [[read_cifar10(folder / name) for name in files] for files in names.values()]
+    return tuple(  # type: ignore[return-value]
+        TensorDataset(_unit(np.concatenate([x for x, _ in part])), np.concatenate([y for _, y in part]).astype(np.int64),
+                      name="cifar10", classes=CIFAR10_CLASSES)
+        for part in parts
+    )  # fmt: skip
+
+
+def _unit(images: np.ndarray) -> np.ndarray:
+    return images.astype(np.float32) / np.float32(255)
+
+
+class Bytes(Dataset):
+    """Windows of a text: sample ``i`` is ``(block bytes, the same one byte on)``, the windows ``step`` bytes apart.
+
+    >>> x, y = Bytes(b"hello", block=3)[1]
+    >>> bytes(x.astype(np.uint8)), bytes(y.astype(np.uint8))
+    (b'ell', b'llo')
+    """
+
+    vocabulary = 256
+
+    def __init__(self, content: bytes, block: int = 128, step: int = 1, name: str = "text"):
+        if block < 1 or step < 1:
+            raise ValueError(message("Bytes", "block and step are at least 1", block=block, step=step))
+        if len(content) < block + 1:
+            raise ValueError(message("Bytes", "the text is shorter than one window", bytes=len(content), block=block))
+        self.content, self.block, self.step, self.name = np.frombuffer(content, np.uint8), block, step, name
+
+    def __len__(self) -> int:
+        return (len(self.content) - self.block - 1) // self.step + 1
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        if not 0 <= index < len(self):
+            raise IndexError(message("Bytes", "there is no such window", index=index, windows=len(self)))
+        window = self.content[index * self.step : index * self.step + self.block + 1].astype(np.int64)
+        return window[:-1], window[1:]
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Many windows at once, stacked."""
+        windows = self.content[np.asarray(indices)[:, None] * self.step + np.arange(self.block + 1)].astype(np.int64)
+        return windows[:, :-1], windows[:, 1:]
+
+
+def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> tuple[Bytes, Bytes]:
+    """A text file as bytes to predict: the first part to train with, the last ``test`` of it to test."""
+    content = Path(path).read_bytes()
+    cut = len(content) - max(block + 1, int(len(content) * test))
+    if cut < block + 1:
+        raise ValueError(message("text", "the file is too short for two parts", bytes=len(content), block=block, file=path))
+    return Bytes(content[:cut], block, step, Path(path).name), Bytes(content[cut:], block, block, Path(path).name)
+
+
+def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: int = 10, noise: float = 0.3, seed: int = 0) -> Split:
+    """Made-up images: one smooth pattern per class, and noise. A fifth as many again are for the test.
+
+    >>> train, test = synthetic(samples=100, shape=(3, 8, 8), classes=4)
+    >>> train.arrays[0].shape, len(test), sorted(set(train.arrays[1].tolist()))
+    ((100, 3, 8, 8), 20, [0, 1, 2, 3])
+    """
+    rng = np.random.default_rng(seed)
+    coarse = rng.random((classes, *shape[:-2], *(max(1, n // 4) for n in shape[-2:])), np.float32)
+    rows, columns = (np.arange(n) * k // n for n, k in zip(shape[-2:], coarse.shape[-2:], strict=True))
+    patterns = coarse[..., rows[:, None], columns]
+
+    def part(n: int) -> TensorDataset:
+        y = rng.permutation(np.arange(n) % classes)
+        x = patterns[y] + noise * rng.standard_normal((n, *shape), np.float32)
+        return TensorDataset(x.astype(np.float32), y, name="synthetic", classes=[str(label) for label in range(classes)])
+
+    return part(samples), part(max(1, samples // 5))
+
+
+NAMES: dict[str, Callable[..., Any]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "synthetic": synthetic,
+    "text": text,
+}
+
+
+def load(name: str, root: PathLike | None = None) -> Any:
+    """The set of that name as ``(train, test)``; ``root`` is its folder or, for ``"text"``, its file.
+
+    >>> train, test = load("digits")
+    """
+    key = name.lower().replace("_", "-")
+    if key not in NAMES:
+        raise ValueError(message("datasets.load", "there is no such set", name=name, known=list(NAMES)))
+    if root is None and key in ("cifar10", "text"):
+        raise ValueError(message("datasets.load", f"{key} has no place of its own", "say where it is: root="))
+    return NAMES[key]() if root is None else NAMES[key](root)

@@ -1,0 +1,122 @@
+"""From sample numbers to one batch of arrays. The same code runs in the caller, in threads and in worker processes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.data.errors import SampleError, message
+
+
+class Task(NamedTuple):
+    """One batch to be made: its number in the epoch, the samples, and what its random numbers start from."""
+
+    batch: int
+    indices: np.ndarray
+    key: tuple[int, ...]
+
+
+class Field(NamedTuple):
+    """What one array of a batch looks like, per sample."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Step(NamedTuple):
+    """A transform, with the way it is called: ``f(x)``, ``f(x, rng=rng)``, or with the labels."""
+
+    call: Callable[..., Any]
+    wants_rng: bool
+    with_labels: bool
+
+    @classmethod
+    def of(cls, call: Any, parameter: str) -> Step:
+        if not callable(call):
+            raise TypeError(message("DataLoader", f"{parameter} takes functions", given=repr(call)))
+        return cls(call, _wants_rng(call), getattr(call, "with_labels", False))
+
+    def __call__(self, arrays: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
+        more = {"rng": rng} if self.wants_rng else {}
+        if self.with_labels:
+            return (*self.call(*arrays[:2], **more), *arrays[2:])
+        return (self.call(arrays[0], **more), *arrays[1:])
+
+
+def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
+    """What a parameter like ``transforms`` holds: nothing, a function or several."""
+    several = calls if isinstance(calls, Sequence) else () if calls is None else (calls,)
+    return tuple(Step.of(call, parameter) for call in several)
+
+
+def _wants_rng(call: Any) -> bool:
+    try:
+        return "rng" in inspect.signature(call).parameters
+    except (ValueError, TypeError):  # a function of C that does not tell
+        return False
+
+
+class Fetch:
+    """Makes the batch of a task: samples, per-sample transforms, stacking, augmentation of the whole batch."""
+
+    def __init__(self, dataset: Any, transforms: Any = None, augment: Any = None):
+        self.dataset = dataset
+        self.transforms = steps(transforms, "transforms")
+        self.augment = steps(augment, "augment")
+
+    def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...]:
+        """The arrays of a batch; ``beat`` is called before each sample, so that a hang can be told from work."""
+        rng = np.random.default_rng(task.key)
+        beat()
+        if not self.transforms and hasattr(self.dataset, "take"):
+            arrays = _fields(self.dataset.take(task.indices))
+        else:
+            arrays = self._stacked(task.indices, rng, beat)
+        for step in self.augment:
+            arrays = step(arrays, rng)
+        return tuple(np.ascontiguousarray(array) for array in arrays)
+
+    def _stacked(self, indices: np.ndarray, rng: np.random.Generator, beat: Callable[[], None]) -> tuple[np.ndarray, ...]:
+        first = self._sample(int(indices[0]), rng)
+        columns = [np.empty((len(indices), *field.shape), field.dtype) for field in first]
+        for row, index in enumerate(indices):
+            beat()
+            sample = first if row == 0 else self._sample(int(index), rng)
+            _check_alike(sample, first, int(index))
+            for column, field in zip(columns, sample, strict=True):
+                column[row] = field
+        return tuple(columns)
+
+    def _sample(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        sample = _fields(self.dataset[index])
+        for step in self.transforms:
+            sample = step(sample, rng)
+        return tuple(np.asarray(field) for field in sample)
+
+
+def _fields(sample: Any) -> tuple[Any, ...]:
+    return tuple(sample) if isinstance(sample, tuple | list) else (sample,)
+
+
+def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], index: int) -> None:
+    shapes = [[field.shape for field in fields] for fields in (sample, first)]
+    if shapes[0] != shapes[1]:
+        what, remedy = f"sample {index} has another shape than the first of its batch", "pad or crop the samples in transforms"
+        raise SampleError(message("DataLoader", what, remedy, shapes=shapes[0], first=shapes[1]))
+
+
+def check_batch(arrays: tuple[np.ndarray, ...], fields: Sequence[Field], count: int) -> None:
+    """Refuse a batch that does not look like the first one of its loader."""
+    found = [(array.shape, str(array.dtype)) for array in arrays]
+    wanted = [((count, *field.shape), field.dtype) for field in fields]
+    if found != wanted:
+        remedy = "every batch must look like the first: pad, crop or cast the samples in transforms"
+        raise SampleError(message("DataLoader", "the batch has another shape or dtype", remedy, batch=found, expected=wanted))
+
+
+def fields_of(arrays: tuple[np.ndarray, ...]) -> list[Field]:
+    """How the samples of a batch look."""
+    return [Field(array.shape[1:], str(array.dtype)) for array in arrays]

@@ -1,0 +1,386 @@
+"""Those who make batches ahead of time: processes that write into shared memory, or threads of this process.
+
+Batch ``b`` goes to worker ``b mod n``, and batches come back in their order, so the number of workers changes nothing but the time.
+Processes are started by forkserver or spawn, never by fork: an OpenCL driver does not survive a fork, and whether one is loaded is
+then of no concern, neither before nor after the workers start.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.data.errors import WorkerError, message
+from netcl.data.fetch import Fetch, Task, check_batch, fields_of
+from netcl.data.shared_batch import SharedBatchRingBuffer
+
+START_SECONDS = 60.0  # a worker imports the program's main module before it serves
+_POLL = 0.2
+_READY = "ready"
+_TRAVEL = (
+    "what worker processes use is defined at the top of a module, without lambda, and the program's own work is under "
+    "`if __name__ == '__main__':`; use_shared_mem=False makes the workers threads, which take anything"
+)
+_GUARD = "a program that starts workers keeps its own work under `if __name__ == '__main__':`"
+
+
+class _Caught:
+    """Keeps the error of a block instead of raising it: what a dataset raises is for the one who waits for the batch."""
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> _Caught:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.error = error
+        return isinstance(error, Exception)
+
+
+class _Failure(NamedTuple):
+    """What a worker process tells about an error: exceptions themselves need not survive the way."""
+
+    summary: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+
+
+def _hung(number: int, seconds: float, **where: Any) -> str:
+    what = f"worker {number} has hung: nothing was heard of it for {seconds:g} s"
+    return message("DataLoader", what, "if one sample may take that long, raise loader.timeout", **where)
+
+
+# ---- in the worker process
+
+
+def _serve(pipe: Any, fetch: Fetch, number: int) -> None:
+    """The main function of a worker process: answers each request of the pipe until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who closes the pipe
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    pipe.send(_READY)
+    ring: SharedBatchRingBuffer | None = None
+    while True:
+        try:
+            request = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        if request is None:
+            ring = SharedBatchRingBuffer.receive(pipe)
+        else:
+            pipe.send(_answer(fetch, ring, number, *request))
+
+
+def _leave_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
+    """The form of the first batch, or the number of samples put into the slot, or what went wrong."""
+    with _Caught() as caught:
+        if ring is None:
+            return fields_of(fetch(task))
+        beats = ring.beats
+
+        def beat() -> None:
+            beats[number] += 1
+
+        arrays = fetch(task, beat)
+        check_batch(arrays, ring.fields, len(task.indices))
+        ring.put(slot, arrays)
+        return len(task.indices)
+    assert caught.error is not None
+    return _Failure.of(caught.error)
+
+
+# ---- in the process that trains
+
+
+class _Process:
+    """One worker process and the pipe to it."""
+
+    def __init__(self, number: int, fetch: Fetch):
+        methods = multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self.number = number
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, fetch, number), name=f"netcl-data-{number}", daemon=True)
+        with _Caught() as caught:  # whatever the way a dataset travels by cannot carry
+            self.process.start()
+        theirs.close()
+        if caught.error is not None:
+            raise WorkerError(message("DataLoader", f"worker {number} cannot be started: {caught.error}", _TRAVEL)) from caught.error
+
+    def send(self, request: Any) -> None:
+        try:
+            self.pipe.send(request)
+        except OSError:
+            raise self.died() from None
+
+    def receive(self, patience: Callable[[], None]) -> Any:
+        """The next answer; ``patience()`` raises when the worker has been silent for too long."""
+        while True:
+            ready = connection.wait([self.pipe, self.process.sentinel], _POLL)
+            if self.pipe in ready:
+                try:
+                    return self.pipe.recv()
+                except (EOFError, OSError):
+                    raise self.died() from None
+            if ready:
+                raise self.died()
+            patience()
+
+    def died(self) -> WorkerError:
+        self.process.join(2)
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            remedy = "if it was the system, for want of memory: fewer workers or smaller batches"
+        else:
+            how, remedy = f"ended with exit code {code}", f"its own message is above; {_GUARD}"
+        return WorkerError(message("DataLoader", f"worker {self.number} {how}", remedy, pid=self.process.pid))
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(0.2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(5)
+
+
+def _close_all(workers: list[_Process], rings: list[SharedBatchRingBuffer]) -> None:
+    for worker in workers:
+        worker.pipe.close()
+    for worker in workers:
+        worker.close()
+    for ring in rings:
+        ring.close()
+    workers.clear()
+    rings.clear()
+
+
+class ProcessPool:
+    """Worker processes over one ring of shared slots."""
+
+    shares_memory = True
+
+    def __init__(self, fetch: Fetch, workers: int, ahead: int, batch_size: int, first: Task, timeout: float):
+        self.ahead, self.timeout = ahead, timeout
+        self._workers: list[_Process] = []
+        self._rings: list[SharedBatchRingBuffer] = []
+        self._stale: deque[tuple[Task, int]] = deque()
+        self._finalizer = weakref.finalize(self, _close_all, self._workers, self._rings)
+        with _Closing(self):
+            self._workers += [_Process(number, fetch) for number in range(workers)]
+            self._share(first, batch_size)
+
+    def _share(self, first: Task, batch_size: int) -> None:
+        """Learn from the first sample how batches look, and give every worker the ring that holds them."""
+        for worker in self._workers:
+            worker.receive(self._patience(worker, first, START_SECONDS))
+        self._workers[0].send((Task(first.batch, first.indices[:1], first.key), 0))
+        fields = self._result(self._workers[0], first)
+        self._ring = SharedBatchRingBuffer(fields, batch_size, self.ahead + 1, len(self._workers))
+        self._rings.append(self._ring)
+        for worker in self._workers:
+            worker.send(None)
+            self._ring.send(worker.pipe, worker.process.pid)
+
+    def run(self, tasks: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
+        """The batches of the tasks, in their order, each valid until the next is asked for."""
+        with _Closing(self):
+            while self._stale:
+                self._collect(*self._stale.popleft())
+            while self._fill(tasks):
+                task, slot = self._stale.popleft()
+                self._collect(task, None)
+                try:
+                    yield self._ring.view(slot, len(task.indices))
+                finally:
+                    self._ring.release(slot)
+
+    def _fill(self, tasks: Iterator[Task]) -> bool:
+        while len(self._stale) < self.ahead:
+            task = next(tasks, None)
+            if task is None:
+                break
+            slot = self._ring.acquire()
+            self._stale.append((task, slot))
+            self._of(task).send((task, slot))
+        return bool(self._stale)
+
+    def _of(self, task: Task) -> _Process:
+        return self._workers[task.batch % len(self._workers)]
+
+    def _collect(self, task: Task, slot: int | None) -> None:
+        """Wait for a batch; give its slot back at once if nobody wants it any more."""
+        self._result(self._of(task), task)
+        if slot is not None:
+            self._ring.release(slot)
+
+    def _result(self, worker: _Process, task: Task) -> Any:
+        answer = worker.receive(self._patience(worker, task, self.timeout))
+        if isinstance(answer, _Failure):
+            text = message("DataLoader", f"worker {worker.number} raised {answer.summary}", pid=worker.process.pid, batch=task.batch)
+            raise WorkerError(f"{text}\n\n{answer.trace}")
+        return answer
+
+    def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
+        """Raises when no sample has been begun for so long: a worker at work counts its samples."""
+        seen, since = -1, time.monotonic()
+
+        def check() -> None:
+            nonlocal seen, since
+            beats = int(self._ring.beats[worker.number]) if self._rings else -1
+            if beats != seen:
+                seen, since = beats, time.monotonic()
+            elif time.monotonic() - since > seconds:
+                raise WorkerError(_hung(worker.number, seconds, pid=worker.process.pid, batch=task.batch))
+
+        return check
+
+    @property
+    def closed(self) -> bool:
+        return not self._workers
+
+    def pids(self) -> list[int]:
+        """The process numbers of the workers."""
+        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
+
+    def close(self) -> None:
+        """End the workers and give the shared memory back."""
+        self._stale.clear()
+        _close_all(self._workers, self._rings)
+
+
+class _Closing:
+    """Closes a pool when an error leaves the block; a consumer who stops early leaves it as it is."""
+
+    def __init__(self, pool: Any):
+        self.pool = pool
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and not isinstance(error, GeneratorExit):
+            self.pool.close()
+
+
+# ---- threads
+
+
+class _Thread:
+    """One worker thread with its two queues."""
+
+    def __init__(self, number: int, fetch: Fetch):
+        self.number, self.fetch, self.beats = number, fetch, 0
+        self.inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._serve, name=f"netcl-data-{number}", daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        while (task := self.inbox.get()) is not None:
+            arrays = None
+            with _Caught() as caught:
+                arrays = self.fetch(task, self._beat)
+            self.outbox.put(caught.error or arrays)
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+    def receive(self, timeout: float) -> Any:
+        """The next answer, or ``None`` if no sample was begun for ``timeout`` seconds."""
+        seen, since = self.beats, time.monotonic()
+        while True:
+            try:
+                return self.outbox.get(timeout=_POLL)
+            except queue.Empty:
+                if self.beats != seen:
+                    seen, since = self.beats, time.monotonic()
+                elif time.monotonic() - since > timeout:
+                    return None
+
+
+class ThreadPool:
+    """Worker threads: nothing to share and nothing to start, for datasets that read files or run in NumPy."""
+
+    shares_memory = False
+
+    def __init__(self, fetch: Fetch, workers: int, ahead: int, timeout: float):
+        self.ahead, self.timeout = ahead, timeout
+        self._workers = [_Thread(number, fetch) for number in range(workers)]
+        self._finalizer = weakref.finalize(self, _stop_threads, self._workers)
+        self._pending: deque[Task] = deque()
+        self._fields: Any = None
+
+    def run(self, tasks: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
+        """The batches of the tasks, in their order."""
+        with _Closing(self):
+            while self._pending:
+                self._collect(self._pending.popleft())
+            while True:
+                while len(self._pending) < self.ahead and (task := next(tasks, None)) is not None:
+                    self._pending.append(task)
+                    self._of(task).inbox.put(task)
+                if not self._pending:
+                    return
+                yield self._collect(self._pending.popleft())
+
+    def _of(self, task: Task) -> _Thread:
+        return self._workers[task.batch % len(self._workers)]
+
+    def _collect(self, task: Task) -> tuple[np.ndarray, ...]:
+        worker = self._of(task)
+        answer = worker.receive(self.timeout)
+        if answer is None:
+            raise WorkerError(_hung(worker.number, self.timeout, thread=worker.thread.name, batch=task.batch))
+        if isinstance(answer, BaseException):
+            text = f"worker {worker.number} raised {type(answer).__name__}: {answer}"
+            raise WorkerError(message("DataLoader", text, thread=worker.thread.name, batch=task.batch)) from answer
+        return self._checked(answer, task, worker)
+
+    def _checked(self, arrays: tuple[np.ndarray, ...], task: Task, worker: _Thread) -> tuple[np.ndarray, ...]:
+        self._fields = self._fields or fields_of(arrays)
+        try:
+            check_batch(arrays, self._fields, len(task.indices))
+        except ValueError as error:
+            raise WorkerError(message("DataLoader", f"worker {worker.number} raised {error}", batch=task.batch)) from error
+        return arrays
+
+    @property
+    def closed(self) -> bool:
+        return not self._workers
+
+    def pids(self) -> list[int]:
+        """Threads have no process numbers."""
+        return []
+
+    def close(self) -> None:
+        """Let the threads end; one that hangs in a dataset stays behind, as a daemon."""
+        self._pending.clear()
+        _stop_threads(self._workers)
+
+
+def _stop_threads(workers: list[_Thread]) -> None:
+    for worker in workers:
+        worker.inbox.put(None)
+    workers.clear()
