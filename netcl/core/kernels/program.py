@@ -41,6 +41,7 @@ class BinaryStore(Protocol):
 
 binary_store: BinaryStore | None = None
 launch_observers: list[LaunchObserver] = []
+launch_queue: Callable[[Any], Any] | None = None  # filled by profiling: the queue, with timestamps, that launches go to meanwhile
 free_memory: Callable[[], None] | None = None  # filled by core.memory: what to do before a launch is tried again
 _builds = 0
 
@@ -221,10 +222,11 @@ class Kernel:
         sizes, local = self._sizes(global_size, local_size)
         if 0 in sizes:
             return None
+        target = queue if launch_queue is None else launch_queue(queue)
         try:
-            event = self.enqueue(queue, kernel, sizes, local)
+            event = self.enqueue(target, kernel, sizes, local)
         except self.no_memory:
-            event = self._retry(queue, kernel, sizes, local)
+            event = self._retry(target, kernel, sizes, local)
         if not self._launched:
             self._launched = True
             self.program.save_after_launch(event)
