@@ -25,6 +25,7 @@ _SHORTCUTS = {
     **dict.fromkeys(("get_matmul_precision", "set_matmul_precision"), "netcl.core.kernel_selector"),
     "Tensor": "netcl.core.tensor",
     "KernelSpec": "netcl.core.kernels.primitives",
+    **dict.fromkeys(("compile", "capture_graph"), "netcl.runtime.capture"),
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
 }
 

@@ -95,6 +95,7 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 
 _twins.fill_slots()
 dispatch.fill("backward", backward)
+dispatch.fill("no_grad", no_grad)
 _LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
 
 

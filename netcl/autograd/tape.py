@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl import ops
+from netcl.core import recording as recorded
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 
@@ -41,6 +42,7 @@ class _Modes(threading.local):
 
 
 modes = _Modes()
+recorded.modes.append(lambda: (modes.enabled, modes.anomaly))
 
 
 class Like(NamedTuple):
@@ -143,7 +145,8 @@ def _finishing() -> Iterator[None]:
     if modes.finishers is not None:
         yield
         return
-    modes.finishers = callbacks = []
+    callbacks: list[Callable[[], None]] = []
+    modes.finishers = callbacks
     try:
         yield
     finally:
@@ -209,6 +212,8 @@ class _Walk:
         grads[index] = _sum(self.F, grads[index], gradient)
 
     def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
+        if recorded.active.recorder is not None:
+            recorded.active.recorder.leaf(leaf)
         hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
         for hook in hooks:
             gradient = _replaced(gradient, hook(gradient))

@@ -20,6 +20,7 @@ import numpy as np
 from netcl.core import env, platforms
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
+from netcl.core.recording import active
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
@@ -43,7 +44,7 @@ class PoolStats:
 class BufferHandle:
     """One lease of a buffer. ``release`` gives it back, once; dropping the last reference does the same."""
 
-    __slots__ = ("buffer", "bucket", "nbytes", "persistent", "pool")
+    __slots__ = ("__weakref__", "buffer", "bucket", "nbytes", "persistent", "pool")
 
     def __init__(self, pool: Any, buffer: Any, nbytes: int, bucket: int):
         self.pool = pool
@@ -51,6 +52,8 @@ class BufferHandle:
         self.nbytes = nbytes
         self.bucket = bucket
         self.persistent = False
+        if active.recorder is not None:
+            active.recorder.allocated(self)
 
     def release(self) -> None:
         """Return the buffer to its pool; a second call does nothing, and a persistent lease is left alone."""

@@ -11,6 +11,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import factory, hooks
@@ -111,6 +112,8 @@ class Module(metaclass=_Constructed):
             if type(x) is not Tensor and isinstance(x, np.ndarray | list | float):
                 args = self._on_device(args)
                 break
+        if recording.active.recorder is not None:
+            recording.active.recorder.depends(self, ("training",), list(self._roles))
         return hooks.call(self, args, kwargs) if self._module_hooks else self.forward(*args, **kwargs)
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

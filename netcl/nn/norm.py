@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import netcl.autograd as ag
+from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
@@ -94,7 +95,7 @@ class _BatchNorm(_Running):
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
         training = self.training or self.running_mean is None
-        momentum = self._count() if self.training and self.track_running_stats else 0.0
+        momentum = recording.again(self._count) if self.training and self.track_running_stats else 0.0
         affine, options = (self.weight, self.bias), {"training": training, "momentum": momentum, "eps": self.eps}
         return ag.batch_norm(x, self.running_mean, self.running_var, *affine, **options)
 
@@ -161,7 +162,7 @@ class InstanceNorm2d(_Running):
         if not self.training and self.running_mean is not None:
             return ag.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if self.running_mean is not None:
-            self._update(x, self._count())
+            self._update(x, recording.again(self._count))
         return ag.instance_norm(x, self.weight, self.bias, eps=self.eps)
 
     def _update(self, x: Tensor, momentum: float) -> None:

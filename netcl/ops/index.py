@@ -8,13 +8,12 @@ leave a mark, which :func:`check_indices` turns into the error. With ``NETCL_DEB
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, env
+from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
@@ -24,7 +23,6 @@ from netcl.ops.registry import S, composite, op
 from netcl.ops.sort import sort_keys
 from netcl.ops.strided import ELEMENTS, broadcast_to, copy_block, dense, widen_rows
 
-_REMEMBERED = 1024  # index ops a mark can be traced back to
 _MANY_COLUMNS = {True: 16, False: 4096}  # enough for one work-item each: on a CPU, on a GPU
 _LANES = {True: 16, False: 1}
 _BLOCK = 1024  # elements a work-item counts in nonzero
@@ -35,20 +33,20 @@ _CPU_ROW = 1 << 14  # elements of a row that a work-item of a CPU copies
 
 
 class Faults:
-    """Of a queue: the mark that kernels leave, and what was asked when."""
+    """Of a queue: the mark that kernels leave, a number for each op and size that was asked for."""
 
     def __init__(self, queue: Any):
         self.flag = Tensor.zeros((1,), "int32", queue=queue)
-        self.asked: deque[tuple[int, str, int]] = deque(maxlen=_REMEMBERED)
-        self.code = 0
+        self.codes: dict[tuple[str, int], int] = {}
         self.pending = False
 
     def next(self, name: str, size: int) -> tuple[Tensor, int]:
         """The arguments of a kernel that may leave a mark."""
-        self.code = self.code % (2**31 - 2) + 1
-        self.asked.append((self.code, name, size))
+        recording.again(self._expect)
+        return self.flag, self.codes.setdefault((name, size), len(self.codes) + 1)
+
+    def _expect(self) -> None:
         self.pending = True
-        return self.flag, self.code
 
     def check(self) -> None:
         """Wait for the device; raise for the first index that was out of range since the last check."""
@@ -57,7 +55,7 @@ class Faults:
         if not code:
             return
         self.flag.fill_(0)
-        name, size = next(((name, size) for at, name, size in self.asked if at == code), ("index", -1))
+        name, size = list(self.codes)[code - 1]
         raise IndexError(message(name, "an index in a tensor is out of range", size=size))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -46,7 +47,7 @@ def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, 
     if weight is not None and weight.shape != (classes,):
         raise ShapeError(message(name, "one weight per class is needed", classes=classes, **{"weight.shape": weight.shape}))
     if target.shape != x.shape:
-        check_labels(name, target, classes, ignore)
+        recording.check(target, lambda labels: check_labels(name, labels, classes, ignore))
 
 
 _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\), target.shape=\(2,\); classes are 0..2; -100 is ignored")

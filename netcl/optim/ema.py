@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
@@ -68,9 +69,13 @@ class ModelEMA:
         """Let the averages follow the parameters by one step."""
         if self._kept is not None:
             raise RuntimeError(message("ModelEMA", "the averages are applied to the model", "call restore() before update()"))
+        take = recording.again(self._next_share)
+        update.apply(_RULE, [list(self.shadow.values()), list(self._parameters.values())], (take,))
+
+    def _next_share(self) -> float:
+        """Count an update; how much of it the averages take."""
         self.updates += 1
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
-        update.apply(_RULE, [list(self.shadow.values()), list(self._parameters.values())], (1 - decay,))
+        return 1 - (min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay)
 
     def apply(self) -> None:
         """Put the averages into the model; :meth:`restore` brings its own weights back."""

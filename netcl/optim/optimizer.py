@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from netcl import ops
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
@@ -162,24 +164,42 @@ class Optimizer:
         total, factor = self._factor(gradients, max_norm, grad_scale)
         counters: list[Tensor] = []
         for group, params in live:
-            for age, roles in self._roles(group, params, found_inf is not None):
-                self._change(group, age, roles, factor, found_inf)
+            for age, own, roles in self._roles(group, params, found_inf is not None):
+                self._change(group, own, age, roles, factor, found_inf)
                 counters += [age] if isinstance(age, Tensor) else []
         if counters and found_inf is not None:
             update.apply(_COUNT, [counters], (), found_inf)
+        recording.requires(self._structure)
         return total
 
-    def _change(self, group: Group, age: int | Tensor, roles: list[list[Any]], factor: Tensor | float, found_inf: Tensor | None) -> None:
+    def _change(
+        self, group: Group, own: list[Tensor], age: int | Tensor, roles: list[list[Any]], factor: Tensor | float, found_inf: Tensor | None
+    ) -> None:
         given: dict[str, Tensor] = {}
+        counting = self.counts and not isinstance(age, Tensor)
         if isinstance(age, Tensor):
             rule, given["age"], age = self.counted_rule(group), age, 1
         else:
             rule = self.rule(group)
-        numbers = self.numbers(group, age)
+        numbers = recording.again(partial(self._next_numbers, group, rule, own if counting else (), age))
         used = rule if len(roles) == len(rule.tensors) else rule.with_copy("p", "low")
         if found_inf is not None:
             used, given["skip"] = used.guarded(), found_inf
-        update.apply(used, roles, [numbers[name] for name in rule.scalars], factor, **given)
+        update.apply(used, roles, numbers, factor, **given)
+
+    def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[Tensor], age: int) -> list[float]:
+        """Count a step of parameters of one age, and give the numbers of its update in the order of the rule."""
+        if counted:
+            age = _steps(self.state[counted[0]].get("step", 0)) + 1
+            for p in counted:
+                self.state[p]["step"] = age
+        numbers = self.numbers(group, age)
+        return [numbers[name] for name in rule.scalars]
+
+    def _structure(self) -> tuple[Any, ...]:
+        """What a recorded step rests on: the rules, the parameters, and where their state is."""
+        groups = [(self.rule(group), self.tensors(group), group["master_weights"], len(group["params"])) for group in self.param_groups]
+        return id(self.state), *groups
 
     def _factor(
         self, gradients: Sequence[Tensor], max_norm: float | None, grad_scale: Tensor | None
@@ -213,8 +233,10 @@ class Optimizer:
         if not dtypes.DTYPES[g.dtype].is_float:
             raise DtypeError(message(self.op, "a gradient is not of a float dtype", dtype=g.dtype, shape=g.shape))
 
-    def _roles(self, group: Group, params: Sequence[Tensor], on_device: bool) -> Iterator[tuple[int | Tensor, list[list[Any]]]]:
-        """Parameters of one age together: the age, and one list of tensors per role."""
+    def _roles(
+        self, group: Group, params: Sequence[Tensor], on_device: bool
+    ) -> Iterator[tuple[int | Tensor, list[Tensor], list[list[Any]]]]:
+        """Parameters of one age together: the age, the parameters, and one list of tensors per role."""
         names, wants_masters = self.tensors(group), group["master_weights"]
         found: dict[tuple[int, bool], list[tuple[Tensor, dict[str, Any]]]] = {}
         for p in params:
@@ -230,7 +252,7 @@ class Optimizer:
             own = [p for p, _ in rows]
             roles = [[p.grad for p in own], *[[state[name] for _, state in rows] for name in names]]
             steps = self._counter(group, rows) if on_device and self.counts else age
-            yield steps, [[self._master(p, state) for p, state in rows], *roles, own] if mastered else [own, *roles]
+            yield steps, own, [[self._master(p, state) for p, state in rows], *roles, own] if mastered else [own, *roles]
 
     def _age(self, state: dict[str, Any], names: Sequence[str], on_device: bool) -> int:
         """The number of this step for a parameter; where that is not counted, 1 for its first step and 2 for all others.
@@ -242,8 +264,7 @@ class Optimizer:
         steps = state.get("step", 0)
         if on_device:
             return id(steps) if isinstance(steps, Tensor) else steps
-        age = state["step"] = _steps(steps) + 1
-        return age
+        return _steps(steps) + 1
 
     def _counter(self, group: Group, rows: Sequence[tuple[Tensor, dict[str, Any]]]) -> Tensor:
         """The steps taken with these parameters, on the device. They share the number until one of them is left out of a step."""

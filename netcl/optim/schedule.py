@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from netcl.core import recording
 from netcl.core.errors import message
 from netcl.optim.optimizer import Group, Optimizer, check_number
 
@@ -70,7 +71,7 @@ class Scheduler:
 
     def step(self) -> None:
         """Go on by one step (or epoch: whatever the schedule was told to count)."""
-        self._advance()
+        recording.again(self._advance)
 
     def _advance(self, first: bool = False) -> None:
         self.last_epoch += 1

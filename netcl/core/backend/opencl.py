@@ -19,6 +19,7 @@ from netcl.core import env, memory, platforms
 from netcl.core.backend.cpu import HostCopy, storage_of
 from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish, register
 from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.recording import active
 
 __all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
 
@@ -97,6 +98,8 @@ class OpenCLBackend:
         but not an array under it.
         """
         handle = self.pool.adopt_array(stored) if not share else self.pool.alias_array(self.queue, stored)
+        if active.recorder is not None:
+            active.recorder.upload(handle.buffer, stored)
         transfer = Transfer(handle.buffer, None, None, stored if share else _remembered(array, stored))
         transfer.handle = handle
         return transfer
@@ -107,6 +110,8 @@ class OpenCLBackend:
         """Copy stored bytes into the buffer of ``handle``, after what is queued before."""
         later = env.value("NETCL_ASYNC_H2D") if async_copy is None else async_copy
         pinned = env.value("NETCL_PINNED_H2D") if use_pinned is None else use_pinned
+        if active.recorder is not None:
+            active.recorder.upload(handle.buffer, stored)
         if not stored.nbytes:
             transfer = Transfer(handle.buffer, None, None, None)
         elif pinned and later and not self.integrated:
@@ -143,20 +148,37 @@ class OpenCLBackend:
 
     def fill(self, buffer: Any, nbytes: int, dtype: dtypes.DType, value: float = 0) -> None:
         """Every element of the first ``nbytes`` gets ``value``."""
-        if nbytes and self._simulated:  # Oclgrind does not count a fill as initialising
-            count = nbytes // dtype.itemsize
-            self._copy(self.queue, buffer, dtypes.encode(np.full(count, value, dtype.host), dtype), is_blocking=True)
-        elif nbytes:
-            pattern = _pattern(dtype.name, value, math.copysign(1.0, value))
-            whole = nbytes - nbytes % _FILL_STEP
-            if whole:
-                self._fill(self.queue, buffer, pattern, 0, whole)
-            if whole < nbytes:
-                self._fill(self.queue, buffer, pattern[:1], whole, nbytes - whole)
+        pattern = _pattern(dtype.name, value, math.copysign(1.0, value))
+        whole = nbytes - nbytes % _FILL_STEP
+        for part, start, count in ((pattern, 0, whole), (pattern[:1], whole, nbytes - whole)):
+            if count:
+                self.fill_bytes(buffer, part, start, count)
+
+    def fill_bytes(self, buffer: Any, pattern: np.ndarray, start: int, count: int) -> None:
+        """Repeat a pattern over ``count`` bytes from ``start`` on."""
+        if active.recorder is not None:
+            active.recorder.fill(buffer, pattern, start, count)
+        if self._simulated:  # Oclgrind does not count a fill as initialising
+            values = np.tile(pattern, count // pattern.nbytes)
+            self._copy(self.queue, buffer, values, is_blocking=True, dst_offset=start)
+        else:
+            self._fill(self.queue, buffer, pattern, start, count)
+
+    def upload_bytes(self, target: Any, stored: np.ndarray) -> None:
+        """Copy bytes that nobody will change to the start of a buffer, without waiting."""
+        self._copy(self.queue, target, stored, is_blocking=False)
+
+    def copy_bytes(self, target: Any, source: Any, nbytes: int) -> None:
+        """Copy the first bytes of a buffer to another."""
+        if active.recorder is not None:
+            active.recorder.copy(target, source, nbytes)
+        self._copy(self.queue, target, source, byte_count=nbytes)
 
     def to_host(self, storage: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """The values, in an array of the caller's own; waits for everything queued before."""
         wanted = dtypes.lookup(dtype, "to_host")
+        if active.recorder is not None:
+            active.recorder.read("to_host")
         stored = np.empty(shape, wanted.storage)
         if stored.nbytes:
             self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=True)
@@ -168,6 +190,8 @@ class OpenCLBackend:
     def to_host_async(self, storage: Any, shape: tuple[int, ...], dtype: str) -> HostCopy:
         """Start copying the values; ``wait()`` of the answer gives the array."""
         wanted = dtypes.lookup(dtype, "to_host_async")
+        if active.recorder is not None:
+            active.recorder.read("to_host_async")
         stored = np.empty(shape, wanted.storage)
         if not stored.nbytes:
             return HostCopy(dtypes.decode(stored, wanted))
@@ -180,7 +204,7 @@ class OpenCLBackend:
         """A lease with the same values."""
         handle = self.empty(shape, dtype)
         if handle.nbytes:
-            self._copy(self.queue, handle.buffer, getattr(storage, "buffer", storage), byte_count=handle.nbytes)
+            self.copy_bytes(handle.buffer, getattr(storage, "buffer", storage), handle.nbytes)
         return handle
 
     def wait(self, pending: Any = None) -> None:

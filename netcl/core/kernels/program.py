@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from netcl.core import env, platforms
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message
-from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds
+from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 
 log = logging.getLogger("netcl")
 
@@ -43,6 +44,7 @@ binary_store: BinaryStore | None = None
 launch_observers: list[LaunchObserver] = []
 launch_queue: Callable[[Any], Any] | None = None  # filled by profiling: the queue, with timestamps, that launches go to meanwhile
 free_memory: Callable[[], None] | None = None  # filled by core.memory: what to do before a launch is tried again
+before_write: Callable[[Any], None] | None = None  # filled by ops.fusion: told the lease or array that is about to be changed
 _builds = 0
 
 
@@ -192,6 +194,8 @@ class Kernel:
         kinds = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
         self._pointers = tuple(i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN)
+        reads_only = self.reads_only()
+        self._written = frozenset(i for i in self._pointers if not reads_only[i])
         self._threads.kernel = self._typed(first)
         cl = platforms.opencl()
         info, device = cl.kernel_work_group_info, program.state.device
@@ -234,6 +238,15 @@ class Kernel:
             observer(self, queue, sizes, local, args, event)
         return event
 
+    def reads_only(self) -> tuple[bool, ...]:
+        """Per argument, whether the kernel promises not to write there; a signature that cannot be read promises nothing."""
+        known = read_only(self.program.source, self.name)
+        return known if known is not None and len(known) == len(self.kinds) else (False,) * len(self.kinds)
+
+    def prepare(self, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]) -> Prepared:
+        """A launch of this kernel that can be repeated: sizes as an observer was told them, buffers and numbers as arguments."""
+        return Prepared(self, queue, sizes, local, args)
+
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None) -> Any:
         """Drivers commit memory at the first launch, not at allocation: free what the pools hold and try once more."""
         if free_memory is not None:
@@ -253,6 +266,8 @@ class Kernel:
             if buffer is not None:
                 if arg.queue is not queue:
                     self._check_context(queue, arg)
+                if before_write is not None and i in self._written:
+                    before_write(arg.pool_handle)
                 plain[i] = buffer
             elif self.kinds[i] is UNKNOWN and isinstance(arg, (bool, int, float)):
                 plain[i] = np.float32(arg) if isinstance(arg, float) else np.int32(arg)
@@ -291,6 +306,27 @@ class Kernel:
             longest = sides.index(max(sides))
             sides[longest] = max(1, sides[longest] // 2)
         return tuple(sides)
+
+
+class Prepared:
+    """A launch with a driver-side kernel of its own, whose arguments stay set: ``call()`` is nothing but the enqueue.
+
+    ``set(index, value)`` changes an argument for the launches to come.
+    """
+
+    __slots__ = ("_object", "call", "kernel", "local", "queue", "sizes")
+
+    def __init__(self, kernel: Kernel, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]):
+        self.kernel, self.queue, self.sizes, self.local = kernel, queue, sizes, local
+        self._object = kernel._object()
+        for index, value in enumerate(kernel._driver_arguments(queue, tuple(args))):
+            self.set(index, value)
+        self.call = partial(kernel.enqueue, queue, self._object, sizes, local)
+
+    def set(self, index: int, value: Any) -> None:
+        """Set an argument: a buffer, local memory, or a number, which takes the type the kernel's text says."""
+        kind = self.kernel.kinds[index]
+        self._object.set_arg(index, kind(value) if callable(kind) else value)
 
 
 _FORMAT = "2"  # of what is stored; 1 held binaries of kernels that were still running, which PoCL cannot load

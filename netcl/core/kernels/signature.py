@@ -44,13 +44,8 @@ def _split_parameters(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
-    """Per parameter of the kernel ``name``: a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say).
-
-    A type may be a macro (``const REAL eps``) if a line of the text defines it as a scalar.
-
-    ``None`` if the definition is not literally in the text (made by a macro, say).
-    """
+def _parameters(source: str, name: str) -> tuple[str, ...] | None:
+    """The declarations of a kernel's parameters, if they are literally in the text."""
     text = _COMMENTS.sub(" ", source)
     found = re.search(rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\bvoid\s+{re.escape(name)}\s*\(", text)
     if not found:
@@ -60,7 +55,30 @@ def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
         depth += (text[end] == "(") - (text[end] == ")")
         end += 1
     inner = text[found.end() : end - 1]
-    if "#" in inner:
+    return None if "#" in inner else tuple(part for part in _split_parameters(inner) if part != "void")
+
+
+def read_only(source: str, name: str) -> tuple[bool, ...] | None:
+    """Per parameter of the kernel ``name``, whether it only reads there: numbers, and pointers to ``const``.
+
+    ``None`` if the definition is not literally in the text.
+    """
+    parts = _parameters(source, name)
+    if parts is None:
         return None
-    macros = dict(reversed(_TYPE_MACROS.findall(text)))  # a default further down yields to the first definition
-    return tuple(_parameter_kind(p, macros) for p in _split_parameters(inner) if p != "void")
+    return tuple("*" not in part or re.search(r"\bconst\b", part.partition("*")[0]) is not None for part in parts)
+
+
+@lru_cache(maxsize=4096)
+def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
+    """Per parameter of the kernel ``name``: a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say).
+
+    A type may be a macro (``const REAL eps``) if a line of the text defines it as a scalar.
+
+    ``None`` if the definition is not literally in the text (made by a macro, say).
+    """
+    parts = _parameters(source, name)
+    if parts is None:
+        return None
+    macros = dict(reversed(_TYPE_MACROS.findall(_COMMENTS.sub(" ", source))))  # a default further down yields to the first definition
+    return tuple(_parameter_kind(part, macros) for part in parts)

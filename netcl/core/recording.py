@@ -1,0 +1,95 @@
+"""A step that is being recorded: where the host tells the recorder what it does beside launching kernels.
+
+Everything a program does on a device goes through three doors (launches, transfers, allocations), and a recorder listens there.
+What the host does is told here: numbers that change from step to step and work that a replay must repeat (:func:`again`), facts
+the recorded launches rest on (:func:`requires`), values the host looks at before anything is computed (:func:`check`).
+``runtime.capture`` brings the recorder; without one, these calls cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Number(float):
+    """A number of the host that is asked for anew at every replay: ``source`` gives it, at ``index`` of what it returns."""
+
+    __slots__ = ("index", "source")
+    source: int
+    index: int
+
+    @classmethod
+    def of(cls, value: float, source: int, index: int) -> Number:
+        number = cls(value)
+        number.source, number.index = source, index
+        return number
+
+
+class Recorder(Protocol):
+    """What listens while a step is recorded."""
+
+    def allocated(self, handle: Any) -> None: ...
+    def upload(self, buffer: Any, stored: Any) -> None: ...
+    def fill(self, buffer: Any, pattern: Any, offset: int, nbytes: int) -> None: ...
+    def copy(self, target: Any, source: Any, nbytes: int) -> None: ...
+    def read(self, what: str) -> None: ...
+    def again(self, function: Callable[[], Any]) -> Any: ...
+    def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str]) -> None: ...
+    def leaf(self, tensor: Any) -> None: ...
+    def requires(self, fact: Callable[[], Any]) -> None: ...
+    def check(self, tensor: Any, function: Callable[[Any], None]) -> None: ...
+
+
+class _Active(threading.local):
+    recorder: Recorder | None = None
+
+
+active = _Active()
+#: What else a recorded program rests on, asked at every call: autograd and autocast say here in which mode they are.
+modes: list[Callable[[], Any]] = []
+#: Called before and after a recording and before a replay: whoever defers work to later does it now.
+settlers: list[Callable[[], None]] = []
+
+
+def again(function: Callable[[], Any]) -> Any:
+    """Call ``function`` now and, if a step is being recorded, at every replay of it: counters, schedules, numbers.
+
+    A number it returns (or numbers, in a list) may be a kernel argument; a replay then passes what the function says that time.
+
+    >>> again(lambda: 0.5)
+    0.5
+    """
+    recorder = active.recorder
+    return function() if recorder is None else recorder.again(function)
+
+
+def requires(fact: Callable[[], Any]) -> None:
+    """What ``fact`` returns must be the same at every replay, or the step is recorded anew."""
+    if active.recorder is not None:
+        active.recorder.requires(fact)
+
+
+def check(tensor: Any, function: Callable[[Any], None]) -> None:
+    """Let the host look at a tensor, now and before every replay; ``function`` raises if it does not like what it sees."""
+    if active.recorder is None:
+        function(tensor)
+    else:
+        active.recorder.check(tensor, function)
+
+
+class paused:
+    """Nothing is recorded inside the block."""
+
+    def __enter__(self) -> None:
+        self.recorder, active.recorder = active.recorder, None
+
+    def __exit__(self, *exc: object) -> None:
+        active.recorder = self.recorder
+
+
+def settle() -> None:
+    """Let everything that is deferred be enqueued."""
+    for settler in settlers:
+        settler()

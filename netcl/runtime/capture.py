@@ -1,0 +1,378 @@
+"""Record a step once, replay it without its Python: ``netcl.compile`` and ``capture_graph``.
+
+A compiled function runs as it is the first time (programs are built, state is made), is recorded the second and third time, and
+replayed from then on if both recordings tell the same story. A number that differs between them, a branch that was taken the other
+way, values that came to the host: each is told, and the function goes on as plain Python. What may change between calls is asked at
+every call: shapes, training or evaluation, which gradients exist, which memory parameters stand on. Another answer is another
+recording, and several are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import update_wrapper
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dispatch, recording
+from netcl.core.device import CPUQueue, get_active_device
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.runtime.graph import CONSTANT, MADE, OUTSIDE, Graph, Output
+from netcl.runtime.recorder import CaptureError, Recorder, difference
+
+__all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
+
+log = logging.getLogger("netcl")
+
+MOST_CASES = 16  # kinds of arguments that are recorded; more would hold too much memory
+MOST_TRIALS = 4  # recordings that may differ from the one before until a step is left alone
+
+
+class _Calls:
+    """Arguments taken apart: the tensors a replay rebinds, everything else as a key."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
+        self.tensors: list[Tensor] = []
+        self.objects: list[Any] = []
+        self.queue = queue
+        self.args = tuple(self._part(arg) for arg in args)
+        self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()}
+        key = (tuple(self._key(arg) for arg in self.args), tuple((name, self._key(arg)) for name, arg in self.kwargs.items()))
+        self.key = (*key, *[mode() for mode in recording.modes])
+
+    def _part(self, arg: Any) -> Any:
+        if isinstance(arg, np.ndarray):
+            return Tensor.from_host(self._queue(), arg)
+        if type(arg) in (list, tuple):
+            return type(arg)(self._part(part) for part in arg)
+        return {name: self._part(part) for name, part in arg.items()} if type(arg) is dict else arg
+
+    def _queue(self) -> Any:
+        return self.queue or get_active_device().queue
+
+    def _key(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return self._tensor_key(arg)
+        if type(arg) in (list, tuple):
+            return (type(arg).__name__, *[self._key(part) for part in arg])
+        if type(arg) is dict:
+            return ("dict", *[(name, self._key(part)) for name, part in arg.items()])
+        if arg is None or isinstance(arg, (bool, int, float, str, bytes)):
+            return (type(arg).__name__, repr(arg))
+        self.objects.append(arg)  # held, so that its number stays its own
+        return ("object", id(arg))
+
+    def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
+        """A tensor that learns is this very tensor; of any other, only shape, dtype and place are looked at."""
+        if t.requires_grad or t.array is not None:
+            self.objects.append(t)
+            return ("object", id(t), t.backend)
+        self.tensors.append(t)
+        return (t.shape, t.dtype, id(t.queue))
+
+    @property
+    def on_numpy(self) -> bool:
+        return any(isinstance(t, Tensor) and t.array is not None for t in self.objects)
+
+
+class _Program:
+    """The recordings of one case in one state: what the last one told, and the graph, once two agree."""
+
+    def __init__(self) -> None:
+        self.story: Any = None
+        self.trials = 0
+        self.graph: Graph | None = None
+        self.guards: Guards | None = None
+        self.trusted: list[bool] = []
+        self.buffers: list[Any] = []
+        self.refused = ""
+
+
+class Guards:
+    """What must still hold for a graph to be replayed; what a replay leaves in ``.grad`` of the leaves."""
+
+    def __init__(self, recorder: Recorder):
+        self.facts = recorder.facts
+        self.dependencies = list(recorder.dependencies.values())
+        owned = [(t, t.buffer) for d in self.dependencies for t in d.tensors()]
+        outside = [(ref, v.buffer) for v in recorder.values if v.kind == OUTSIDE for ref in v.owners]
+        known = {id(t) for t, _ in owned}
+        self.owned = owned
+        self.outside = [(ref, buffer) for ref, buffer in outside if ref() is not None and id(ref()) not in known]
+        self.leaves = [(leaf, leaf.grad) for leaf in recorder.leaves.values()]
+
+    def hold(self) -> bool:
+        """Whether the recorded launches still mean what they did."""
+        for t, buffer in self.owned:
+            if t.buffer is not buffer:
+                return False
+        for ref, buffer in self.outside:
+            owner = ref()
+            if owner is None or owner.buffer is not buffer:
+                return False
+        return all(d.intact() for d in self.dependencies) and all(fact() == said for fact, said in self.facts)
+
+    def leave_gradients(self) -> None:
+        for leaf, gradient in self.leaves:
+            leaf.grad = gradient
+
+
+class _Case:
+    """Calls with one kind of arguments: whom their state is asked of, and the programs by state."""
+
+    def __init__(self, objects: Sequence[Any]):
+        self.objects = list(objects)
+        self.modes: list[tuple[dict[str, Any], str]] = []
+        self.watched: list[Tensor] = []
+        self.leaves: list[Tensor] = []
+        self.programs: dict[Any, _Program] = {}
+        self.seen = False
+
+    def watch(self, recorder: Recorder) -> None:
+        """Ask everything this recording rested on from now on."""
+        known = {(id(of), name) for of, name in self.modes}
+        tensors, leaves = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves))
+        for d in recorder.dependencies.values():
+            self.modes += [(d.owner.__dict__, name) for name in d.modes if (id(d.owner.__dict__), name) not in known]
+            self.watched += [t for t in d.tensors() if id(t) not in tensors]
+            tensors |= {id(t) for t in d.tensors()}
+        self.leaves += [t for t in recorder.leaves.values() if id(t) not in leaves]
+        self.seen = True
+
+    def state(self) -> tuple[Any, ...]:
+        """Training or evaluation of every module, which tensors learn, which gradients there are."""
+        return (*[of[name] for of, name in self.modes], *[t.requires_grad for t in self.watched],
+                *[leaf.requires_grad if leaf.grad is None else 2 for leaf in self.leaves])  # fmt: skip
+
+
+class CompiledFunction:
+    """A function that is recorded and replayed; made by :func:`compile` and :func:`capture_graph`.
+
+    Call it as the function itself. ``graphs`` are the recordings, ``refused`` says why some are not there. Results are fresh tensors;
+    tensors that the function leaves behind (gradients, attributes) are overwritten by each replay. Python that the function runs
+    beside netcl, such as appending to a list, happens only while it is not replayed.
+    """
+
+    def __init__(self, function: Callable[..., Any], strict: bool = False):
+        update_wrapper(self, function, updated=())
+        self.function = function
+        self.strict = strict
+        self._cases: dict[Any, _Case] = {}
+        self._warned: set[str] = set()
+        self._lock = threading.RLock()
+        self._queue: Any = None
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs that calls are replayed from."""
+        return [p.graph for case in self._cases.values() for p in case.programs.values() if p.graph is not None]
+
+    @property
+    def refused(self) -> list[str]:
+        """Why calls were not recorded."""
+        return list(dict.fromkeys(p.refused for case in self._cases.values() for p in case.programs.values() if p.refused))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if recording.active.recorder is not None:
+            return self._plain(args, kwargs)  # part of a step that is being recorded
+        with self._lock:
+            call = _Calls(args, kwargs, self._queue)
+            if call.on_numpy:
+                return self._plain(call.args, call.kwargs)
+            case = self._cases.get(call.key)
+            if case is None:
+                if len(self._cases) >= MOST_CASES:
+                    self._refuse(f"it was called with more than {MOST_CASES} kinds of arguments; a number that changes is one each time")
+                    return self._plain(call.args, call.kwargs)
+                case = self._cases[call.key] = _Case(call.objects)
+            return self._run(case, call)
+
+    def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return self.function(*args, **kwargs)
+
+    def _run(self, case: _Case, call: _Calls) -> Any:
+        state = case.state()
+        program = case.programs.get(state)
+        if program is not None and program.graph is not None:
+            result, done = self._replayed(program, call.tensors)
+            if done:
+                return result
+        elif program is not None and program.refused:
+            return self._plain(call.args, call.kwargs)
+        return self._recorded(case, state, call)
+
+    def _replayed(self, program: _Program, tensors: Sequence[Tensor]) -> tuple[Any, bool]:
+        assert program.graph is not None and program.guards is not None
+        for trusted, t, buffer in zip(program.trusted, tensors, program.buffers, strict=True):
+            if not trusted and t.buffer is not buffer:
+                return None, False  # never seen to move: the step may reach this memory on other ways too
+        if not program.guards.hold():
+            program.graph = program.guards = program.story = None
+            program.trials += 1
+            return None, False
+        result = program.graph.replay(tensors)
+        program.guards.leave_gradients()
+        program.trials = 0
+        return result, True
+
+    def _recorded(self, case: _Case, state: Any, call: _Calls) -> Any:
+        """Run as it is, listening; the first time of a case only to see what its state is made of."""
+        recorder = Recorder(call.tensors)
+        with recorder:
+            run = _Run(self._plain(call.args, call.kwargs), recorder)
+        known = case.seen
+        case.watch(recorder)
+        if recorder.queue is not None:
+            self._queue = recorder.queue
+            if known:
+                self._compare(case.programs.setdefault(state, _Program()), recorder, run, call.tensors)
+        return run.result
+
+    def _compare(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor]) -> None:
+        if recorder.problem:
+            self._give_up(program, recorder.problem)
+            return
+        story = [*recorder.story(), _told(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
+        before, program.story = program.story, story
+        moved = [t.buffer is not old for t, old in zip(tensors, program.buffers, strict=False)]
+        program.buffers = [t.buffer for t in tensors]
+        unlike = "" if before is None else _unlike(before, story, recorder)
+        if before is None or unlike:
+            program.trials += 1
+            if program.trials > MOST_TRIALS:
+                self._give_up(program, unlike or "the memory it works on is another one at every call")
+            return
+        program.trusted = [new or old for new, old in zip(moved, program.trusted or [False] * len(moved), strict=True)]
+        run.copy_result(recorder)
+        program.graph = Graph().build(recorder, tensors, run.tree)
+        program.guards = Guards(recorder)
+
+    def _give_up(self, program: _Program, reason: str) -> None:
+        program.refused = reason
+        program.story = program.graph = None
+        self._refuse(reason)
+
+    def _refuse(self, reason: str) -> None:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        remedy = "results are right, calls cost what they cost without; docs/capture.md says how to make it replayable"
+        text = message("compile", f"{name} is not replayed: {reason}", remedy)
+        if self.strict:
+            raise CaptureError(text)
+        if reason not in self._warned:
+            self._warned.add(reason)
+            log.warning("%s", text)
+
+
+def _outputs(result: Any, recorder: Recorder) -> Any:
+    """A result with what is remembered of each tensor in its place."""
+    if isinstance(result, Tensor):
+        return recorder.output(result)
+    if isinstance(result, (list, tuple)):
+        parts = [_outputs(part, recorder) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    return {key: _outputs(part, recorder) for key, part in result.items()} if type(result) is dict else result
+
+
+def _told(tree: Any) -> Any:
+    """A result in a form that two runs of a step agree on."""
+    if isinstance(tree, Output):
+        return (tree.value.known_as(), tree.shape, tree.dtype)
+    if isinstance(tree, (list, tuple)):
+        return tuple(_told(part) for part in tree)
+    return tuple((key, _told(part)) for key, part in tree.items()) if type(tree) is dict else repr(tree)
+
+
+def _copied(result: Any, recorder: Recorder) -> Any:
+    """A result in memory of its own: what was recorded is overwritten by the next replay."""
+    if isinstance(result, Tensor):
+        return result._copy() if recorder.value_of(result.buffer).kind in (MADE, CONSTANT) else result
+    if isinstance(result, (list, tuple)):
+        parts = [_copied(part, recorder) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    return {key: _copied(part, recorder) for key, part in result.items()} if type(result) is dict else result
+
+
+class _Run:
+    """What a recorded call returned, and what is remembered of it. The only holder of the result: its memory may be shared."""
+
+    def __init__(self, result: Any, recorder: Recorder):
+        self.result = result
+        self.tree = _outputs(result, recorder)
+
+    def copy_result(self, recorder: Recorder) -> None:
+        self.result = _copied(self.result, recorder)
+
+
+def _unlike(before: list[Any], now: list[Any], recorder: Recorder) -> str:
+    what = difference(before[:-2], now[:-2], recorder.nodes)
+    if what:
+        return f"two runs differ: {what}"
+    return "" if before[-2:] == now[-2:] else f"two runs differ in what they return or leave behind: {before[-2]}, then {now[-2]}"
+
+
+class _Inference(CompiledFunction):
+    """A compiled module: in evaluation nothing is recorded for backward. Attributes are the module's."""
+
+    def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.function.training:  # type: ignore[attr-defined]
+            return self.function(*args, **kwargs)
+        with dispatch.call("no_grad"):
+            return self.function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["function"], name)
+
+
+def compile(function: Callable[..., Any] | None = None) -> Any:  # named as torch names it
+    """Make a model, a function or a whole training step replayable: recorded once, then enqueued without its Python.
+
+    >>> import netcl
+    >>> double = netcl.compile(lambda x: x * 2 + 1)
+    >>> [double(netcl.full((2,), i)).tolist() for i in range(5)]
+    [[1.0, 1.0], [3.0, 3.0], [5.0, 5.0], [7.0, 7.0], [9.0, 9.0]]
+
+    A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
+    and random numbers go on as they would without. What cannot be replayed is told once and runs as it is. On the NumPy backend nothing
+    is recorded. Arrays among the arguments become tensors. A module is compiled for evaluation.
+    """
+    if function is None:
+        return compile
+    if isinstance(function, CompiledFunction):
+        return function
+    is_module = hasattr(function, "forward") and hasattr(function, "training")
+    return (_Inference if is_module else CompiledFunction)(function)
+
+
+def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = ()) -> Any:
+    """Record device work. As decorator: like :func:`compile`, but what cannot be replayed raises :class:`CaptureError`.
+
+    As context manager it records one block, over ``inputs``; run the block once before, so that programs are built and state is made:
+
+    >>> import netcl
+    >>> x = netcl.full((2,), 3.0)
+    >>> with capture_graph(inputs=[x]) as graph:  # doctest: +SKIP
+    ...     y = graph.returns(x * x)
+    >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
+    [16.0, 16.0]
+    """
+    return _block(inputs) if function is None else CompiledFunction(function, strict=True)
+
+
+@contextmanager
+def _block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
+    if any(isinstance(t.queue, CPUQueue) for t in inputs):
+        raise CaptureError(message("capture_graph", "there is nothing to record on the NumPy backend", "use an OpenCL device"))
+    if recording.active.recorder is not None:
+        raise CaptureError(message("capture_graph", "a block is being recorded already"))
+    graph, recorder = Graph(), Recorder(inputs)
+    with recorder:
+        yield graph
+        tree = _outputs(graph.result, recorder)
+    if recorder.problem or recorder.queue is None:
+        raise CaptureError(message("capture_graph", f"the block cannot be replayed: {recorder.problem or 'it launches nothing'}"))
+    graph.build(recorder, inputs, tree)

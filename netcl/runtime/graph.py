@@ -1,0 +1,341 @@
+"""A recorded step: nodes over values, memory planned by lifetimes, and a list of prepared launches to replay.
+
+A :class:`Value` is a block of device memory as the step saw it, a :class:`Node` one thing that was enqueued. Values that the step
+makes and drops share memory (:func:`share`); what it leaves behind (gradients, say) keeps its own and is overwritten by every replay.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core import platforms, recording
+from netcl.core.backend.opencl import backend_of
+from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.kernels import program
+from netcl.core.memory import BufferHandle, get_persistent_pool
+from netcl.core.recording import Number
+from netcl.core.tensor import Tensor
+
+INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
+
+
+@dataclass(eq=False)
+class Value:
+    """A block of memory: an ``input``, something from ``outside`` (a parameter, a running statistic), ``made`` by the step, or a
+    ``constant`` the host sent while it was recorded."""
+
+    kind: str
+    buffer: Any
+    nbytes: int
+    lease: Any = None  # the pool's; weak while recording, so that lifetimes stay those of the step
+    place: int = -1  # of an input, among the inputs; of anything else, in the order of first use
+    first: int = -1
+    last: int = -1
+    written: bool = False
+    owners: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def held(self) -> Any:
+        """The lease, if anything still holds it."""
+        return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
+
+    def known_as(self) -> tuple[Any, ...]:
+        """What two recordings of one step agree on."""
+        return (self.kind, id(self.buffer)) if self.kind == OUTSIDE else (self.kind, self.place)
+
+
+@dataclass(eq=False)
+class Node:
+    """One thing enqueued: a ``launch`` (kernel, sizes, arguments), a ``fill``, a ``copy`` or an ``upload``.
+
+    ``args`` are values, numbers of the host (:class:`~netcl.core.recording.Number` where they are asked anew), or local memory;
+    of a fill, a copy or an upload the values come first. ``reads`` and ``writes`` are the values among them.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    kernel: Any = None
+    sizes: tuple[int, ...] = ()
+    local: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, or the kind."""
+        return self.kernel.name if self.kernel is not None else self.kind
+
+    def story(self) -> tuple[Any, ...]:
+        """The node in a form that is equal for two recordings of the same step."""
+        return (self.kind, id(self.kernel), self.sizes, self.local, tuple(_told(arg) for arg in self.args))
+
+
+def _told(arg: Any) -> Any:
+    if isinstance(arg, Value):
+        return arg.known_as()
+    if isinstance(arg, Number):
+        return ("again", arg.source, arg.index)
+    if isinstance(arg, np.ndarray):
+        return (arg.shape, arg.dtype.str, arg.tobytes())
+    return (type(arg).__name__, repr(arg) if isinstance(arg, (bool, int, float, np.generic)) else arg.size)
+
+
+# ---- memory
+
+
+def share(values: Iterable[Value]) -> list[tuple[int, list[Value]]]:
+    """Blocks of memory as (bytes, values that take turns in it): the largest value first, each into the smallest block that is free
+    during its life."""
+    blocks: list[tuple[int, list[Value], list[tuple[int, int]]]] = []
+    for value in sorted(values, key=lambda v: (-v.nbytes, v.first)):
+        free = (block for block in reversed(blocks) if all(end < value.first or value.last < start for start, end in block[2]))
+        block = next(free, None)  # of the later ones, which are smaller
+        if block is None:
+            block = (value.nbytes, [], [])
+            blocks.append(block)
+        block[1].append(value)
+        insort(block[2], (value.first, value.last))
+    return [(nbytes, members) for nbytes, members, _ in blocks]
+
+
+def lease_blocks(queue: Any, sizes: Sequence[int]) -> list[BufferHandle]:
+    """Memory for blocks, largest first. Graphs of one queue take turns on it: nothing in it outlives a replay."""
+    with program.state(queue).lock:
+        shared: weakref.WeakSet[BufferHandle] = queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
+        free = sorted(shared, key=lambda lease: lease.nbytes)
+        taken = []
+        for nbytes in sizes:
+            lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)
+            if lease is None:
+                lease = get_persistent_pool(queue).allocate(nbytes, what="memory of a recorded step")
+                shared.add(lease)
+            else:
+                free.remove(lease)
+            taken.append(lease)
+        return taken
+
+
+# ---- results
+
+
+@dataclass(eq=False)
+class Output:
+    """A tensor of the result: where its values are after a replay, and what it looks like."""
+
+    value: Value
+    shape: tuple[int, ...]
+    dtype: str
+    tensor: Tensor | None = None  # of a value from outside: the tensor itself
+
+
+class Graph:
+    """A recorded step that can be replayed.
+
+    ``nodes`` is what it enqueues, ``values`` the memory it does so over, ``inputs`` the values that a replay rebinds,
+    ``planned_bytes`` what the values that live only inside a replay take together. ``replay(inputs)`` runs it on tensors of
+    the same shapes and dtypes and returns what the step returned, in fresh tensors; nothing waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.values: list[Value] = []
+        self.inputs: list[Value] = []
+        self.queue: Any = None
+        self.planned_bytes = 0
+        self.result: Any = None
+        self._like: list[tuple[tuple[int, ...], str]] = []
+
+    def returns(self, result: Any) -> Any:
+        """Say, inside ``with capture_graph(...) as graph``, what a replay gives back: tensors, also in lists, tuples and dicts."""
+        self.result = result
+        return result
+
+    # ---- making it
+
+    def build(self, recording: Any, inputs: Sequence[Tensor], result: Any) -> Graph:
+        """Plan the memory of a recording and prepare its launches."""
+        self.nodes, self.values, self.inputs = recording.nodes, recording.values, recording.inputs
+        self.queue, self.result = recording.queue, result
+        self._like = [(t.shape, t.dtype) for t in inputs]
+        self._sources, self._checks = list(recording.sources), list(recording.checks)
+        self._said: list[Any] = [None] * len(self._sources)
+        self._bound = [value.buffer for value in self.inputs]
+        self._place_values()
+        self._prepare()
+        return self
+
+    def _place_values(self) -> None:
+        """A buffer for every value: its own if somebody still holds it, else one it shares."""
+        self._buffers: dict[Value, Any] = {value: value.buffer for value in self.values}
+        self._leases: list[Any] = []
+        passing = []
+        for value in self.values:
+            lease = value.held()
+            if value.kind == MADE and lease is None:
+                passing.append(value)
+            else:
+                value.lease = lease
+                self._leases.append(lease)
+        blocks = share(value for value in passing if value.first >= 0)
+        for (nbytes, members), lease in zip(blocks, lease_blocks(self.queue, [nbytes for nbytes, _ in blocks]), strict=True):
+            self._leases.append(lease)
+            self.planned_bytes += nbytes
+            for value in members:
+                self._buffers[value] = lease.buffer
+
+    def _prepare(self) -> None:
+        self._calls: list[Callable[[], Any]] = []
+        self._launches: list[tuple[program.Prepared, Node]] = []
+        self._numbers: dict[tuple[int, int], list[tuple[program.Prepared, int]]] = {}
+        self._rebinds: list[list[Callable[[Any], None]]] = [[] for _ in self.inputs]
+        for node in self.nodes:
+            if node.kind == "launch":
+                self._prepare_launch(node)
+            elif node.kind != "upload" or node.writes[0].written or node.writes[0].kind != CONSTANT:
+                self._prepare_transfer(node)
+
+    def _prepare_launch(self, node: Node) -> None:
+        args = [self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
+        launch = node.kernel.prepare(self.queue, node.sizes, node.local, args)
+        self._launches.append((launch, node))
+        self._calls.append(launch.call)
+        for index, arg in enumerate(node.args):
+            if isinstance(arg, Number):
+                self._numbers.setdefault((arg.source, arg.index), []).append((launch, index))
+            elif isinstance(arg, Value) and arg.kind == INPUT:
+                self._rebinds[arg.place].append(partial(launch.set, index))
+
+    def _prepare_transfer(self, node: Node) -> None:
+        position = len(self._calls)
+        self._calls.append(self._transfer(node))
+        for value in {*node.reads, *node.writes}:
+            if value.kind == INPUT:
+                self._rebinds[value.place].append(partial(self._rebind_transfer, node, position, value))
+
+    def _rebind_transfer(self, node: Node, position: int, value: Value, buffer: Any) -> None:
+        self._buffers[value] = buffer
+        self._calls[position] = self._transfer(node)
+
+    def _transfer(self, node: Node) -> Callable[[], Any]:
+        backend = backend_of(self.queue)
+        target = self._buffers[node.writes[0]]
+        if node.kind == "fill":
+            return partial(backend.fill_bytes, target, *node.args[1:])
+        if node.kind == "copy":
+            return partial(backend.copy_bytes, target, self._buffers[node.reads[0]], node.args[2])
+        return partial(backend.upload_bytes, target, node.args[1])
+
+    # ---- running it
+
+    def replay(self, inputs: Sequence[Tensor] = ()) -> Any:
+        """Run the step on these inputs; the result is in fresh tensors that nothing has waited for.
+
+        Tensors that the step left behind (gradients, attributes) are overwritten in place.
+        """
+        self._check_inputs(inputs)
+        for where, function in self._checks:
+            function(inputs[where] if isinstance(where, int) else where)
+        recording.settle()
+        with program.state(self.queue).lock:
+            self._bind(inputs)
+            self._ask_numbers()
+            self._run()
+            return self._results(inputs)
+
+    def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
+        if platforms.forked_child:
+            platforms.check_process()
+        if len(inputs) != len(self._like):
+            what = "the recorded step takes another number of inputs"
+            raise ShapeError(message("replay", what, wanted=len(self._like), given=len(inputs)))
+        for i, (t, (shape, dtype)) in enumerate(zip(inputs, self._like, strict=True)):
+            if t.shape != shape or t.dtype != dtype:
+                kind = ShapeError if t.shape != shape else DtypeError
+                seen = {"recorded": f"{shape} {dtype}", "given": f"{t.shape} {t.dtype}"}
+                raise kind(message("replay", f"input {i} is unlike the recorded one", "record again for this kind", **seen))
+            if t.queue is not self.queue:
+                self._check_place(i, t)
+
+    def _check_place(self, i: int, t: Tensor) -> None:
+        if t.context != self.queue.context:
+            raise DeviceError(message("replay", f"input {i} lives on another device", "move it with tensor.to(device)", given=t.device))
+        t.wait()
+
+    def _bind(self, inputs: Sequence[Tensor]) -> None:
+        bound = self._bound
+        for i, t in enumerate(inputs):
+            buffer = t.buffer
+            if bound[i] is not buffer:
+                bound[i] = buffer
+                for rebind in self._rebinds[i]:
+                    rebind(buffer)
+
+    def _ask_numbers(self) -> None:
+        """Repeat what the host does in a step, and pass on the numbers that have changed."""
+        said = self._said
+        for i, source in enumerate(self._sources):
+            new = source()
+            if new != said[i]:
+                said[i] = new
+                for index, number in enumerate(new if isinstance(new, (list, tuple)) else (new,)):
+                    for launch, at in self._numbers.get((i, index), ()):
+                        launch.set(at, number)
+
+    def _run(self) -> None:
+        try:
+            if program.launch_observers:
+                self._run_observed()
+            else:
+                for call in self._calls:
+                    call()
+        except platforms.opencl().MemoryError as error:
+            remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
+            raise OutOfMemoryError(message("replay", f"the device has no room left ({error})", remedy)) from None
+
+    def _run_observed(self) -> None:
+        """As eager code does it, for who listens to launches (a profile)."""
+        launches = {id(launch.call): (launch, node) for launch, node in self._launches}
+        for call in self._calls:
+            event = call()
+            launch, node = launches.get(id(call), (None, None))
+            if launch is not None and node is not None:
+                args = tuple(self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args)
+                for observer in program.launch_observers:
+                    observer(launch.kernel, self.queue, launch.sizes, launch.local, args, event)
+
+    def _results(self, inputs: Sequence[Tensor]) -> Any:
+        return rebuilt(self.result, lambda part: self._fresh(part, inputs))
+
+    def _fresh(self, output: Output, inputs: Sequence[Tensor]) -> Tensor:
+        if output.tensor is not None:
+            return output.tensor
+        value, row = output.value, dtypes.DTYPES[output.dtype]
+        if value.kind == INPUT:
+            given = inputs[value.place]
+            return given if given.shape == output.shape else given._view(output.shape)
+        backend = backend_of(self.queue)
+        handle = backend.clone(self._buffers[value], output.shape, row)
+        return Tensor(handle.buffer, output.shape, output.dtype, backend.context, self.queue, handle)
+
+    def __repr__(self) -> str:
+        launches = sum(node.kind == "launch" for node in self.nodes)
+        return f"<Graph: {launches} launches, {len(self.nodes) - launches} transfers, {self.planned_bytes} planned bytes>"
+
+
+def rebuilt(tree: Any, of: Callable[[Any], Any]) -> Any:
+    """A result again, with ``of`` called on every :class:`Output` in it."""
+    if isinstance(tree, Output):
+        return of(tree)
+    if isinstance(tree, (list, tuple)):
+        parts = [rebuilt(part, of) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    if isinstance(tree, dict):
+        return {key: rebuilt(part, of) for key, part in tree.items()}
+    return tree

@@ -1,0 +1,238 @@
+"""The recorder: listens at the doors of the device while a step runs, and writes down what it enqueues over which memory."""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.core import recording
+from netcl.core.kernels import program
+from netcl.core.recording import Number
+from netcl.core.tensor import Tensor
+from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Node, Output, Value
+
+_OWN = ("/netcl/core/", "/netcl/runtime/", "/netcl/ops/", "/netcl/autograd/", "/netcl/optim/", "/netcl/nn/")
+
+
+class CaptureError(RuntimeError):
+    """A step cannot be recorded, or a recording does not fit what it is asked for."""
+
+
+class Dependency:
+    """An object whose attributes a recording rests on: ``modes`` are plain values, ``parts`` must stay the same objects."""
+
+    def __init__(self, owner: Any, modes: Sequence[str], parts: Sequence[str]):
+        self.owner = owner
+        self.modes = tuple(modes)
+        self.parts = tuple((name, owner.__dict__[name]) for name in parts if name in owner.__dict__)
+
+    def tensors(self) -> list[Tensor]:
+        return [part for _, part in self.parts if isinstance(part, Tensor)]
+
+    def intact(self) -> bool:
+        mine = self.owner.__dict__
+        return all(mine.get(name) is part for name, part in self.parts)
+
+
+class Recorder:
+    """One run of a step, written down: ``with recorder: step(...)``.
+
+    ``problem`` says, if it is not empty, why the run cannot be replayed.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]):
+        self.nodes: list[Node] = []
+        self.values: list[Value] = []
+        self.inputs: list[Value] = []
+        self.sources: list[Callable[[], Any]] = []
+        self.facts: list[tuple[Callable[[], Any], Any]] = []
+        self.checks: list[tuple[int | Tensor, Callable[[Any], None]]] = []
+        self.dependencies: dict[int, Dependency] = {}
+        self.leaves: dict[int, Tensor] = {}
+        self.queue: Any = None
+        self.problem = ""
+        self._now: dict[int, Value] = {}  # which value a buffer holds
+        self._used = 0
+        for t in inputs:
+            self._add_input(t)
+
+    def _add_input(self, t: Tensor) -> None:
+        if id(t.buffer) in self._now:
+            self.problem = self.problem or "two inputs share their memory"
+        value = Value(INPUT, t.buffer, t.nbytes, None, len(self.inputs))
+        self.inputs.append(self._add(value))
+
+    def __enter__(self) -> Recorder:
+        recording.settle()
+        recording.active.recorder = self
+        program.launch_observers.append(self.launch)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if exc[0] is None:
+            recording.settle()
+        program.launch_observers.remove(self.launch)
+        recording.active.recorder = None
+
+    # ---- values
+
+    def _add(self, value: Value) -> Value:
+        self._now[id(value.buffer)] = value
+        self.values.append(value)
+        return value
+
+    def value_of(self, buffer: Any, tensor: Any = None) -> Value:
+        """The value a buffer holds now; memory that was there before the step is from outside."""
+        value = self._now.get(id(buffer))
+        if value is None or value.buffer is not buffer:
+            value = self._add(Value(OUTSIDE, buffer, buffer.size))
+        if tensor is not None and value.kind == OUTSIDE:
+            value.lease = value.lease or tensor.pool_handle
+            if all(owner() is not tensor for owner in value.owners):
+                value.owners.append(weakref.ref(tensor))
+        return value
+
+    def _touch(self, value: Value) -> Value:
+        value.last = len(self.nodes)
+        if value.first < 0:
+            value.first = value.last
+            if value.kind != INPUT:
+                value.place = self._used
+                self._used += 1
+        return value
+
+    def _append(self, node: Node) -> None:
+        for value in (*node.reads, *node.writes):
+            self._touch(value)
+        for value in node.writes:
+            value.written = value.written or node.kind != "upload"
+        self.nodes.append(node)
+
+    # ---- the doors
+
+    def launch(self, kernel: Any, queue: Any, sizes: tuple[int, ...], local: Any, args: tuple[Any, ...], event: Any) -> None:
+        del event
+        if recording.active.recorder is not self:
+            return  # another thread's, or one that is not to be recorded
+        self._on(queue)
+        told: list[Any] = []
+        reads: list[Value] = []
+        writes: list[Value] = []
+        for arg, only_read in zip(args, kernel.reads_only(), strict=True):
+            buffer = arg.buffer if isinstance(arg, Tensor) else arg if hasattr(arg, "int_ptr") else None
+            if buffer is None:
+                told.append(arg)
+                continue
+            value = self.value_of(buffer, arg if isinstance(arg, Tensor) else None)
+            told.append(value)
+            (reads if only_read else writes).append(value)
+        self._append(Node("launch", tuple(told), tuple(reads), tuple(writes), kernel, sizes, local))
+
+    def _on(self, queue: Any) -> None:
+        if self.queue is None:
+            self.queue = queue
+        elif queue is not self.queue:
+            self.problem = self.problem or "it works on more than one queue"
+
+    def allocated(self, handle: Any) -> None:
+        if not isinstance(handle.buffer, np.ndarray):
+            self._add(Value(MADE, handle.buffer, handle.nbytes, weakref.ref(handle)))
+
+    def upload(self, buffer: Any, stored: Any) -> None:
+        value = self.value_of(buffer)
+        if value.kind == MADE and value.first < 0:
+            value.kind, value.lease = CONSTANT, value.held()
+        kept = np.ascontiguousarray(stored).copy() if stored.nbytes else stored
+        self._append(Node("upload", (value, kept), (), (value,)))
+
+    def fill(self, buffer: Any, pattern: Any, offset: int, nbytes: int) -> None:
+        value = self.value_of(buffer)
+        self._append(Node("fill", (value, pattern, offset, nbytes), (), (value,)))
+
+    def copy(self, target: Any, source: Any, nbytes: int) -> None:
+        to, of = self.value_of(target), self.value_of(source)
+        self._append(Node("copy", (to, of, nbytes), (of,), (to,)))
+
+    # ---- what the host does
+
+    def read(self, what: str) -> None:
+        if not self.problem:
+            self.problem = f"it reads values on the host ({what} at {_site()}), and what it does next may depend on them"
+
+    def again(self, function: Callable[[], Any]) -> Any:
+        with recording.paused():
+            answer = function()
+        place = len(self.sources)
+        self.sources.append(function)
+        if isinstance(answer, float):
+            return Number.of(answer, place, 0)
+        if isinstance(answer, (list, tuple)):
+            return [Number.of(number, place, index) for index, number in enumerate(answer)]
+        return answer
+
+    def requires(self, fact: Callable[[], Any]) -> None:
+        self.facts.append((fact, fact()))
+
+    def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str]) -> None:
+        if id(owner) not in self.dependencies:
+            self.dependencies[id(owner)] = Dependency(owner, modes, parts)
+
+    def leaf(self, tensor: Tensor) -> None:
+        self.leaves.setdefault(id(tensor), tensor)
+
+    def check(self, tensor: Tensor, function: Callable[[Any], None]) -> None:
+        value = self.value_of(tensor.buffer, tensor)
+        with recording.paused():
+            function(tensor)
+        if value.kind == INPUT:
+            self.checks.append((value.place, function))
+        elif value.kind == OUTSIDE:
+            self.checks.append((tensor, function))
+        else:
+            self.read("a check of values that the step computes")
+
+    # ---- afterwards
+
+    def output(self, tensor: Tensor) -> Output:
+        """What is remembered of a tensor of the result; its memory is kept to the end of the step."""
+        if tensor.array is not None:
+            self.problem = self.problem or "a result lives on the NumPy backend"
+            return Output(Value(CONSTANT, None, 0), tensor.shape, tensor.dtype, tensor)
+        if tensor.grad_fn is not None and tensor.grad_fn.rule is not None:
+            self.problem = self.problem or "a result still carries its history for backward: record the whole step, or use no_grad()"
+        value = self.value_of(tensor.buffer, tensor)
+        self._touch(value)
+        return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
+
+    def story(self) -> list[tuple[Any, ...]]:
+        """The run in a form that is equal for two runs of the same step."""
+        return [node.story() for node in self.nodes]
+
+
+def difference(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node]) -> str:
+    """The first thing that two recordings of a step do not have in common; empty if they are the same. ``nodes`` are those of ``b``."""
+    for i, (one, other, node) in enumerate(zip(a, b, nodes, strict=False)):
+        if one[:-1] != other[:-1]:
+            return f"command {i} ({node.name}) is another one than the time before"
+        for at, (old, new) in enumerate(zip(one[-1], other[-1], strict=False)):
+            if old != new:
+                return f"argument {at} of command {i} ({node.name}) was {_short(old)}, then {_short(new)}"
+    return "" if len(a) == len(b) else f"it enqueued {len(a)} commands, then {len(b)}"
+
+
+def _short(told: Any) -> str:
+    text = str(told[-1] if isinstance(told, tuple) and isinstance(told[0], str) and told[0] not in (MADE, OUTSIDE, INPUT) else told)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _site() -> str:
+    """The line of the user's program that is running."""
+    for frame in reversed(traceback.extract_stack()):
+        name = frame.filename.replace("\\", "/")
+        if not any(part in name for part in _OWN) and not name.startswith("<op "):
+            return f"{frame.filename}:{frame.lineno}"
+    return "an unknown place"
