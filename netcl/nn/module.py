@@ -39,7 +39,7 @@ class _Constructed(ABCMeta):
         cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs, place = peel(cls.__signature__, args, kwargs)
+        args, kwargs, place = peel(cls.__signature__, tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args), kwargs)
         with place:
             module = super().__call__(*args, **kwargs)
         bound = cls.__signature__.bind(*args, **kwargs)
