@@ -44,7 +44,7 @@ def _split_parameters(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
-def _parameters(source: str, name: str) -> tuple[str, ...] | None:
+def parameters(source: str, name: str) -> tuple[str, ...] | None:
     """The declarations of a kernel's parameters, if they are literally in the text."""
     text = _COMMENTS.sub(" ", source)
     found = re.search(rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\bvoid\s+{re.escape(name)}\s*\(", text)
@@ -63,7 +63,7 @@ def read_only(source: str, name: str) -> tuple[bool, ...] | None:
 
     ``None`` if the definition is not literally in the text.
     """
-    parts = _parameters(source, name)
+    parts = parameters(source, name)
     if parts is None:
         return None
     return tuple("*" not in part or re.search(r"\bconst\b", part.partition("*")[0]) is not None for part in parts)
@@ -77,7 +77,7 @@ def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
 
     ``None`` if the definition is not literally in the text (made by a macro, say).
     """
-    parts = _parameters(source, name)
+    parts = parameters(source, name)
     if parts is None:
         return None
     macros = dict(reversed(_TYPE_MACROS.findall(_COMMENTS.sub(" ", source))))  # a default further down yields to the first definition
