@@ -147,7 +147,7 @@ class RandomCrop(Augmentation):
 class RandomAffine(Augmentation):
     """Turned, moved, scaled and slanted about the centre, bilinear, with zeros outside.
 
-    - **degrees**: a range of angles, or ``d`` for ``(-d, d)``.
+    - **degrees**: a range of angles against the clock, or ``d`` for ``(-d, d)``.
     - **translate**: the most an image moves, as a share of its size: one number or ``(down, across)``.
     - **scale**: a range of factors.
     - **shear**: a range of angles the vertical is slanted by.
@@ -166,7 +166,7 @@ class RandomAffine(Augmentation):
         angle, shear = (np.deg2rad(rng.uniform(*limits, n)) for limits in (self.degrees, self.shear))
         scale = rng.uniform(*self.scale, n)
         down, across = (rng.uniform(-share, share, n) * size for share, size in zip(self.translate, (height, width), strict=True))
-        cos, sin, tan = np.cos(angle), np.sin(angle), np.tan(shear)
+        cos, sin, tan = np.cos(angle), -np.sin(angle), np.tan(shear)  # rows count downwards: this turns against the clock
         linear = np.stack([np.stack([cos, sin - tan * cos], -1), np.stack([-sin, cos + tan * sin], -1)], 1) / scale[:, None, None]
         centre = np.array([(width - 1) / 2, (height - 1) / 2])
         offset = centre - np.einsum("nij,nj->ni", linear, centre + np.stack([across, down], -1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,6 @@ class Subset(Dataset):
         if wrong.size:
             raise IndexError(message("Subset", "there is no sample with this number", index=int(wrong[0]), samples=n))
         self.name, self.classes = getattr(dataset, "name", ""), getattr(dataset, "classes", ())
-        if hasattr(dataset, "take"):
-            self.take = self._take
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -86,8 +84,11 @@ class Subset(Dataset):
     def __getitem__(self, index: int) -> Any:
         return self.dataset[int(self.indices[index])]
 
-    def _take(self, indices: np.ndarray) -> Any:
-        return self.dataset.take(self.indices[indices])
+    @property
+    def take(self) -> Callable[[np.ndarray], Any]:
+        """Many samples at once, where the dataset has that."""
+        whole = self.dataset.take
+        return lambda indices: whole(self.indices[indices])
 
 
 def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None) -> list[Subset]:

@@ -25,14 +25,14 @@ _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Sh
 
 
 def digits() -> Split:
-    """1,797 handwritten digits of 8 x 8 pixels, real and part of netcl: 1,438 to train with, 359 to test.
+    """1,797 handwritten digits of 8 x 8 pixels, real and part of netcl: 1,442 to train with, 355 to test.
 
     Every fifth of each class is for the test, so both parts have all writers and classes. Source and licence are in
     ``netcl/data/digits/NOTICE.md``.
 
     >>> train, test = digits()
     >>> len(train), len(test), train[0][0].shape
-    (1438, 359, (1, 8, 8))
+    (1442, 355, (1, 8, 8))
     """
     folder = Path(__file__).with_name("digits")
     images, labels = read_idx(folder / "images-idx3-ubyte.gz"), read_idx(folder / "labels-idx1-ubyte.gz")

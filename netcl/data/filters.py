@@ -16,7 +16,7 @@ def convolve(x: Any, kernel: Any) -> np.ndarray:
     """Each pixel the sum of its neighbours, weighted by a kernel of odd sides (not turned round, as in networks).
 
     >>> convolve(np.eye(3), np.ones((1, 3)))[1]
-    array([1., 1., 1.])
+    array([2., 1., 2.])
     """
     x, kernel = np.asarray(x), np.asarray(kernel, np.float64)
     windows = _windows("convolve", x, kernel.shape)

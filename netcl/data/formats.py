@@ -7,7 +7,7 @@ import math
 import os
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -32,7 +32,8 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int = 1 << 32) -> np.ndarr
         zipped = plain.read(2) == b"\x1f\x8b"
         size = os.fstat(plain.fileno()).st_size
     try:
-        with gzip.open(path) if zipped else path.open("rb") as file:
+        with path.open("rb") as plain:
+            file: Any = gzip.GzipFile(fileobj=plain) if zipped else plain
             return _idx(file, path, None if zipped else size, max_bytes)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise _refused("read_idx", "the file is damaged", path, reason=error) from None

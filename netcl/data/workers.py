@@ -154,7 +154,7 @@ class _Process:
             how = f"was killed by {signal.Signals(-code).name}"
             remedy = "if it was the system, for want of memory: fewer workers or smaller batches"
         else:
-            how, remedy = f"ended with exit code {code}", f"its own message is above; {_GUARD}"
+            how, remedy = f"ended with exit code {code}", f"it may have said more on stderr; {_GUARD}"
         return WorkerError(message("DataLoader", f"worker {self.number} {how}", remedy, pid=self.process.pid))
 
     def close(self) -> None:

@@ -1,0 +1,167 @@
+"""Batches, their order, and the position in it. Worker processes are in tests/faults/test_loader.py."""
+
+import numpy as np
+import pytest
+
+from netcl.data import DataLoader, Dataset, SharedBatchRingBuffer, TensorDataset, augment, augment_gpu
+from netcl.data.fetch import Field
+from netcl.io import load_checkpoint, save_checkpoint
+
+
+class Numbered(Dataset):
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, index):
+        return np.full((1, 4, 5), index, np.float32), index
+
+
+def noisy(x, rng):
+    return x + rng.standard_normal(x.shape, np.float32)
+
+
+def seen(loader):
+    return [np.asarray(y).tolist() for _, y in loader]
+
+
+def flat(batches):
+    return [index for batch in batches for index in batch]
+
+
+def same(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_an_epoch_has_every_sample_once_and_each_epoch_another_order():
+    loader = DataLoader(Numbered(), 5, seed=1)
+    first, second = seen(loader), seen(loader)
+    assert [len(batch) for batch in first] == [5, 5, 5, 5, 3] and len(loader) == 5
+    assert sorted(flat(first)) == sorted(flat(second)) == list(range(23)) != flat(first)
+    assert first != second
+    assert seen(DataLoader(Numbered(), 5, seed=1)) == first != seen(DataLoader(Numbered(), 5, seed=2))
+    assert flat(seen(DataLoader(Numbered(), 5, shuffle=False, drop_last=True))) == list(range(20))
+    assert list(DataLoader(TensorDataset(np.zeros((0, 3))), num_workers=2)) == []
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_threads_change_nothing(workers):
+    wanted = [batch for _ in range(2) for batch in DataLoader(Numbered(), 4, seed=0, transforms=noisy, augment=augment.RandomCrop(3))][:6]
+    with DataLoader(
+        Numbered(), 4, seed=0, transforms=noisy, augment=augment.RandomCrop(3), num_workers=workers, use_shared_mem=False
+    ) as loader:
+        same(list(loader), wanted)
+
+
+def test_samples_fetched_at_once_are_the_same_samples():
+    images = np.random.default_rng(0).random((23, 3, 2)).astype(np.float32)
+    at_once = DataLoader(TensorDataset(images, np.arange(23)), 5, seed=3)
+    one_by_one = DataLoader(TensorDataset(images, np.arange(23)), 5, seed=3, transforms=np.asarray)
+    same(list(at_once), list(one_by_one))
+
+
+def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
+    straight = DataLoader(Numbered(), 4, seed=5, transforms=noisy)
+    list(straight)
+    wanted = list(straight)
+    left = DataLoader(Numbered(), 4, seed=5, transforms=noisy, num_workers=2, use_shared_mem=False)
+    list(left)
+    for number, _ in enumerate(left):
+        if number == 2:
+            path = save_checkpoint(tmp_path / "c.netcl", loader=left, step=9)
+            break
+    resumed = DataLoader(Numbered(), 4, seed=99, transforms=noisy)
+    load_checkpoint(path, loader=resumed)
+    assert resumed.epoch == 1
+    same(list(resumed), wanted[3:])
+    same(list(resumed), list(straight))
+    assert resumed.state_dict() == {"seed": 5, "epoch": 3, "batch": 0, "batch_size": 4, "samples": 23}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"batch_size": 8}, "another batch_size; state=8, loader=4"),
+        ({"samples": 7}, "another samples"),
+        ({"batch": 7}, "fewer batches"),
+        ({"epoch": -1}, "not the state of a loader"),
+        ({"seed": "1"}, "not the state of a loader"),
+        ({"more": 1}, "not the state of a loader"),
+    ],
+)
+def test_a_position_of_another_loader_is_refused(change, reason):
+    loader = DataLoader(Numbered(), 4, seed=1)
+    before = loader.state_dict()
+    with pytest.raises(ValueError, match=reason):
+        loader.load_state_dict({**before, **change})
+    assert loader.state_dict() == before
+
+
+def test_an_iteration_left_early_is_over():
+    with DataLoader(Numbered(), 4, seed=1, num_workers=2, use_shared_mem=False) as loader:
+        first = iter(loader)
+        next(first)
+        other = seen(loader)
+        assert len(other) == 6 and loader.epoch == 2
+        with pytest.raises(RuntimeError, match="another one of the same loader began"):
+            next(first)
+
+
+@pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"num_workers": -1}, {"prefetch": 0}, {"seed": -1}, {"batch_size": 2.0}])
+def test_numbers_that_make_no_sense_are_refused(arguments):
+    with pytest.raises(ValueError, match=rf"\[DataLoader\] {next(iter(arguments))} is a whole number"):
+        DataLoader(Numbered(), **arguments)
+
+
+def test_a_ring_refuses_what_does_not_fit():
+    ring = SharedBatchRingBuffer([Field((3,), "float32"), Field((), "int64")], batch_size=4, slots=2)
+    ring.put(1, (np.ones((4, 3), np.float32), np.arange(4)))
+    ring.put(0, (np.zeros((2, 3), np.float32), np.arange(2)))
+    assert ring.view(1, 4)[0].sum() == 12 and ring.view(1, 4)[1].tolist() == [0, 1, 2, 3]
+    for x in (np.ones((4, 2), np.float32), np.ones((4, 3)), np.ones((5, 3), np.float32)):
+        with pytest.raises(ValueError, match="another shape or dtype"):
+            ring.put(0, (x, np.arange(len(x))))
+    with pytest.raises(MemoryError, match=r"\[SharedBatchRingBuffer\] there is no room .*bytes=\d+.*use_shared_mem=False"):
+        SharedBatchRingBuffer([Field((1 << 40,), "float64")], batch_size=1 << 20, slots=8)
+    ring.close()
+
+
+# ---- on a device
+
+
+def test_batches_on_a_device(device):
+    wanted = list(DataLoader(Numbered(), 4, seed=0, transforms=noisy))
+    for queue, workers in ((device, 0), (device.queue, 2)):
+        loader = DataLoader(Numbered(), 4, seed=0, transforms=noisy, device_queue=queue, num_workers=workers, use_shared_mem=False)
+        batches = list(loader)
+        assert batches[0][0].queue is device.queue and batches[0][0].shape == (4, 1, 4, 5) and loader.epoch == 1
+        same([[tensor.to_host() for tensor in batch] for batch in batches], wanted)
+
+
+def test_copies_beside_kernels_keep_their_order(cl_device):
+    """As on a device with memory of its own: copies in a second queue, buffers reused while kernels still read them."""
+    from netcl.core.backend.opencl import backend_of
+    from netcl.core.backend.side import SideQueue
+
+    feed = augment_gpu.Feed(cl_device)
+    assert feed._side is None or not backend_of(cl_device.queue).integrated
+    feed._side = SideQueue(cl_device.queue)
+    backend_of(feed._side.side).integrated = False
+    total, coming = 0, feed.send((np.zeros((64, 64), np.float32),))
+    for number in range(1, 30):
+        (x,) = feed.ready(coming)
+        coming = feed.send((np.full((64, 64), number, np.float32),))
+        total = x + total
+    assert total.to_host().tolist() == np.full((64, 64), sum(range(29))).tolist()
+    assert x.queue is cl_device.queue
+
+
+def test_device_augmentation_is_seeded_by_the_loader(device):
+    images = TensorDataset(np.random.default_rng(0).random((12, 3, 8, 8)).astype(np.float32), np.arange(12))
+    on_host = DataLoader(images, 4, seed=2, augment=augment.RandomCrop(8, padding=2))
+    there = DataLoader(images, 4, seed=2, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device)
+    same(list(on_host), [[tensor.to_host() for tensor in batch] for batch in there])
+    with pytest.raises(ValueError, match=r"need a device; pass device_queue="):
+        DataLoader(images, augment=augment_gpu.RandomCrop(8))

@@ -1,0 +1,137 @@
+"""What test_loader.py runs in a process of its own: a loader whose workers meet the trouble that the command line names."""
+
+import os
+import resource
+import sys
+import time
+
+import numpy as np
+
+from netcl.data import DataLoader, Dataset, WorkerError
+
+
+class Numbered(Dataset):
+    """Samples of which one is bad."""
+
+    def __init__(self, trouble=""):
+        self.trouble = trouble
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 33:
+            getattr(self, self.trouble, lambda: None)()
+        return np.full(12 if (index, self.trouble) == (33, "shape") else 4, index, np.float32), index
+
+    def raises(self):
+        raise KeyError("no such picture")
+
+    def killed(self):
+        os.kill(os.getpid(), 9)
+
+    def hangs(self):
+        time.sleep(1000)
+
+    def leaves(self):
+        sys.exit(3)
+
+
+def noisy(x, rng):
+    return x + rng.standard_normal(x.shape, np.float32)
+
+
+def made(trouble="", **more):
+    arguments = {"batch_size": 6, "num_workers": 2, "seed": 1, "shuffle": False} | more
+    loader = DataLoader(Numbered(trouble), **arguments)
+    loader.timeout = 1.5
+    return loader
+
+
+def say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def trouble(*kinds):
+    """Each kind of trouble ends the iteration, and no worker is left; then the loader goes on with good samples."""
+    for kind in kinds:
+        loader = made(kind)
+        got, pids, began = 0, [], time.monotonic()
+        try:
+            for _ in loader:
+                got, pids, began = got + 1, pids or loader.worker_pids(), time.monotonic()
+        except WorkerError as error:
+            say(f"{kind}: {got} batches, {time.monotonic() - began:.1f} s: {str(error).splitlines()[0]}")
+        assert loader.worker_pids() == [] and not any(alive(pid) for pid in pids), pids
+    loader.dataset.trouble = ""
+    assert len(list(loader)) == 7
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def agree():
+    """Any number of workers gives the same batches, epoch after epoch, with the same workers."""
+    wanted = [batch for loader in [made(num_workers=0, transforms=noisy)] for _ in range(2) for batch in loader]
+    for workers in (1, 3):
+        with made(num_workers=workers, transforms=noisy) as loader:
+            first = list(loader)
+            pids = loader.worker_pids()
+            for _ in loader:
+                break
+            loader.load_state_dict({**loader.state_dict(), "epoch": 1, "batch": 0})
+            got = [*first, *loader]
+            assert pids == loader.worker_pids() and len(pids) == workers
+            assert all(np.array_equal(a, b) for one, other in zip(got, wanted, strict=True) for a, b in zip(one, other, strict=True))
+    say("agreed")
+
+
+def context(selector, order):
+    """A context before the workers, or after: batches reach the device and kernels run."""
+    from netcl.core.device import manager
+
+    loader = made(transforms=noisy)
+    if order == "workers-first":
+        next(iter(loader))
+    handle = manager.default(selector)
+    loader.device_queue = handle
+    total = sum(float((x * 0 + 1).sum().item()) for _ in range(2) for x, _ in loader)
+    assert total == 2 * 40 * 4, total
+    loader.close()
+    say("trained")
+
+
+def no_memory():
+    """No file may be larger than four kilobytes, shared memory included."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    loader = made(batch_size=1000)
+    try:
+        next(iter(loader))
+    except MemoryError as error:
+        say(error)
+    assert loader.worker_pids() == []
+
+
+def lambda_transform():
+    try:
+        next(iter(made(transforms=lambda x: x)))
+    except WorkerError as error:
+        say(error)
+
+
+def wait_to_be_killed():
+    loader = made(batch_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    say(" ".join(map(str, loader.worker_pids())))
+    time.sleep(100)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,79 @@
+"""Worker processes of a DataLoader that raise, die, hang or lose their parent: named within seconds, and nothing is left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("loader_faults.py")
+SHARED = Path("/dev/shm")
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="worker processes hand memory over as files do on Unix")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = set(SHARED.iterdir()) if SHARED.exists() else set()
+    yield
+    left = (set(SHARED.iterdir()) if SHARED.exists() else set()) - before
+    assert [path for path in left if "netcl" in path.name or path.name.startswith(("psm_", "pym-"))] == []
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_worker_in_trouble_is_named():
+    lines = run("trouble", "raises", "killed", "hangs", "leaves", "shape").splitlines()
+    told = [re.fullmatch(r"(\w+): 5 batches, ([\d.]+) s: \[DataLoader\] worker 1 (.*)", line) for line in lines]
+    assert all(told) and all(float(line[2]) < 10 for line in told), lines
+    reasons = {line[1]: line[3] for line in told}
+    assert re.match(r"raised KeyError: 'no such picture'; pid=\d+, batch=5", reasons["raises"])
+    assert re.match(r"was killed by SIGKILL; pid=\d+", reasons["killed"])
+    assert re.match(r"has hung: nothing was heard of it for 1.5 s; pid=\d+, batch=5", reasons["hangs"])
+    assert re.match(r"ended with exit code 3; pid=\d+", reasons["leaves"])
+    assert re.match(r"raised SampleError: \[DataLoader\] sample 33 has another shape", reasons["shape"])
+
+
+def test_the_number_of_workers_changes_nothing():
+    assert run("agree") == "agreed\n"
+
+
+@pytest.mark.parametrize("order", ["context-first", "workers-first"])
+def test_workers_and_a_context_in_either_order(cl_device, order):
+    assert run("context", cl_device.platform_name, order) == "trained\n"
+
+
+def test_no_room_for_shared_memory_is_said_at_once():
+    assert re.match(r"\[SharedBatchRingBuffer\] there is no room for the batches .*; bytes=\d+, reason=.*; fewer workers", run("no_memory"))
+
+
+def test_what_cannot_travel_to_a_worker_is_said():
+    assert re.search(r"worker 0 cannot be started: .*lambda.*use_shared_mem=False makes the workers threads", run("lambda_transform"))
+
+
+def test_workers_leave_with_their_parent():
+    with subprocess.Popen([sys.executable, SCRIPT, "wait_to_be_killed"], stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.send_signal(signal.SIGKILL)
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def _alive(pid: int) -> bool:
+    """A process nobody has collected yet counts as gone."""
+    try:
+        os.kill(pid, 0)
+        return not Path(f"/proc/{pid}/stat").exists() or Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
