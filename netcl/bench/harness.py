@@ -1,0 +1,231 @@
+"""How times are taken: several ways to do the same thing, checked against each other, then interleaved in one run.
+
+Machines are shared and drift, so only ratios of interleaved measurements mean anything; of each way the best round counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from netcl.core.device import DeviceHandle, device, manager
+from netcl.core.errors import DeviceError, message
+
+SAMPLE_SECONDS = 0.05  # the least time of one sample: short calls are repeated until they fill it
+MOST_CALLS = 2000
+PATIENCE = 20.0  # seconds after which no further round is started: some ways are slow beyond reason on some machines
+CHECKED = 1 << 21  # how many values of a large result are compared, evenly spread
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Way:
+    """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` gives what is compared (arrays).
+
+    A way that is not available has ``missing``: the reason. ``host_only`` leaves the wait out of the time: what the caller pays.
+    """
+
+    run: Callable[[], Any] = _nothing
+    sync: Callable[[], None] = _nothing
+    result: Callable[[], Sequence[np.ndarray]] | None = None
+    missing: str = ""
+    host_only: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which way is held against which, and the ratio (or, without a yardstick, the seconds) it should stay below.
+
+    Targets are given by part of a platform's name or by device type; without one the way is measured and not judged. ``gpu portable``
+    is what kernels without matrix units should reach on a GPU.
+    """
+
+    ours: str = "ours"
+    yardstick: str | None = "torch"
+    targets: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named problem: ``make(setting)`` prepares its data and gives its ways by name."""
+
+    name: str
+    make: Callable[[Setting], dict[str, Way]]
+    comparisons: Sequence[Comparison] = (Comparison(),)
+    tolerance: float = 1e-4
+    work: Mapping[str, float] = field(default_factory=dict)  # "flop" and "bytes" of one call, for rooflines
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where to measure: our device, torch with its device (or neither), and how thoroughly."""
+
+    handle: DeviceHandle
+    torch: Any = None
+    torch_device: str = "cpu"
+    repeats: int = 7
+    quick: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.handle.device_type == "gpu"
+
+    def sync(self) -> None:
+        """Wait for our device."""
+        self.handle.queue.finish()
+
+    def torch_sync(self) -> None:
+        """Wait for torch's device."""
+        if self.torch_device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def tensor(self, array: np.ndarray, **options: Any) -> Any:
+        """An array on our device."""
+        from netcl.core.tensor import Tensor
+
+        return Tensor.from_host(self.handle.queue, array, **options)
+
+    def torch_tensor(self, array: np.ndarray) -> Any:
+        """An array on torch's device."""
+        return self.torch.from_numpy(array).to(self.torch_device)
+
+    def ours(self, run: Callable[[], Any]) -> Way:
+        """A way of ours; ``run`` returns a Tensor or several."""
+        return Way(run, self.sync, lambda: [t.to_host() for t in _several(run())])
+
+    def theirs(self, run: Callable[[], Any]) -> Way:
+        """Torch's way; ``run`` returns a tensor or several. Without torch it is missing."""
+        if self.torch is None:
+            return Way(missing="torch is not installed")
+        return Way(run, self.torch_sync, lambda: [t.detach().float().cpu().numpy() for t in _several(run())])
+
+
+def _several(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, list | tuple) else [values]
+
+
+def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7, quick: bool = False, with_torch: bool = True) -> Setting:
+    """Our device by its selector, and torch if it is installed: on the same GPU where it can, else on the CPU."""
+    handle = manager.default(selector)
+    if handle is None:
+        raise DeviceError(message("bench", "there is no such device", "netcl devices lists them", device=repr(selector)))
+    torch = importlib.import_module("torch") if with_torch and importlib.util.find_spec("torch") else None
+    where = "cpu"
+    if torch is not None:
+        if threads:
+            torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # float32 against float32
+        torch.backends.cudnn.benchmark = True
+        if handle.device_type == "gpu" and torch.cuda.is_available() and "nvidia" in handle.platform_name.lower():
+            where = "cuda"
+    return Setting(handle, torch, where, repeats, quick)
+
+
+def measure(case: Case, where: Setting) -> list[dict[str, Any]]:
+    """Check the ways of a case against each other, time them interleaved, and judge its comparisons."""
+    with device(where.handle):
+        ways = case.make(where)
+        missing = {name: way.missing for name, way in ways.items() if way.missing}
+        ready = {name: way for name, way in ways.items() if not way.missing}
+        errors = _check(ready, case.tolerance)
+        best = interleave({name: way for name, way in ready.items() if name not in errors}, where.repeats)
+    rows = []
+    for pair in case.comparisons:
+        wrong = [f"{n}: {missing.get(n) or errors.get(n)}" for n in (pair.ours, pair.yardstick) if n in missing or n in errors]
+        rows.append(_row(case, pair, best, where, "; ".join(wrong)))
+    gc.collect()
+    return rows
+
+
+def _row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting, skipped: str) -> dict[str, Any]:
+    ours, theirs = best.get(pair.ours), best.get(pair.yardstick or "")
+    ratio = None if ours is None or theirs is None else ours / theirs
+    judged = ours if pair.yardstick is None else ratio
+    target = _target(pair, where.handle)
+    label = case.name if pair.ours == "ours" else f"{case.name}, {pair.ours}"
+    row: dict[str, Any] = {"case": label, "yardstick": pair.yardstick, "ours_s": ours, "theirs_s": theirs, "ratio": ratio}
+    row |= {"target": target, "met": None if target is None or judged is None else judged <= target}
+    if where.is_gpu and "gpu portable" in pair.targets and judged is not None:
+        row |= {"portable_target": pair.targets["gpu portable"], "portable_met": judged <= pair.targets["gpu portable"]}
+    row["all_s"] = dict(best)
+    if ours is not None and case.work:
+        row |= {f"{name}_per_s": amount / ours for name, amount in case.work.items()}
+    return {**row, "skipped": skipped} if skipped else row
+
+
+def _target(pair: Comparison, handle: DeviceHandle) -> float | None:
+    named = (limit for name, limit in pair.targets.items() if name in handle.platform_name.lower())
+    return next(named, pair.targets.get(handle.device_type))
+
+
+def _check(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
+    """Why a way of ours may not be timed: its result is not the yardstick's. The last way with a result is the yardstick."""
+    results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
+    if len(results) < 2:
+        return {}
+    *ours, yardstick = results
+    wrong = {}
+    for name in ours:
+        error = max(difference(a, b) for a, b in zip(results[name], results[yardstick], strict=True))
+        if not error <= tolerance:
+            wrong[name] = f"its result differs from {yardstick}'s by {error:.2g} (relative), allowed is {tolerance:g}"
+    return wrong
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference of two arrays in units of the second's root mean square.
+
+    >>> difference(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    0.0
+    """
+    if a.shape != b.shape:
+        return float("inf")
+    step = max(1, a.size // CHECKED)
+    x, y = (np.asarray(v.reshape(-1)[::step], np.float64) for v in (a, b))
+    scale = float(np.sqrt(np.mean(y * y))) if y.size else 0.0
+    return float(np.max(np.abs(x - y), initial=0.0)) / (scale or 1.0)
+
+
+def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
+    """Seconds per call of each way: the best of ``repeats`` samples, taken in turn."""
+    start = time.perf_counter()
+    calls = {name: _calls(way) for name, way in ways.items()}
+    best = dict.fromkeys(ways, float("inf"))
+    for round_ in range(repeats):
+        if round_ and time.perf_counter() - start > PATIENCE:
+            break
+        for name, way in ways.items():
+            best[name] = min(best[name], _sample(way, calls[name]))
+    return best
+
+
+def _calls(way: Way) -> int:
+    """How many calls fill a sample; the first two calls warm up."""
+    once = _sample(way, 1)
+    if once > PATIENCE / 10:
+        return 1
+    once = _sample(way, 1)
+    few = max(1, min(5, int(SAMPLE_SECONDS / max(once, 1e-9))))
+    once = _sample(way, few)
+    return max(1, min(MOST_CALLS, int(SAMPLE_SECONDS / max(once, 1e-9)) + 1))
+
+
+def _sample(way: Way, calls: int) -> float:
+    run = way.run
+    way.sync()
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    spent = time.perf_counter() - start
+    way.sync()
+    return (spent if way.host_only else time.perf_counter() - start) / calls

@@ -1,0 +1,264 @@
+"""What is computed: the problems of a deep-learning day, each in netcl, in torch and, where that is fair, in NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl import ops as F
+from netcl.bench.harness import Case, Comparison, Setting, Way
+from netcl.core.kernels.primitives import build_elementwise_kernel
+from netcl.core.tensor import Tensor
+from netcl.runtime import capture
+
+Targets = dict[str, float]
+_DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal float32 values, cheap for large arrays."""
+    size = math.prod(shape)
+    drawn = np.random.default_rng(seed).standard_normal(min(size, _DISTINCT), dtype=np.float32)
+    return np.resize(drawn, size).reshape(shape)
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> Way | Callable[[], Any]:
+    """A call of the compiled function, or a missing way that says why there is none."""
+    try:
+        made = capture.compile(function)
+        made(*arguments)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        return Way(missing=f"it was not compiled: {type(error).__name__}: {error}")
+    return lambda: made(*arguments)
+
+
+def _way(where: Setting, made: Way | Callable[[], Any]) -> Way:
+    return made if isinstance(made, Way) else where.ours(made)
+
+
+# ---- products
+
+
+def matmul(m: int, n: int, k: int, transposed: str = "", batch: int = 0, targets: Targets | None = None, name: str = "") -> Case:
+    """``(m, k) x (k, n)``; ``transposed`` names the operands that are stored transposed: "", "a", "b" or "ab"."""
+    lead = (batch,) if batch else ()
+
+    def make(where: Setting) -> dict[str, Way]:
+        x = values(*lead, *((k, m) if "a" in transposed else (m, k)))
+        y = values(*lead, *((n, k) if "b" in transposed else (k, n)), seed=1)
+        a, b = where.tensor(x), where.tensor(y)
+        options = {"transpose_a": "a" in transposed, "transpose_b": "b" in transposed}
+        ways = {"ours": where.ours(lambda: F.matmul(a, b, **options))}
+        u, v = (np.swapaxes(z, -1, -2) if side in transposed else z for side, z in (("a", x), ("b", y)))
+        if where.quick or not where.is_gpu:
+            ways["numpy"] = Way(lambda: np.matmul(u, v), result=lambda: [np.matmul(u, v)])
+        return ways | {"torch": where.theirs(_torch_matmul(where, x, y, transposed))}
+
+    named = name or f"matmul {m}" + (f" {transposed} transposed" if transposed else "")
+    flop, moved = 2.0 * m * n * k * max(batch, 1), 4.0 * max(batch, 1) * (m * k + k * n + m * n)
+    return Case(named, make, [Comparison(targets=targets or {})], work={"flop": flop, "bytes": moved})
+
+
+def _torch_matmul(where: Setting, x: np.ndarray, y: np.ndarray, transposed: str) -> Callable[[], Any]:
+    if where.torch is None:
+        return lambda: None
+    a, b = where.torch_tensor(x), where.torch_tensor(y)
+    a, b = (a.transpose(-1, -2) if "a" in transposed else a), (b.transpose(-1, -2) if "b" in transposed else b)
+    return lambda: where.torch.matmul(a, b)
+
+
+def half_matmul(size: int, dtype: str, comparisons: Sequence[Comparison]) -> Case:
+    """A square product of halves, against ours in float32 and torch's in the same dtype."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        x, y = values(size, size), values(size, size, seed=1)
+        a, b = (where.tensor(z) for z in (x, y))
+        h, i = (F.cast(t, dtype) for t in (a, b))
+        ways = {"ours": where.ours(lambda: F.matmul(h, i)), "ours in float32": where.ours(lambda: F.matmul(a, b))}
+        if where.torch is not None:
+            kind = getattr(where.torch, dtype)
+            p, q = where.torch_tensor(x).to(kind), where.torch_tensor(y).to(kind)
+        return ways | {"torch": where.theirs(lambda: where.torch.matmul(p, q))}
+
+    return Case(f"matmul {size} {dtype}", make, comparisons, tolerance=0.1, work={"flop": 2.0 * size**3})
+
+
+def linear(rows: int, features: int, outputs: int, targets: Targets | None = None) -> Case:
+    """``x w' + bias``."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        data = values(rows, features), values(outputs, features, seed=1), values(outputs, seed=2)
+        ours = [where.tensor(z) for z in data]
+        ways = {"ours": where.ours(lambda: F.linear(*ours))}
+        theirs = [where.torch_tensor(z) for z in data] if where.torch else []
+        return ways | {"torch": where.theirs(lambda: where.torch.nn.functional.linear(*theirs))}
+
+    return Case(
+        f"linear {rows}x{features}x{outputs}", make, [Comparison(targets=targets or {})], work={"flop": 2.0 * rows * features * outputs}
+    )
+
+
+# ---- convolutions
+
+
+def conv(n: int, c: int, size: int, filters: int, kernel: int = 3, stride: int = 1, part: str = "forward",
+         targets: Targets | None = None) -> Case:  # fmt: skip
+    """A convolution as residual networks have them, or one of its gradients."""
+    pad, out = kernel // 2, -(-size // stride)
+    options: dict[str, Any] = {"stride": stride, "padding": pad}
+
+    def make(where: Setting) -> dict[str, Way]:
+        x, w, g = values(n, c, size, size), values(filters, c, kernel, kernel, seed=1) * 0.1, values(n, filters, out, out, seed=2)
+        a, b, d = (where.tensor(z) for z in (x, w, g))
+        run = {
+            "forward": lambda: F.conv2d(a, b, **options),
+            "input gradient": lambda: F.conv2d_input_grad(d, b, size=(size, size), **options),
+            "weight gradient": lambda: F.conv2d_weight_grad(d, a, kernel=(kernel, kernel), **options),
+        }[part]
+        return {"ours": where.ours(run), "torch": where.theirs(_torch_conv(where, x, w, g, stride, pad, part))}
+
+    name = f"conv {kernel}x{kernel}{f'/{stride}' if stride > 1 else ''} {n}x{c}x{size}x{size} to {filters} {part}"
+    return Case(name, make, [Comparison(targets=targets or {})], work={"flop": 2.0 * n * filters * c * kernel**2 * out**2})
+
+
+def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, stride: int, pad: int, part: str) -> Callable[[], Any]:
+    if where.torch is None:
+        return lambda: None
+    a, b, d = (where.torch_tensor(z) for z in (x, w, g))
+    if part == "forward":
+        return lambda: where.torch.nn.functional.conv2d(a, b, None, stride, pad)
+    mask, pick = ([True, False, False], 0) if part == "input gradient" else ([False, True, False], 1)
+    back = where.torch.ops.aten.convolution_backward
+    return lambda: back(d, a, b, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], 1, mask)[pick]
+
+
+# ---- what memory limits
+
+
+def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
+    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, and as a kernel written for it."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        data = [values(n, seed=i) for i in range(3)]
+        a, b, c = (where.tensor(z) for z in data)
+
+        def formula(a: Any, b: Any, c: Any) -> Any:
+            return ag.relu(a * b + c) * 0.5 + a
+
+        ways = {"ours": where.ours(lambda: formula(a, b, c)), "compiled": _way(where, compiled(formula, a, b, c))}
+        ways["kernel"] = _chain_kernel(where, a, b, c)
+        u, v, w = (where.torch_tensor(z) if where.torch else z for z in data)
+        return ways | {"torch": where.theirs(lambda: where.torch.relu(u * v + w) * 0.5 + u)}
+
+    rows = [Comparison(name, targets=(targets or {}).get(name, {})) for name in ("ours", "compiled", "kernel")]
+    return Case(f"chain 2^{round(math.log2(n), 1):g}", make, rows, work={"bytes": 16.0 * n, "flop": 5.0 * n})
+
+
+def _chain_kernel(where: Setting, a: Any, b: Any, c: Any) -> Way:
+    if where.handle.backend != "cl":
+        return Way(missing="there are no kernels without OpenCL")
+    _, kernel = build_elementwise_kernel(where.handle.context, "chain", 3, "ADD(MUL(RELU(ADD(MUL(v0, v1), v2)), 0.5f), v0)")
+    assert kernel is not None
+    local, n = (256,), a.size
+
+    def run() -> Any:
+        out = Tensor.empty((n,), queue=a.queue)
+        kernel.run(a.queue, (n,), local, a, b, c, out, n)
+        return out
+
+    return where.ours(run)
+
+
+def softmax(rows: int, columns: int, targets: Targets | None = None) -> Case:
+    """Over the last axis."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        x = values(rows, columns)
+        a = where.tensor(x)
+        t = where.torch_tensor(x) if where.torch else x
+        return {"ours": where.ours(lambda: F.softmax(a, axis=-1)), "torch": where.theirs(lambda: where.torch.softmax(t, -1))}
+
+    return Case(
+        f"softmax {rows}x{columns}", make, [Comparison(targets=targets or {})], tolerance=1e-4, work={"bytes": 8.0 * rows * columns}
+    )
+
+
+def total(n: int, targets: Targets | None = None) -> Case:
+    """The sum of everything."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        x = np.abs(values(n))
+        a = where.tensor(x)
+        t = where.torch_tensor(x) if where.torch else x
+        ways = {"ours": where.ours(lambda: F.sum(a))}
+        if not where.is_gpu:
+            ways["numpy"] = Way(lambda: x.sum(), result=lambda: [x.sum()])
+        return ways | {"torch": where.theirs(lambda: t.sum())}
+
+    return Case(f"sum 2^{round(math.log2(n), 1):g}", make, [Comparison(targets=targets or {})], tolerance=1e-4, work={"bytes": 4.0 * n})
+
+
+# ---- norms
+
+
+def layer_norm(rows: int, width: int, backward: bool, targets: Targets | None = None) -> Case:
+    """Layer norm forward, or forward and backward."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        data = [values(rows, width), values(width, seed=1), values(width, seed=2)]
+        g = values(rows, width, seed=3)
+        x, w, b = (where.tensor(z, requires_grad=backward) for z in data)
+        ours = _with_backward(lambda: ag.layer_norm(x, (width,), w, b), [x, w, b], where.tensor(g), backward)
+        if where.torch is None:
+            return {"ours": where.ours(ours), "torch": where.theirs(ours)}
+        p, q, r = (where.torch_tensor(z).requires_grad_(backward) for z in data)
+        layer = where.torch.nn.functional.layer_norm
+        theirs = _torch_backward(where, lambda: layer(p, (width,), q, r), [p, q, r], g, backward)
+        return {"ours": where.ours(ours), "torch": where.theirs(theirs)}
+
+    name = f"layer norm {rows}x{width} {'forward and backward' if backward else 'forward'}"
+    return Case(name, make, [Comparison(targets=targets or {})], tolerance=2e-3, work={"bytes": (20.0 if backward else 8.0) * rows * width})
+
+
+def batch_norm(n: int, c: int, size: int, backward: bool, targets: Targets | None = None) -> Case:
+    """Batch norm in training and ReLU, forward, or forward and backward."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        data = [values(n, c, size, size), 1 + 0.1 * values(c, seed=1), values(c, seed=2)]
+        g = values(n, c, size, size, seed=3)
+        x, w, b = (where.tensor(z, requires_grad=backward) for z in data)
+        mean, var = where.tensor(np.zeros(c, np.float32)), where.tensor(np.ones(c, np.float32))
+        ours = _with_backward(lambda: ag.relu(ag.batch_norm(x, mean, var, w, b, training=True)), [x, w, b], where.tensor(g), backward)
+        if where.torch is None:
+            return {"ours": where.ours(ours), "torch": where.theirs(ours)}
+        p, q, r = (where.torch_tensor(z).requires_grad_(backward) for z in data)
+        u, v = where.torch_tensor(np.zeros(c, np.float32)), where.torch_tensor(np.ones(c, np.float32))
+        functional = where.torch.nn.functional
+        theirs = _torch_backward(where, lambda: functional.relu(functional.batch_norm(p, u, v, q, r, True)), [p, q, r], g, backward)
+        return {"ours": where.ours(ours), "torch": where.theirs(theirs)}
+
+    name = f"batch norm + relu {n}x{c}x{size}x{size} {'forward and backward' if backward else 'forward'}"
+    return Case(
+        name, make, [Comparison(targets=targets or {})], tolerance=2e-3, work={"bytes": (20.0 if backward else 8.0) * n * c * size**2}
+    )
+
+
+def _with_backward(forward: Callable[[], Any], inputs: Sequence[Any], upstream: Any, backward: bool) -> Callable[[], Any]:
+    if not backward:
+        return forward
+
+    def run() -> list[Any]:
+        return list(ag.grad(forward(), inputs, upstream))
+
+    return run
+
+
+def _torch_backward(where: Setting, forward: Callable[[], Any], inputs: Sequence[Any], g: np.ndarray, backward: bool) -> Callable[[], Any]:
+    if not backward:
+        return forward
+    upstream = where.torch_tensor(g)
+    return lambda: list(where.torch.autograd.grad(forward(), inputs, upstream))
