@@ -127,6 +127,16 @@ class BufferPool:
             self.stats.bytes_allocated += bucket
         return BufferHandle(self, buffer, nbytes, bucket)
 
+    def reuse(self, nbytes: int) -> BufferHandle | None:
+        """Lease the smallest free buffer that holds ``nbytes``, of whatever bucket; ``None`` if there is none."""
+        with self._lock:
+            bucket = min((bucket for bucket, free in self._free.items() if free and bucket >= nbytes), default=None)
+            if bucket is None:
+                return None
+            self.stats.hits += 1
+            self.stats.bytes_cached -= bucket
+            return BufferHandle(self, self._free[bucket].pop(), nbytes, bucket)
+
     def release(self, handle: BufferHandle) -> None:
         """Give a lease back; the same as ``handle.release()``."""
         handle.release()

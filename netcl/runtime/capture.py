@@ -98,8 +98,9 @@ class Guards:
 
     def __init__(self, recorder: Recorder):
         self.facts = recorder.facts
-        self.dependencies = list(recorder.dependencies.values())
-        owned = [(t, t.buffer) for d in self.dependencies for t in d.tensors()]
+        dependencies = recorder.dependencies.values()
+        self.parts = [(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts]
+        owned = [(t, t.buffer) for d in dependencies for t in d.tensors()]
         outside = [(ref, v.buffer) for v in recorder.values if v.kind == OUTSIDE for ref in v.owners]
         known = {id(t) for t, _ in owned}
         self.owned = owned
@@ -108,6 +109,9 @@ class Guards:
 
     def hold(self) -> bool:
         """Whether the recorded launches still mean what they did."""
+        for attributes, name, part in self.parts:
+            if attributes.get(name) is not part:
+                return False
         for t, buffer in self.owned:
             if t.buffer is not buffer:
                 return False
@@ -115,7 +119,7 @@ class Guards:
             owner = ref()
             if owner is None or owner.buffer is not buffer:
                 return False
-        return all(d.intact() for d in self.dependencies) and all(fact() == said for fact, said in self.facts)
+        return all(fact() == said for fact, said in self.facts)
 
     def leave_gradients(self) -> None:
         for leaf, gradient in self.leaves:

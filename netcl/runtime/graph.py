@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +25,8 @@ from netcl.core.recording import Number
 from netcl.core.tensor import Tensor
 
 INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
+MOST_REBINDS = 8  # launches a result may be rebound in before a copy is cheaper
+SMALL = 4096  # bytes of a filled value that is kept rather than filled at every replay
 
 
 @dataclass(eq=False)
@@ -114,7 +116,8 @@ def lease_blocks(queue: Any, sizes: Sequence[int]) -> list[BufferHandle]:
         for nbytes in sizes:
             lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)
             if lease is None:
-                lease = get_persistent_pool(queue).allocate(nbytes, what="memory of a recorded step")
+                pool = get_persistent_pool(queue)
+                lease = pool.reuse(nbytes) or pool.allocate(nbytes, what="memory of a recorded step")
                 shared.add(lease)
             else:
                 free.remove(lease)
@@ -172,14 +175,19 @@ class Graph:
         return self
 
     def _place_values(self) -> None:
-        """A buffer for every value: its own if somebody still holds it, else one it shares."""
+        """A buffer for every value: its own if somebody still holds it, one anew at each replay for a result, else one it shares."""
         self._buffers: dict[Value, Any] = {value: value.buffer for value in self.values}
         self._leases: list[Any] = []
+        self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
+        self._known = self._filled_once()
         passing = []
         for value in self.values:
             lease = value.held()
             if value.kind == MADE and lease is None:
-                passing.append(value)
+                if value in self._known:
+                    self._keep_filled(value)
+                elif value not in self._fresh:
+                    passing.append(value)
             else:
                 value.lease = lease
                 self._leases.append(lease)
@@ -190,6 +198,33 @@ class Graph:
             for value in members:
                 self._buffers[value] = lease.buffer
 
+    def _renewable(self) -> list[Value]:
+        """Results that nobody else holds and that only launches touch: they can be bound to fresh memory instead of being copied."""
+        outputs: dict[Value, int] = {}
+        rebuilt(self.result, lambda output: outputs.setdefault(output.value, 0))
+        moved = {value for node in self.nodes if node.kind != "launch" for value in (*node.reads, *node.writes)}
+        for node in self.nodes:
+            for value in {*node.reads, *node.writes} & outputs.keys():
+                outputs[value] += 1
+        single = [value for value in outputs if value.kind == MADE and value.held() is None and value not in moved]
+        return [value for value in single if 0 < outputs[value] <= MOST_REBINDS]
+
+    def _filled_once(self) -> dict[Value, list[Node]]:
+        """Small values that are filled and from then on only read: they keep what they are filled with."""
+        fills: dict[Value, list[Node]] = {}
+        changed = {value for node in self.nodes if node.kind != "fill" for value in node.writes}
+        for node in self.nodes:
+            if node.kind == "fill" and node.writes[0].kind == MADE and node.writes[0].nbytes <= SMALL:
+                fills.setdefault(node.writes[0], []).append(node)
+        return {value: nodes for value, nodes in fills.items() if value not in changed and value not in self._fresh}
+
+    def _keep_filled(self, value: Value) -> None:
+        lease = get_persistent_pool(self.queue).allocate(value.nbytes)
+        self._leases.append(lease)
+        self._buffers[value] = lease.buffer
+        for node in self._known[value]:
+            self._transfer(node)()
+
     def _prepare(self) -> None:
         self._calls: list[Callable[[], Any]] = []
         self._launches: list[tuple[program.Prepared, Node]] = []
@@ -198,8 +233,13 @@ class Graph:
         for node in self.nodes:
             if node.kind == "launch":
                 self._prepare_launch(node)
-            elif node.kind != "upload" or node.writes[0].written or node.writes[0].kind != CONSTANT:
+            elif not self._stays(node):
                 self._prepare_transfer(node)
+
+    def _stays(self, node: Node) -> bool:
+        """Whether what a transfer puts in place is still there at the next replay."""
+        value = node.writes[0]
+        return value in self._known or (node.kind == "upload" and value.kind == CONSTANT and not value.written)
 
     def _prepare_launch(self, node: Node) -> None:
         args = [self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
@@ -211,6 +251,8 @@ class Graph:
                 self._numbers.setdefault((arg.source, arg.index), []).append((launch, index))
             elif isinstance(arg, Value) and arg.kind == INPUT:
                 self._rebinds[arg.place].append(partial(launch.set, index))
+            elif isinstance(arg, Value) and arg in self._fresh:
+                self._fresh[arg].append(partial(launch.set, index))
 
     def _prepare_transfer(self, node: Node) -> None:
         position = len(self._calls)
@@ -246,8 +288,9 @@ class Graph:
         with program.state(self.queue).lock:
             self._bind(inputs)
             self._ask_numbers()
+            fresh = {value: self._renew(value) for value in self._fresh}
             self._run()
-            return self._results(inputs)
+            return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         if platforms.forked_child:
@@ -283,10 +326,15 @@ class Graph:
         for i, source in enumerate(self._sources):
             new = source()
             if new != said[i]:
+                self._pass_on(i, new, said[i])
                 said[i] = new
-                for index, number in enumerate(new if isinstance(new, (list, tuple)) else (new,)):
-                    for launch, at in self._numbers.get((i, index), ()):
-                        launch.set(at, number)
+
+    def _pass_on(self, source: int, new: Any, old: Any) -> None:
+        several = isinstance(new, (list, tuple))
+        for index, number in enumerate(new if several else (new,)):
+            if not several or old is None or number != old[index]:
+                for launch, at in self._numbers.get((source, index), ()):
+                    launch.set(at, number)
 
     def _run(self) -> None:
         try:
@@ -310,19 +358,24 @@ class Graph:
                 for observer in program.launch_observers:
                     observer(launch.kernel, self.queue, launch.sizes, launch.local, args, event)
 
-    def _results(self, inputs: Sequence[Tensor]) -> Any:
-        return rebuilt(self.result, lambda part: self._fresh(part, inputs))
+    def _renew(self, value: Value) -> BufferHandle:
+        """Memory for a result of this replay."""
+        lease = get_persistent_pool(self.queue).allocate(value.nbytes)
+        for rebind in self._fresh[value]:
+            rebind(lease.buffer)
+        return lease
 
-    def _fresh(self, output: Output, inputs: Sequence[Tensor]) -> Tensor:
+    def _returned(self, output: Output, inputs: Sequence[Tensor], fresh: Mapping[Value, BufferHandle]) -> Tensor:
+        value = output.value
         if output.tensor is not None:
             return output.tensor
-        value, row = output.value, dtypes.DTYPES[output.dtype]
         if value.kind == INPUT:
             given = inputs[value.place]
             return given if given.shape == output.shape else given._view(output.shape)
-        backend = backend_of(self.queue)
-        handle = backend.clone(self._buffers[value], output.shape, row)
-        return Tensor(handle.buffer, output.shape, output.dtype, backend.context, self.queue, handle)
+        handle = fresh.get(value)
+        if handle is None:
+            handle = backend_of(self.queue).clone(self._buffers[value], output.shape, dtypes.DTYPES[output.dtype])
+        return Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
 
     def __repr__(self) -> str:
         launches = sum(node.kind == "launch" for node in self.nodes)

@@ -33,10 +33,6 @@ class Dependency:
     def tensors(self) -> list[Tensor]:
         return [part for _, part in self.parts if isinstance(part, Tensor)]
 
-    def intact(self) -> bool:
-        mine = self.owner.__dict__
-        return all(mine.get(name) is part for name, part in self.parts)
-
 
 class Recorder:
     """One run of a step, written down: ``with recorder: step(...)``.
