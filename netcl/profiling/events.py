@@ -1,0 +1,191 @@
+"""Device time of kernels: launches observed at the one door, with the driver's timestamps.
+
+A queue that was made with ``NETCL_PROFILE_EVENTS=1`` has timestamps and is observed as it runs. Any other is given a second
+queue that has them, and launches go there one at a time while somebody profiles: device times are exact, and the host waits.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from netcl.core import platforms
+from netcl.core.device import CPUQueue, get_active_device, handle_of
+from netcl.core.errors import DeviceError, message
+from netcl.core.kernels import program, signature
+from netcl.core.tensor import Tensor
+from netcl.runtime.scheduler import sibling_queue
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel that ran. Times are seconds since the observation began; ``bytes`` counts every buffer once, ``flops`` is 0 if unknown."""
+
+    name: str
+    queue: str
+    start: float
+    end: float
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...] | None
+    bytes: int
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def has_timestamps(queue: Any) -> bool:
+    """Whether events of a queue carry the times they began and ended."""
+    return bool(queue.properties & platforms.opencl().command_queue_properties.PROFILING_ENABLE)
+
+
+def timed_queue(queue: Any) -> Any:
+    """The queue itself if it has timestamps, else its twin that has; work that was enqueued before is waited for."""
+    twin = getattr(queue, "_netcl_timed", None)
+    if twin is None:
+        twin = queue._netcl_timed = queue if has_timestamps(queue) else sibling_queue(queue, profiling=True)
+    if twin is not queue:
+        queue.finish()
+    return twin
+
+
+class Observer:
+    """Collects launches of all threads between :meth:`begin` and :meth:`end`."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self._running: list[tuple[Launch, Any, float]] = []
+        self._offsets: dict[int, float] = {}
+        self._origin = 0.0
+        self._redirected = False
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Start observing; the host's clock is read as the origin of all times."""
+        self._origin = time.perf_counter()
+        program.launch_observers.append(self._launched)
+        if program.launch_queue is None:
+            program.launch_queue, self._redirected = timed_queue, True
+
+    def end(self) -> None:
+        """Stop observing and read the times of what still runs."""
+        program.launch_observers.remove(self._launched)
+        if self._redirected:
+            program.launch_queue, self._redirected = None, False
+        for launch, event, offset in self._running:
+            self.launches.append(_timed(launch, event, offset))
+        self._running.clear()
+        self.launches.sort(key=lambda launch: launch.start)
+
+    def _launched(self, kernel: Any, queue: Any, sizes: tuple[int, ...], local: Any, args: tuple[Any, ...], event: Any) -> None:
+        twin = timed_queue(queue) is not queue
+        if twin or id(queue) not in self._offsets:
+            event.wait()
+        with self._lock:
+            offset = self._offsets.get(id(queue))
+            if offset is None:  # the device's clock against the host's: this kernel has just ended
+                offset = self._offsets[id(queue)] = time.perf_counter() - self._origin - 1e-9 * event.profile.end
+            launch = Launch(kernel.name, handle_of(queue).device_name, 0.0, 0.0, tuple(sizes), local, *work_of(kernel, args))
+            if twin:
+                self.launches.append(_timed(launch, event, offset))
+            else:
+                self._running.append((launch, event, offset))
+
+
+def _timed(launch: Launch, event: Any, offset: float) -> Launch:
+    event.wait()
+    start, end = (1e-9 * t + offset for t in (event.profile.start, event.profile.end))
+    return Launch(launch.name, launch.queue, start, end, launch.global_size, launch.local_size, launch.bytes, launch.flops)
+
+
+# ---- how much work a launch is
+
+_NAME = re.compile(r"\w+(?=\W*\Z)")
+
+
+def work_of(kernel: Any, args: Sequence[Any]) -> tuple[int, float]:
+    """Bytes of the buffers of a launch, each once, and its multiplications and additions where its arguments tell them."""
+    buffers = {id(arg.buffer): arg.nbytes for arg in args if isinstance(arg, Tensor)}
+    buffers |= {id(arg): int(arg.size) for arg in args if not isinstance(arg, Tensor) and hasattr(arg, "hostbuf")}
+    declared = signature.parameters(kernel.program.source, kernel.name) or ()
+    given = dict(zip((_NAME.search(part)[0] for part in declared), args, strict=False))  # type: ignore[index]
+    return sum(buffers.values()), _flops(kernel.name, given)
+
+
+def _flops(name: str, given: Mapping[str, Any]) -> float:
+    """Of products, convolutions and attention: the kernels whose limit may be arithmetic."""
+    try:
+        if name.startswith("gemm") or name == "matmul":
+            return 2.0 * _first(given, "c", "C").size * _first(given, "k", "K")
+        if name.startswith("conv"):
+            sizes = [given[key] for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
+            return 2.0 * _product(sizes) * _first(given, "KW", "apart")
+        if name in _ATTENTION:
+            by_depth, by_depth_v = _ATTENTION[name]
+            rows = given["q"].size // given["depth"]
+            return 2.0 * rows * given["m"] * (by_depth * given["depth"] + by_depth_v * given["depth_v"])
+    except KeyError:
+        return 0.0
+    return 0.0
+
+
+#: How many products over the depth of queries, and over that of values, a kernel of attention makes.
+_ATTENTION = {"attention": (1, 1), "attention_query_grad": (2, 1), "attention_key_grad": (2, 2)}
+
+
+def _first(given: Mapping[str, Any], *names: str) -> Any:
+    return given[next((name for name in names if name in given), names[0])]
+
+
+def _product(values: Sequence[float]) -> float:
+    result = 1.0
+    for value in values:
+        result *= value
+    return result
+
+
+# ---- a stop watch
+
+
+class EventTimer:
+    """Seconds of device time between two points of a queue.
+
+    ``with EventTimer(queue) as timer: ...`` then ``timer.seconds``: the sum over the kernels of the block, as the driver
+    stamped them, and ``timer.wall`` the time on the host until they were done. On the NumPy backend both are the host's.
+
+    >>> with EventTimer() as timer:
+    ...     pass
+    >>> timer.seconds <= timer.wall
+    True
+    """
+
+    def __init__(self, queue: Any = None):
+        queue = get_active_device().queue if queue is None else getattr(queue, "queue", queue)
+        if not hasattr(queue, "finish"):
+            raise DeviceError(message("EventTimer", "this is neither a queue nor a device handle", queue=repr(queue)))
+        self.queue = queue
+        self.seconds = self.wall = 0.0
+        self.launches: list[Launch] = []
+        self._observer: Observer | None = None
+        self._began = 0.0
+
+    def __enter__(self) -> EventTimer:
+        self.queue.finish()
+        if not isinstance(self.queue, CPUQueue):
+            self._observer = Observer()
+            self._observer.begin()
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.queue.finish()
+        self.wall = self.seconds = time.perf_counter() - self._began
+        if self._observer is not None:
+            self._observer.end()
+            self.launches = self._observer.launches
+            self.seconds = sum(launch.seconds for launch in self.launches)

@@ -1,0 +1,93 @@
+"""``profile()``: what the kernels of a block took, as a table, a trace and a page."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from typing import Any
+
+from netcl.core.device import get_active_device, manager
+from netcl.core.errors import DeviceError, message
+from netcl.profiling import report, trace
+from netcl.profiling.events import Launch, Observer
+from netcl.profiling.limits import limits
+from netcl.profiling.report import KernelRow
+from netcl.runtime import perf
+
+
+class profile:
+    """``with profile() as p: step()`` then ``print(p)``: time, GB/s, GFLOP/s and share of every kernel of the block.
+
+    Everything that is launched while the block runs is seen, on all devices and threads. ``device`` names the one whose limits
+    the last column is measured against (default: the active one); ``roofline=False`` leaves that column out, and with it the two
+    small kernels that measure the device once per process. Regions of :func:`netcl.runtime.perf.timing_region` join the trace.
+
+    Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time meanwhile: their times are exact, the
+    time between them is not that of an ordinary run. Nothing costs anything outside the block.
+    """
+
+    def __init__(self, device: Any = None, *, roofline: bool = True):
+        handle = get_active_device() if device is None else manager.default(device)
+        if handle is None:
+            raise DeviceError(message("profile", "no such device", "`netcl devices` lists what there is", selector=repr(device)))
+        self.device = handle
+        self.roofline = roofline
+        self.seconds = 0.0
+        self.events: list[Launch] = []
+        self.spans: list[trace.Span] = []
+        self._observer: Observer | None = None
+        self._began = 0.0
+        self._rows: list[KernelRow] | None = None
+
+    def __enter__(self) -> profile:
+        if self._observer is not None:
+            raise RuntimeError(message("profile", "this profile is running already", "make a second one"))
+        self.device.queue.finish()
+        self._observer, self._rows = Observer(), None
+        perf.listeners.append(self._region)
+        self._began = time.perf_counter()
+        self._observer.begin()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._observer is not None
+        self.device.queue.finish()
+        self.seconds += time.perf_counter() - self._began
+        self._observer.end()
+        perf.listeners.remove(self._region)
+        self.events += self._observer.launches
+        self._observer = None
+
+    def _region(self, name: str, begin: float, end: float) -> None:
+        self.spans.append(trace.Span(name, begin - self._began, end - self._began))
+
+    @property
+    def rows(self) -> list[KernelRow]:
+        """One row per kernel, the longest first."""
+        if self._rows is None:
+            known = limits(self.device.queue) if self.roofline and self.events else None
+            self._rows = report.rows_of(self.events, known)
+        return self._rows
+
+    def table(self) -> str:
+        """The rows as text, under a line that says what was run."""
+        return f"{self._summary()}\n{report.text_table(self.rows)}"
+
+    __str__ = table
+
+    def _summary(self) -> str:
+        busy = sum(launch.seconds for launch in self.events)
+        return f"{len(self.events)} launches, {1e3 * busy:.3f} ms in kernels of {1e3 * self.seconds:.3f} ms, on {self.device.device_name}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for a file."""
+        return {"device": self.device.device_name, "seconds": self.seconds, "rows": [asdict(row) for row in self.rows]}
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace for Perfetto or chrome://tracing."""
+        trace.save(path, self.events, self.spans)
+
+    def save_report(self, path: str | os.PathLike[str], title: str = "netcl profile") -> None:
+        """Write the table as a page in one file."""
+        report.save(path, self.rows, title, self._summary())

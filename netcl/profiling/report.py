@@ -1,0 +1,100 @@
+"""Per-kernel tables: as text, as an HTML fragment, and as a page in one file that needs no network."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from netcl.profiling.events import Launch
+from netcl.profiling.limits import Limits
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """What all launches of one kernel took.
+
+    ``share`` is the part of all kernel time; ``gbs`` and ``gflops`` are the rates reached; ``roofline`` is the part of the device's
+    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` is unknown.
+    """
+
+    name: str
+    calls: int
+    seconds: float
+    bytes: int
+    flops: float
+    share: float
+    gbs: float | None
+    gflops: float | None
+    roofline: float | None
+
+
+Row = KernelRow | Mapping[str, Any]
+_COLUMNS = ("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "of limit")
+STYLE = """
+table.kernels { border-collapse: collapse; font: 14px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+table.kernels th, table.kernels td { padding: 2px 12px; text-align: right; border-bottom: 1px solid #8884; }
+table.kernels th:first-child, table.kernels td:first-child { text-align: left; font-family: ui-monospace, monospace; }
+table.kernels .bar { display: inline-block; height: 0.7em; margin-right: 6px; background: #48c; vertical-align: baseline; }
+"""
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body {{ margin: 2em; font: 15px/1.5 system-ui, sans-serif; color-scheme: light dark; }}{style}</style></head>
+<body><h1>{title}</h1>
+<p>{summary}</p>
+{table}
+</body></html>
+"""
+
+
+def rows_of(launches: Sequence[Launch], limits: Limits | None = None) -> list[KernelRow]:
+    """One row per kernel, the longest first."""
+    found: dict[str, list[Launch]] = {}
+    for launch in launches:
+        found.setdefault(launch.name, []).append(launch)
+    total = sum(launch.seconds for launch in launches) or 1.0
+    rows = [_row(name, of, total, limits) for name, of in found.items()]
+    return sorted(rows, key=lambda row: -row.seconds)
+
+
+def _row(name: str, launches: Sequence[Launch], total: float, limits: Limits | None) -> KernelRow:
+    seconds, moved, flops = (sum(getattr(launch, of) for launch in launches) for of in ("seconds", "bytes", "flops"))
+    gbs = moved / seconds / 1e9 if seconds else None
+    gflops = flops / seconds / 1e9 if seconds and flops else None
+    roofline = limits.seconds(moved, flops) / seconds if limits is not None and seconds else None
+    return KernelRow(name, len(launches), seconds, moved, flops, seconds / total, gbs, gflops, roofline)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    r = asdict(row) if isinstance(row, KernelRow) else row
+    rates = [f"{r[key]:.1f}" if r[key] is not None else "" for key in ("gbs", "gflops")]
+    limit = f"{100 * r['roofline']:.0f} %" if r["roofline"] is not None else ""
+    return r["name"], f"{r['calls']}", f"{1e3 * r['seconds']:.3f}", f"{100 * r['share']:.1f} %", *rates, limit
+
+
+def text_table(rows: Sequence[Row]) -> str:
+    """The rows for a terminal."""
+    cells = [_COLUMNS, *map(_cells, rows)]
+    first, *widths = (max(len(row[i]) for row in cells) for i in range(len(_COLUMNS)))
+    return "\n".join("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in cells)
+
+
+def kernel_table(rows: Sequence[Row]) -> str:
+    """The rows as an HTML table of the class ``kernels``; :data:`STYLE` goes with it. Rows may be dicts from a file."""
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    return f'<table class="kernels">\n<tr>{head}</tr>\n' + "\n".join(map(_html_row, rows)) + "\n</table>"
+
+
+def _html_row(row: Row) -> str:
+    name, calls, ms, share, *rest = (html.escape(cell) for cell in _cells(row))
+    bar = f'<span class="bar" style="width: {float(share.split()[0]):.0f}px"></span>'
+    return f"<tr><td>{name}</td><td>{calls}</td><td>{ms}</td><td>{bar}{share}</td>" + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>"
+
+
+def save(path: str | os.PathLike[str], rows: Sequence[Row], title: str = "kernels", summary: str = "") -> None:
+    """Write the page."""
+    page = _PAGE.format(title=html.escape(title), style=STYLE, summary=html.escape(summary), table=kernel_table(rows))
+    Path(path).write_text(page, encoding="utf-8")

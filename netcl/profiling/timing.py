@@ -1,0 +1,68 @@
+"""Wall time of calls, measured so that two numbers of one machine can be compared: warm, interleaved, best and median of several."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from netcl.core.device import get_active_device
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call, one per round."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        return min(self.rounds)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def spread(self) -> float:
+        """How far the median lies above the best, as a share of it: above 0.2 the machine was busy with something else."""
+        return self.median / self.best - 1 if self.best else 0.0
+
+    def __str__(self) -> str:
+        return f"best {1e3 * self.best:.3f} ms, median {1e3 * self.median:.3f} ms of {len(self.rounds)}"
+
+
+def measure(function: Callable[[], Any], *, repeat: int = 10, calls: int = 1, warmup: int = 2, queue: Any = None) -> Timing:
+    """The time of a call, with the device idle before and done after each round of ``calls``.
+
+    >>> measure(lambda: sum(range(100)), repeat=3).best > 0
+    True
+    """
+    return compare(repeat=repeat, calls=calls, warmup=warmup, queue=queue, it=function)["it"]
+
+
+def compare(
+    *, repeat: int = 10, calls: int = 1, warmup: int = 2, queue: Any = None, **ways: Callable[[], Any]
+) -> dict[str, Timing]:  # fmt: skip
+    """The times of several ways to do a thing, taken in turns: a machine that slows down slows all of them.
+
+    >>> times = compare(list=lambda: list(range(1000)), range=lambda: range(1000), repeat=3)
+    >>> times["range"].best < times["list"].best
+    True
+    """
+    finish = (get_active_device().queue if queue is None else queue).finish
+    for way in ways.values():
+        for _ in range(warmup):
+            way()
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeat):
+        for name, way in ways.items():
+            finish()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                way()
+            finish()
+            found[name].append((time.perf_counter() - begin) / calls)
+    return {name: Timing(tuple(rounds)) for name, rounds in found.items()}

@@ -1,0 +1,54 @@
+"""Launches and regions as a trace that Perfetto (https://ui.perfetto.dev) and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from netcl.profiling.events import Launch
+
+_DEVICE, _HOST = 1, 2
+
+
+class Span(NamedTuple):
+    """A part of the host's time, in seconds since the observation began."""
+
+    name: str
+    start: float
+    end: float
+
+
+def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[str, Any]]:
+    """The trace events: one track per device, and one for the host's regions if there are any."""
+    queues = list(dict.fromkeys(launch.queue for launch in launches))
+    rows = [_name("process_name", _DEVICE, 0, "kernels")]
+    rows += [_name("thread_name", _DEVICE, track, queue) for track, queue in enumerate(queues)]
+    rows += [_complete(launch.name, _DEVICE, queues.index(launch.queue), launch.start, launch.end, _facts(launch)) for launch in launches]
+    if spans:
+        rows += [_name("process_name", _HOST, 0, "host"), _name("thread_name", _HOST, 0, "regions")]
+        rows += [_complete(span.name, _HOST, 0, span.start, span.end, {}) for span in spans]
+    return rows
+
+
+def save(path: str | os.PathLike[str], launches: Sequence[Launch], spans: Sequence[Span] = ()) -> None:
+    """Write a trace file (JSON)."""
+    text = json.dumps({"traceEvents": events(launches, spans), "displayTimeUnit": "ms"})
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _complete(name: str, process: int, thread: int, start: float, end: float, facts: dict[str, Any]) -> dict[str, Any]:
+    times = {"ts": round(1e6 * start, 3), "dur": round(1e6 * (end - start), 3)}  # the format counts microseconds
+    return {"name": name, "ph": "X", "cat": "host" if process == _HOST else "kernel", "pid": process, "tid": thread, **times, "args": facts}
+
+
+def _facts(launch: Launch) -> dict[str, Any]:
+    local = None if launch.local_size is None else list(launch.local_size)
+    facts = {"global": list(launch.global_size), "local": local, "bytes": launch.bytes}
+    return {**facts, "flops": launch.flops} if launch.flops else facts

@@ -1,0 +1,157 @@
+"""Streams: several queues on one device, ordered by events where they share memory and by nothing else.
+
+Memory is the hard part. A buffer belongs to the pool of the queue it was leased on, and a pool hands it out again as soon as
+Python has dropped it, which is right for one in-order queue only. So a tensor enters another stream through
+:meth:`Stream.use`: the stream waits for what was enqueued before, and when the borrowed tensor is dropped, the owner's queue
+waits, on the device, for the stream. The host waits for neither.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from netcl.core import platforms
+from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager
+from netcl.core.errors import DeviceError, message
+from netcl.core.memory import BufferHandle
+from netcl.core.tensor import Tensor
+
+
+def sibling_queue(queue: Any, profiling: bool = False) -> Any:
+    """A new in-order queue on the context and device of ``queue``; with ``profiling`` its events carry timestamps."""
+    cl = platforms.opencl()
+    platforms.check_process()
+    return cl.CommandQueue(queue.context, queue.device, properties=cl.command_queue_properties.PROFILING_ENABLE if profiling else 0)
+
+
+class Stream:
+    """A queue of its own on a device, beside the device's default queue.
+
+    ``Stream()`` is on the active device, ``Stream(device)`` on the one a selector, handle or queue names. Inside ``with stream:``
+    new tensors are made on it and ops over its tensors run on it; tensors of other streams come in by :meth:`use`.
+    On the NumPy backend, where everything is done when a call returns, a stream is the default queue and waits for nothing.
+
+    >>> import netcl
+    >>> with netcl.device("cpu"):
+    ...     stream = Stream()
+    ...     with stream:
+    ...         y = stream.use(Tensor.ones(3)) * 2
+    ...     y.tolist()
+    [2.0, 2.0, 2.0]
+    """
+
+    def __init__(self, on: Any = None):
+        handle = get_active_device() if on is None else manager.default(on)
+        if handle is None:
+            raise DeviceError(message("Stream", "no such device", "`netcl devices` lists what there is", selector=repr(on)))
+        self.queue = handle.queue if isinstance(handle.queue, CPUQueue) else sibling_queue(handle.queue)
+        self.handle: DeviceHandle = handle if self.queue is handle.queue else manager.handle_of(self.queue)
+        self._entered = threading.local()
+
+    @classmethod
+    def of(cls, queue: Any) -> Stream:
+        """The stream of a queue that exists, the default queue of a device for instance: ``Stream.of(handle.queue)``."""
+        stream = cls.__new__(cls)
+        stream.queue = getattr(queue, "queue", queue)
+        stream.handle = manager.handle_of(stream.queue)
+        stream._entered = threading.local()
+        return stream
+
+    def record(self) -> Any:
+        """An event that is complete when everything enqueued so far is; ``None`` on the NumPy backend."""
+        if isinstance(self.queue, CPUQueue):
+            return None
+        event = platforms.opencl().enqueue_marker(self.queue)
+        self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
+        return event
+
+    def wait_for(self, other: Any) -> Stream:
+        """What is enqueued here from now on begins after what ``other`` has been given so far; the host does not wait.
+
+        ``other`` is a stream, a queue, a tensor (then: its queue) or an event of :meth:`record`. Devices that do not share a context
+        cannot wait for each other: there the host does.
+        """
+        event = _event_of(other)
+        if event is None or isinstance(self.queue, CPUQueue):
+            if event is not None:
+                event.wait()
+            return self
+        if event.get_info(platforms.opencl().event_info.CONTEXT) != self.queue.context:
+            event.wait()
+        else:
+            platforms.opencl().enqueue_barrier(self.queue, wait_for=[event])
+        return self
+
+    def use(self, tensor: Tensor) -> Tensor:
+        """The tensor, over the same memory, for ops on this stream; they begin after what its own queue was given before.
+
+        In-place changes are the caller's to order: :meth:`wait_for` in both directions.
+        """
+        if tensor.queue is self.queue or tensor.array is not None:
+            return tensor
+        if tensor.context != self.queue.context:
+            remedy = "move it with tensor.to(device), which copies"
+            raise DeviceError(message("Stream.use", "the tensor lives on another device", remedy, tensor=tensor.device.device_name))
+        buffer = tensor.buffer  # a value that was deferred is computed now, on its own queue, before that is waited for
+        self.wait_for(tensor.queue)
+        lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
+        view = Tensor(buffer, tensor.shape, tensor.dtype, tensor.context, self.queue, lease)
+        view.host_ref = tensor.host_ref
+        return view
+
+    def query(self) -> bool:
+        """Whether everything enqueued so far is done; does not wait."""
+        event = self.record()
+        return event is None or event.command_execution_status == platforms.opencl().command_execution_status.COMPLETE
+
+    def synchronize(self) -> None:
+        """Wait, on the host, until everything enqueued so far is done."""
+        self.queue.finish()
+
+    finish = synchronize
+
+    def __enter__(self) -> Stream:
+        block = device(self.handle)
+        block.__enter__()
+        self._blocks().append(block)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._blocks().pop().__exit__(*exc)
+
+    def _blocks(self) -> list[device]:
+        if not hasattr(self._entered, "blocks"):
+            self._entered.blocks = []
+        return self._entered.blocks
+
+    def __repr__(self) -> str:
+        return f"Stream(on {self.handle.device_name!r})"
+
+
+class _Borrowed(BufferHandle):
+    """The lease of a tensor in a stream that does not own its memory: it keeps the owner's lease, and returns it in order."""
+
+    __slots__ = ("lease", "owner", "stream")
+
+    def __init__(self, tensor: Tensor, stream: Stream):
+        of = tensor.pool_handle
+        assert of is not None
+        super().__init__(of.pool, of.buffer, of.nbytes, of.bucket)
+        self.lease, self.owner, self.stream = of, tensor.queue, stream
+
+    def release(self) -> None:
+        """Nothing: the owner's lease is given back when nobody holds it any more."""
+
+    def __del__(self) -> None:
+        if self.buffer is not None and not platforms.forked_child:
+            self.buffer = None
+            Stream.of(self.owner).wait_for(self.stream)
+
+
+def _event_of(other: Any) -> Any:
+    if isinstance(other, (Tensor, DeviceHandle)):
+        other = other.queue
+    if isinstance(other, Stream):
+        return other.record()
+    return Stream.of(other).record() if hasattr(other, "finish") else other
