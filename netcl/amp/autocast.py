@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any, Literal, NamedTuple
 
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.device import get_active_device, manager
 from netcl.core.errors import DtypeError, message
 from netcl.core.tensor import Tensor
@@ -39,6 +40,7 @@ class _Active(threading.local):
 
 
 active = _Active()
+recording.modes.append(lambda: active.dtype)
 _warned = False
 
 

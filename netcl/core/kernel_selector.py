@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from netcl.core import dtype as dtypes
-from netcl.core import env
+from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile, kernel_strategy
 from netcl.core.device import get_active_device
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
@@ -399,6 +399,9 @@ def set_matmul_precision(precision: str) -> None:
 def get_matmul_precision() -> str:
     """What :func:`set_matmul_precision` was told last."""
     return _precision
+
+
+recording.modes.append(get_matmul_precision)
 
 
 def get_kernel_selector() -> KernelSelector:

@@ -113,8 +113,15 @@ class Module(metaclass=_Constructed):
                 args = self._on_device(args)
                 break
         if recording.active.recorder is not None:
-            recording.active.recorder.depends(self, ("training",), list(self._roles))
+            self._tell_recorder(recording.active.recorder)
         return hooks.call(self, args, kwargs) if self._module_hooks else self.forward(*args, **kwargs)
+
+    def _tell_recorder(self, recorder: recording.Recorder) -> None:
+        """What a recorded step rests on: plain settings (training, the p of a dropout) and the tensors and modules inside."""
+        plain = [name for name, value in vars(self).items() if name[0] != "_" and isinstance(value, bool | int | float | str)]
+        recorder.depends(self, plain, list(self._roles))
+        if self._module_hooks:
+            recorder.host_work(f"hooks of a {type(self).__name__}")
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with arrays and lists of numbers as tensors: beside the first tensor among them, else on the module's device."""

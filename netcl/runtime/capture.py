@@ -44,6 +44,7 @@ class _Calls:
         self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()}
         key = (tuple(self._key(arg) for arg in self.args), tuple((name, self._key(arg)) for name, arg in self.kwargs.items()))
         self.key = (*key, *[mode() for mode in recording.modes])
+        self.with_history = any(isinstance(t, Tensor) and t.grad_fn is not None for t in self.objects)
 
     def _part(self, arg: Any) -> Any:
         if isinstance(arg, np.ndarray):
@@ -94,7 +95,7 @@ class _Program:
 
 
 class Guards:
-    """What must still hold for a graph to be replayed; what a replay leaves in ``.grad`` of the leaves."""
+    """What must still hold for a graph to be replayed, and what the host notes after a replay: changed tensors, gradients of leaves."""
 
     def __init__(self, recorder: Recorder):
         self.facts = recorder.facts
@@ -106,6 +107,7 @@ class Guards:
         self.owned = owned
         self.outside = [(ref, buffer) for ref, buffer in outside if ref() is not None and id(ref()) not in known]
         self.leaves = [(leaf, leaf.grad) for leaf in recorder.leaves.values()]
+        self.changed = [ref for v in recorder.values if v.kind == OUTSIDE and v.written for ref in v.owners if ref() is not None]
 
     def hold(self) -> bool:
         """Whether the recorded launches still mean what they did."""
@@ -121,9 +123,14 @@ class Guards:
                 return False
         return all(fact() == said for fact, said in self.facts)
 
-    def leave_gradients(self) -> None:
+    def note(self) -> None:
+        """After a replay."""
         for leaf, gradient in self.leaves:
             leaf.grad = gradient
+        for ref in self.changed:
+            t = ref()
+            if t is not None:
+                t._version += 1
 
 
 class _Case:
@@ -170,6 +177,10 @@ class CompiledFunction:
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._queue: Any = None
+        code = getattr(function, "__code__", None)
+        self._cells: tuple[Any, ...] = getattr(function, "__closure__", None) or ()
+        self._globals: dict[str, Any] = getattr(function, "__globals__", {})
+        self._names = [name for name in code.co_names if name in self._globals] if code is not None else []
 
     @property
     def graphs(self) -> list[Graph]:
@@ -186,15 +197,30 @@ class CompiledFunction:
             return self._plain(args, kwargs)  # part of a step that is being recorded
         with self._lock:
             call = _Calls(args, kwargs, self._queue)
-            if call.on_numpy:
-                return self._plain(call.args, call.kwargs)
-            case = self._cases.get(call.key)
+            if call.on_numpy or call.with_history:
+                return self._left_alone(call)
+            key = (call.key, self._surroundings())
+            case = self._cases.get(key)
             if case is None:
                 if len(self._cases) >= MOST_CASES:
                     self._refuse(f"it was called with more than {MOST_CASES} kinds of arguments; a number that changes is one each time")
                     return self._plain(call.args, call.kwargs)
-                case = self._cases[call.key] = _Case(call.objects)
+                case = self._cases[key] = _Case(call.objects)
             return self._run(case, call)
+
+    def _left_alone(self, call: _Calls) -> Any:
+        if call.with_history:
+            self._refuse("an argument carries its history for backward: compile the whole step, or detach() it")
+        return self._plain(call.args, call.kwargs)
+
+    def _surroundings(self) -> tuple[Any, ...]:
+        """Numbers and texts that the function reads from around it: another value is another recording."""
+        try:
+            found = [cell.cell_contents for cell in self._cells]
+        except ValueError:  # a name that is not bound yet
+            found = []
+        found += [self._globals.get(name) for name in self._names]
+        return tuple((type(value).__name__, value) for value in found if isinstance(value, (bool, int, float, str)))
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self.function(*args, **kwargs)
@@ -220,7 +246,7 @@ class CompiledFunction:
             program.trials += 1
             return None, False
         result = program.graph.replay(tensors)
-        program.guards.leave_gradients()
+        program.guards.note()
         program.trials = 0
         return result, True
 
@@ -229,6 +255,7 @@ class CompiledFunction:
         recorder = Recorder(call.tensors)
         with recorder:
             run = _Run(self._plain(call.args, call.kwargs), recorder)
+        recorder.finish()
         known = case.seen
         case.watch(recorder)
         if recorder.queue is not None:
@@ -279,7 +306,11 @@ def _outputs(result: Any, recorder: Recorder) -> Any:
     if isinstance(result, (list, tuple)):
         parts = [_outputs(part, recorder) for part in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    return {key: _outputs(part, recorder) for key, part in result.items()} if type(result) is dict else result
+    if type(result) is dict:
+        return {key: _outputs(part, recorder) for key, part in result.items()}
+    if result is not None and not isinstance(result, (bool, int, str)):
+        recorder.host_work(f"the result holds a {type(result).__name__}")
+    return result
 
 
 def _told(tree: Any) -> Any:
@@ -377,6 +408,7 @@ def _block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
     with recorder:
         yield graph
         tree = _outputs(graph.result, recorder)
+    recorder.finish()
     if recorder.problem or recorder.queue is None:
         raise CaptureError(message("capture_graph", f"the block cannot be replayed: {recorder.problem or 'it launches nothing'}"))
     graph.build(recorder, inputs, tree)

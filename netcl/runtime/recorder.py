@@ -159,6 +159,9 @@ class Recorder:
         if not self.problem:
             self.problem = f"it reads values on the host ({what} at {_site()}), and what it does next may depend on them"
 
+    def host_work(self, what: str) -> None:
+        self.problem = self.problem or f"it runs Python that a replay would leave out: {what}"
+
     def again(self, function: Callable[[], Any]) -> Any:
         with recording.paused():
             answer = function()
@@ -203,6 +206,11 @@ class Recorder:
         value = self.value_of(tensor.buffer, tensor)
         self._touch(value)
         return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
+
+    def finish(self) -> None:
+        """After the run: memory that only transfers touched has no known owner, and could go to somebody else."""
+        if any(v.kind == OUTSIDE and v.lease is None and not v.owners and v.first >= 0 for v in self.values):
+            self.problem = self.problem or "it fills or copies memory from outside that no kernel uses"
 
     def story(self) -> list[tuple[Any, ...]]:
         """The run in a form that is equal for two runs of the same step."""
