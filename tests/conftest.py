@@ -97,6 +97,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if WORDS and not wanted_targets():
         there = ", ".join(target.id for target in (NUMPY, *opencl_targets()))
         raise pytest.UsageError(f"NETCL_TEST={','.join(WORDS)} names none of the devices here: {there}")
+    if all("Portable Computing" in target.names for target in wanted_targets() if target != NUMPY):
+        _leave_binaries_to_the_driver()
+
+
+def _leave_binaries_to_the_driver() -> None:
+    """PoCL keeps what it compiled on disk by itself; asking it for a binary compiles every kernel once more: half the time."""
+    import netcl.runtime.cache  # noqa: F401 (it fills the place)
+    from netcl.core.kernels import program
+
+    program.binary_store = None
 
 
 def _devices_line() -> str:

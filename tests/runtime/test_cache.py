@@ -19,6 +19,7 @@ SCALE = "__kernel void scale(__global float* x, float factor, int n) { int i = g
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(program_cache, "_warned", False)
+    monkeypatch.setattr(program, "binary_store", program_cache)
     return tmp_path
 
 
