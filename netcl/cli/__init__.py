@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from netcl import __version__
-from netcl.cli.command import COMMANDS
+from netcl.cli.command import COMMANDS, CommandError
 from netcl.core.errors import DeviceError, EnvironmentVariableError
 
 # In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
-MODULES = ("doctor", "settings", "ops")
+MODULES = ("doctor", "settings", "ops", "check", "train")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The command line. Only the command that is asked for declares its options, which may need modules that take time to load."""
+    asked = next((word for word in argv if not word.startswith("-")), None)
     for module in MODULES:
         import_module(f"netcl.cli.{module}")
     top = argparse.ArgumentParser(prog="netcl", description="Deep learning on any OpenCL device.")
@@ -26,19 +27,21 @@ def parser() -> argparse.ArgumentParser:
     for row in COMMANDS.values():
         text = row.run.__doc__ or ""
         line = commands.add_parser(row.name, help=text, description=text)
-        row.arguments(line)
+        if row.name == asked:
+            row.arguments(line)
         line.set_defaults(function=row.run)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parser(words).parse_args(words)
     try:
         return args.function(args)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (DeviceError, EnvironmentVariableError) as error:
+    except (CommandError, DeviceError, EnvironmentVariableError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -10,6 +10,15 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from netcl.core import env
+from netcl.core.device import DeviceHandle, manager
+from netcl.core.errors import DeviceError, message
+
+
+class CommandError(RuntimeError):
+    """What a user asked for cannot be done; the text is all there is to tell."""
+
+
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -44,3 +53,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+
+
+def pick_device(selector: str | None) -> DeviceHandle:
+    """The device of an option ``--device``, or what NETCL_DEVICE says without one."""
+    chosen = selector or env.value("NETCL_DEVICE")
+    handle = manager.default(chosen)
+    if handle is None:
+        raise DeviceError(message("device", "no such device", f"there are: {manager.describe()}", device=chosen))
+    return handle

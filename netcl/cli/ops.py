@@ -6,10 +6,7 @@ import argparse
 from collections import Counter
 from itertools import groupby
 
-from netcl.cli.command import command
-from netcl.core import env
-from netcl.core.device import manager
-from netcl.core.errors import DeviceError
+from netcl.cli.command import command, pick_device
 
 
 def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +19,7 @@ def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests
 
-    handle = manager.default(args.device or env.value("NETCL_DEVICE"))
-    if handle is None:
-        raise DeviceError(f"[selftest] no such device; device={args.device}; there are: {manager.describe()}")
+    handle = pick_device(args.device)
     print(f"{handle.platform_name} / {handle.device_name}")
     counts: Counter[str] = Counter()
     failed: list[tests.Result] = []

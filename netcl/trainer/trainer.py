@@ -20,7 +20,8 @@ from netcl.core.tensor import Tensor
 from netcl.io import latest, load_checkpoint, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
-from netcl.optim import ReduceLROnPlateau, clip_grad_norm_device
+from netcl.optim import ReduceLROnPlateau
+from netcl.runtime.capture import compile as compiled
 from netcl.trainer.callbacks import Callback, CallbackList, ModelCheckpoint
 from netcl.trainer.history import History
 from netcl.trainer.metrics import Mean, Metric, make_metric
@@ -95,7 +96,8 @@ class Trainer:
         self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
         self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema
         self._autocast, self.scaler = _precision(mixed_precision)
-        self.compile = compile
+        learn = self._whole_step if accumulation_steps == 1 else self._gradients
+        self._learn: Callable[[Any, Any], tuple[Any, Tensor]] = compiled(learn) if compile else learn
         own = [] if any(isinstance(callback, Progress) for callback in callbacks) else [Progress()]
         self.callbacks = CallbackList([*own, *callbacks])
         self._loss = Mean()
@@ -188,7 +190,7 @@ class Trainer:
         for x, y in islice(iter(train), skipped, None):
             logs = BatchLogs({"epoch": self.epoch, "batch": self.batch}, self._counting)
             self.callbacks("on_train_batch_begin", self.batch, {})
-            self._train_batch(self._tensor(x), self._tensor(y))
+            self.train_on_batch(x, y)
             self.batch += 1
             self.log_due = self.batch % log_every == 0 or self.batch == self.batches
             self.callbacks("on_train_batch_end", self.batch - 1, logs)
@@ -201,29 +203,42 @@ class Trainer:
         if not self.batch:
             raise ValueError(message("fit", "the training data has no batches", "an iterator can be run through only once: pass a list"))
 
-    def _train_batch(self, x: Any, y: Any) -> None:
-        with self._autocast():
-            outputs = self.model(x)
-            loss = self.loss_fn(outputs, y)
-        (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
+    def train_on_batch(self, x: Any, y: Any) -> Tensor:
+        """Learn from one batch; gives its loss, which nothing has waited for."""
+        inputs, targets = self._tensor(x), self._tensor(y)
+        outputs, loss = self._learn(inputs, targets)
         self._accumulated += 1
         if self._accumulated == self.accumulation_steps:
             self._update()
-        self._count(outputs, loss, y)
+        self._count(outputs, loss, targets)
+        return loss
 
-    def _update(self) -> None:
-        """One step of the optimizer, and of what follows it."""
-        if self._accumulated > 1:
-            update.scale([p.grad for p in self.model.parameters() if p.grad is not None], 1 / self._accumulated)
+    def _gradients(self, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
+        with self._autocast():
+            outputs = self.model(inputs)
+            loss = self.loss_fn(outputs, targets)
+        (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
+        return outputs.detach(), loss.detach()
+
+    def _whole_step(self, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
+        found = self._gradients(inputs, targets)
+        self._optimize()
+        return found
+
+    def _optimize(self) -> None:
         if self.scaler is None:
             self.optimizer.step(max_norm=self.grad_clip)
         else:
-            if self.grad_clip is not None:
-                self.scaler.unscale_grads(self.optimizer)
-                clip_grad_norm_device(self.model.parameters(), self.grad_clip)
-            self.scaler.step(self.optimizer)
+            self.scaler.step(self.optimizer, max_norm=self.grad_clip)
             self.scaler.update()
         self.optimizer.zero_grad()
+
+    def _update(self) -> None:
+        """The step of the optimizer, if it is not part of each batch, and what follows it."""
+        if self.accumulation_steps > 1:
+            if self._accumulated > 1:
+                update.scale([p.grad for p in self.model.parameters() if p.grad is not None], 1 / self._accumulated)
+            self._optimize()
         self._accumulated = 0
         self.step += 1
         self._step_scheduler("step", {})
@@ -239,9 +254,9 @@ class Trainer:
 
     def _count(self, outputs: Any, loss: Tensor, targets: Any) -> None:
         with ag.no_grad():
-            self._loss.include(loss.detach(), len(targets))
+            self._loss.include(loss, len(targets))
             for metric in self.metrics:
-                metric.update(outputs.detach(), targets)
+                metric.update(outputs, targets)
 
     def _leave_if(self, interrupt: threading.Event) -> None:
         if interrupt.is_set():
@@ -259,7 +274,7 @@ class Trainer:
         for metric in self._counting:
             metric.reset()
         self.callbacks("on_test_begin", {})
-        with ag.no_grad(), evaluating(self.model), self._averaged():
+        with ag.no_grad(), evaluating(self.model), self.averaged():
             for i, (x, y) in enumerate(data):
                 self.callbacks("on_test_batch_begin", i, {})
                 targets = self._tensor(y)
@@ -282,7 +297,7 @@ class Trainer:
         batches = [data] if isinstance(data, np.ndarray | Tensor) else data
         self.callbacks("on_predict_begin", {})
         found = []
-        with ag.no_grad(), evaluating(self.model), self._averaged():
+        with ag.no_grad(), evaluating(self.model), self.averaged():
             for i, batch in enumerate(batches):
                 self.callbacks("on_predict_batch_begin", i, {})
                 with self._autocast():
@@ -292,7 +307,8 @@ class Trainer:
         self.callbacks("on_predict_end", {})
         return np.concatenate(found)
 
-    def _averaged(self) -> AbstractContextManager[None]:
+    def averaged(self) -> AbstractContextManager[None]:
+        """For a block, the averages of ``ema`` in the model, where there is one."""
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def _tensor(self, value: Any) -> Tensor:

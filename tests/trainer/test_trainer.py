@@ -103,6 +103,20 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(device, tmp_path, at):
     assert resumed.learning_rates() == straight.learning_rates()
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_compiled_step_is_the_same_step(device, accumulation):
+    def run(compile):
+        trainer = make(device.queue, dropout=0.0, accumulation_steps=accumulation, compile=compile, grad_clip=1.0)
+        trainer.scheduler = optim.WarmupCosine(trainer.optimizer, 2, 12)
+        trainer.fit(batches(8), val=batches(2, seed=1), epochs=2)
+        return trainer
+
+    plain, compiled = run(False), run(True)
+    for name, value in weights(plain).items():
+        np.testing.assert_array_equal(weights(compiled)[name], value, err_msg=name)
+    assert compiled.history["loss"] == plain.history["loss"]
+
+
 def test_batches_together_make_the_step_of_one_large_batch(device):
     data = batches(4, 8)
     whole = [tuple(np.concatenate(part) for part in zip(*data, strict=True))]

