@@ -101,6 +101,8 @@ _ROWS = (
     Variable("NETCL_PROFILE_EVENTS", _flag, "0", "0, 1", "1 requests profiling on every queue made from then on."),
     Variable("NETCL_AUTOTUNE", _autotune, "off", "off, on, force, or with a budget in seconds: on:5",
              "Whether unmeasured kernel configurations are measured at first use."),
+    Variable("NETCL_FUSION", _flag, "0", "0, 1",
+             "1 lets chains of pointwise ops over large tensors run as one kernel in plain eager code, when a value is first needed."),
     Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
     Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds",
@@ -125,6 +127,11 @@ def raw(name: str) -> str | None:
 def set_for_loader(name: str, text: str) -> None:
     """Tell the OpenCL loader of this process something; only ``core.platforms`` calls this."""
     os.environ[name] = text
+
+
+def choose_device(selector: str) -> None:
+    """The device of this process from now on, as if NETCL_DEVICE had been set before it began; for what starts a rank."""
+    os.environ["NETCL_DEVICE"] = selector
 
 
 def cache_dir() -> Path | None:

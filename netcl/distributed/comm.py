@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,10 @@ class World:
     def duplicate(self) -> World:
         """The same ranks with traffic of their own, for another thread."""
         return World(self.timeout)
+
+    def local_rank(self) -> int:
+        """The place of this rank among those of its machine."""
+        return self.rank
 
     # ---- what is built on it
 
@@ -280,8 +284,9 @@ def wait_until(done: Callable[[], bool], timeout: float, meanwhile: Callable[[],
     return True
 
 
-def world(timeout: float | None = None) -> World:
+@lru_cache(maxsize=1)
+def world() -> World:
     """The world this process is part of: of an MPI job if ``mpiexec`` started it, else a world of one (mpi4py is not needed then)."""
     from netcl.distributed import mpi
 
-    return mpi.MPIWorld(timeout) if mpi.started_by_mpi() else World(timeout)
+    return mpi.MPIWorld() if mpi.started_by_mpi() else World()

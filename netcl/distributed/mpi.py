@@ -20,6 +20,7 @@ from netcl.distributed.comm import Arrays, LostRankError, World, late, wait_unti
 
 #: Variables that mpiexec of MPICH, Intel MPI, Open MPI or Slurm sets for the processes it starts, with their number.
 _STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK")
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _CALL, _ANSWER = 7001, 7002
 #: Seconds a rank has to answer a roll call before it counts as missing.
 ROLL_CALL = 2.0
@@ -32,6 +33,11 @@ _INTRODUCED = 64
 def started_by_mpi() -> bool:
     """Whether mpiexec started this process."""
     return any(env.raw(name) is not None for name in _STARTED)
+
+
+def rank_by_launcher() -> str:
+    """The rank of this process by what mpiexec set for it, without starting MPI."""
+    return next((text for name in _RANKS if (text := env.raw(name)) is not None), "?")
 
 
 def engine() -> Any:
@@ -105,7 +111,6 @@ class MPIWorld(World):
         return MPIWorld(self.timeout, self)
 
     def local_rank(self) -> int:
-        """The place of this rank among those of its machine."""
         return sum(1 for host, _ in self.people[: self.rank] if host == self.people[self.rank][0])
 
     def _person(self, rank: int) -> str:

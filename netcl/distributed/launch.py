@@ -1,0 +1,32 @@
+"""Starts the ranks of a job on this machine through mpiexec."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from netcl.core import env
+from netcl.core.errors import DeviceError, message
+
+
+def mpiexec() -> str:
+    """The launcher: on the path, or where pip put it beside this Python."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
+    if found is None:
+        remedy = 'install the extra "mpi" of this checkout: pip install -e ".[mpi]"'
+        raise DeviceError(message("launch", "there is no mpiexec", remedy))
+    return found
+
+
+def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> int:
+    """Run ``python`` with the arguments ``program`` on ``ranks`` processes; rank i gets device ``i`` of ``devices``, around again if there
+    are fewer. Returns the exit status."""
+    if ranks < 1:
+        raise DeviceError(message("launch", "a job has at least one rank", ranks=ranks))
+    wrapper = ["-m", "netcl.distributed.replica", "--guard", ",".join(devices) or "auto"]
+    command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
+    return subprocess.run(command, check=False, env=env.for_child()).returncode

@@ -1,0 +1,51 @@
+"""A loader whose batches are shared by the ranks of a world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+from netcl.data import DataLoader
+from netcl.data.fetch import Task
+from netcl.distributed import comm
+from netcl.distributed.comm import World
+
+
+class ShardedLoader(DataLoader):
+    """A :class:`~netcl.data.DataLoader` of which each rank loads its part of every batch, and nothing else.
+
+    ``batch_size`` is that of all ranks together. Parts have one size: of an incomplete last batch up to ``world.size - 1`` samples are left
+    out. The order is that of one loader over the whole dataset, so a position taken with one number of ranks is good for any other.
+
+    - **seed** must be given, and the same on all ranks.
+    - **world**: of :func:`netcl.distributed.world` if not given.
+
+    >>> from netcl.data import TensorDataset
+    >>> loader = ShardedLoader(TensorDataset(np.arange(5)), batch_size=4, shuffle=False, seed=0)
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1, 2, 3], [4]]
+    """
+
+    def __init__(self, dataset: Any, batch_size: int = 32, *, seed: int, world: World | None = None, **options: Any):
+        super().__init__(dataset, batch_size, seed=seed, **options)
+        self.world = world or comm.world()
+        if batch_size % self.world.size:
+            what = "a batch must divide into equal parts"
+            raise ShapeError(message("ShardedLoader", what, "choose a multiple", batch_size=batch_size, world=self.world.size))
+        self.world.agree("ShardedLoader", "the dataset, the batch size and the seed", [len(dataset), batch_size, seed])
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (not self.drop_last and rest >= self.world.size)
+
+    def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
+        size, rank = self.world.size, self.world.rank
+        for task in super()._tasks(epoch, start):
+            usable = len(task.indices) - len(task.indices) % size
+            yield task._replace(indices=np.split(task.indices[:usable], size)[rank])
+
+    def _key(self, epoch: int, batch: int) -> tuple[int, ...]:
+        return (*super()._key(epoch, batch), self.world.rank)

@@ -1,0 +1,82 @@
+"""``python -m netcl.distributed.replica train.py ...``: one process per device of this machine, as ranks of one MPI job.
+
+``-n N`` starts N ranks instead, ``--devices 0:0,1:0`` names the devices; with more ranks than devices they are handed out again from
+the first. Inside, ``netcl.distributed.world()`` is the job, and the active device the rank's own.
+
+Each rank runs below a guard that does nothing but wait: should the rank be killed, the guard says which one it was before the job ends.
+mpiexec alone ends the job as quickly, but does not say reliably who was first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from netcl.core import env
+from netcl.distributed import comm, mpi
+from netcl.distributed.data_parallel import all_devices
+from netcl.distributed.launch import launch
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    about = "One process per device, as ranks of one MPI job."
+    parser = argparse.ArgumentParser(prog="python -m netcl.distributed.replica", description=about)
+    parser.add_argument("-n", type=int, default=None, metavar="RANKS", help="number of processes; one per device if not given")
+    parser.add_argument("--devices", default="", help="selectors separated by commas; all devices if not given")
+    parser.add_argument("--guard", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="a Python file (or -m module) and its arguments")
+    given = parser.parse_args(argv)
+    if not given.program:
+        parser.error("name a program to run")
+    if given.guard:
+        return _guard(given.guard, given.program)
+    if given.rank:
+        return _become(given.rank.split(","), given.program)
+    devices = [name for name in given.devices.split(",") if name] or [str(name) for name in all_devices()]
+    return launch(given.program, given.n or len(devices), devices)
+
+
+def _guard(devices: str, program: Sequence[str]) -> int:
+    """Run the rank, and name it if it is killed. What mpiexec left open for the rank must stay open."""
+    command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, *program]
+    rank = subprocess.Popen(command, close_fds=False, preexec_fn=_die_with_parent)
+    status = rank.wait()
+    if status < 0:
+        name = signal.Signals(-status).name
+        sys.stderr.write(f"netcl: rank {mpi.rank_by_launcher()} (pid {rank.pid}) was ended by {name}; the job ends with it\n")
+        return 128 - status
+    return status
+
+
+def _die_with_parent() -> None:
+    """mpiexec ends the guards, and a rank without one would go on forever. Where there is no such call, it ends at its time-out."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def _become(devices: Sequence[str], program: Sequence[str]) -> int:
+    """Take this rank's device and become the program."""
+    ours = comm.world()
+    mine = devices[ours.local_rank() % len(devices)]
+    if mine != "auto":
+        env.choose_device(mine)
+    as_module = program[0] == "-m"
+    sys.argv = list(program[1:] if as_module else program)
+    if as_module:
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program[0], run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

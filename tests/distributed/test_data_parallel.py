@@ -1,0 +1,131 @@
+"""Several devices train as one: the parameters of the run on one device with the whole batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import nn, optim
+from netcl.core.device import device as use
+from netcl.core.tensor import Tensor
+from netcl.distributed import DataParallel, data_parallel_step, prepare_replicas, replicate_params, shard_batch
+from tests.distributed import job
+
+JOB = Path(job.__file__)
+
+
+def saved(path: Path) -> list[np.ndarray]:
+    with np.load(path) as file:
+        return [file[name] for name in file]
+
+
+def single(kind: str, steps: int = 20) -> list[np.ndarray]:
+    """Losses, then parameters, of the plain loop on the NumPy backend."""
+    with use("cpu"):  # the numbers it starts with as well: devices round a normal variate differently
+        model, x, y = job.build(kind)
+    opt = job.optimizer_of(model.parameters())
+    losses = []
+    for _ in range(steps):
+        loss = job.loss_of(model, x, y)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    return [np.array(losses), *(p.to_host() for p in model.parameters())]
+
+
+def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "weights"), [("mlp", [1.0, 3.0]), ("gpt", None)])
+def test_a_device_beside_numpy(device, kind, weights):
+    model, x, y = job.build(kind)
+    parallel = DataParallel(model, [device, "cpu"], weights=weights or [1.0, 1.0])
+    opt = parallel.optimizer(job.optimizer_of)
+    losses = []
+    for _ in range(20):
+        loss = job.loss_of(parallel, x, y)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    assert_same([np.array(losses), *(p.to_host() for p in parallel.parameters())], single(kind))
+    for p, q in zip(parallel.module.parameters(), parallel.replicas[1].parameters(), strict=True):
+        np.testing.assert_allclose(p.to_host(), q.to_host(), rtol=0, atol=1e-6)
+
+
+def test_batch_norm_over_all_devices():
+    with use("cpu"):
+        model, x, y = job.build("resnet")
+    parallel = DataParallel(model, ["cpu", "cpu"], sync_batchnorm=True)
+    opt = job.optimizer_of(parallel.parameters())  # an ordinary optimizer: replicas are refreshed
+    losses = []
+    for _ in range(3):
+        loss = job.loss_of(parallel, x, y)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    assert_same([np.array(losses), *(p.to_host() for p in parallel.parameters())], single("resnet", 3))
+
+
+def test_two_devices_of_one_runtime(tmp_path, cl_device):
+    """PoCL shows two devices when asked for them, which must be before it starts."""
+    if "Portable" not in cl_device.platform_name:
+        pytest.skip("only PoCL can be asked for two devices")
+    env = {**os.environ, "POCL_DEVICES": "pthread pthread", "NETCL_VISIBLE_DEVICES": "portable", "PYTHONPATH": str(JOB.parents[2])}
+    command = [sys.executable, str(JOB), "mlp", str(tmp_path / "out.npz"), "--devices", "cl:cpu:0,cl:cpu:1"]
+    subprocess.run(command, check=True, env=env, timeout=200)
+    assert_same(saved(tmp_path / "out.npz"), single("mlp"))
+
+
+def test_gradients_reach_the_input_and_add_up(device):
+    layer = nn.Linear(3, 2)
+    x = Tensor.from_host(np.arange(12, dtype=np.float32).reshape(4, 3), requires_grad=True)
+    parallel = DataParallel(layer, [device, "cpu"], weights=[1, 1])
+    for _ in range(2):
+        ag.sum(parallel(x)).backward()
+    np.testing.assert_allclose(x.grad.to_host(), 2 * np.tile(layer.weight.to_host().sum(0), (4, 1)), rtol=1e-6)
+    np.testing.assert_allclose(layer.bias.grad.to_host(), [8.0, 8.0])
+    np.testing.assert_allclose(parallel.replicas[1].bias.grad.to_host(), [8.0, 8.0])
+
+
+def test_unlike_devices_are_measured(device):
+    parallel = DataParallel(nn.Linear(8, 8), [device, "cpu"])
+    parallel(np.ones((6, 8), np.float32))
+    assert len(parallel.weights) == 2
+    assert all(weight > 0 for weight in parallel.weights)
+
+
+def test_a_step_by_hand(device):
+    model, x, y = job.build("mlp")
+    expected = single("mlp", 3)
+    replicas = prepare_replicas(model, [device, "cpu"])
+    optimizers = [job.optimizer_of(replica.parameters()) for replica in replicas]
+    losses = [data_parallel_step(lambda m, a, b: ag.cross_entropy(m(a), b), replicas, optimizers, (x, y), weights=[3, 1]) for _ in range(3)]
+    assert_same([np.array(losses), *(p.to_host() for p in model.parameters())], expected)
+
+
+def test_a_step_over_lists_of_parameters():
+    start = Tensor.from_host([[1.0], [2.0]], requires_grad=True)
+    replicas = replicate_params([start], ["cpu", "cpu", "cpu"])
+    optimizers = [optim.SGD(params, lr=1.0) for params in replicas]
+    x = np.array([[1.0, 0.0], [3.0, 2.0]], np.float32)  # fewer rows than devices
+    loss = data_parallel_step(lambda params, rows: ag.mean(ag.matmul(rows, params[0])), replicas, optimizers, x)
+    assert loss == pytest.approx((1 + 7) / 2)
+    assert [params[0].to_host().ravel().tolist() for params in replicas] == [[-1.0, 1.0]] * 3
+
+
+def test_shards_have_one_length():
+    with pytest.raises(ValueError, match=r"\[shard_batch\] the parts of a batch must have one length; lengths=\[3, 2\]"):
+        shard_batch((np.zeros(3), np.zeros(2)), ["cpu"])
+    with pytest.raises(RuntimeError, match=r"\[distributed\] no such device; selector='nothing like it'"):
+        shard_batch(np.zeros(3), ["nothing like it"])

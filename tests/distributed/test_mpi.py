@@ -1,0 +1,137 @@
+"""Ranks under mpiexec: the run of one process, whatever their number; faults end the job in time and name the rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from netcl.distributed.launch import mpiexec
+from tests.distributed import job
+from tests.distributed.test_data_parallel import assert_same, saved, single
+
+JOB = Path(job.__file__)
+ROOT = JOB.parents[2]
+
+pytest.importorskip("mpi4py")
+
+
+def environment(**more: str) -> dict[str, str]:
+    few = {"NETCL_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NETCL_COMM_TIMEOUT": "60"}
+    return {**os.environ, **few, "PYTHONPATH": str(ROOT), **more}
+
+
+def run(ranks: int, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [mpiexec(), "-n", str(ranks), sys.executable, str(JOB), *args]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**more), timeout=200, check=False)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kind", "options"),
+    [(1, "mlp", []), (2, "mlp", ["--zero"]), (4, "mlp", []), (2, "gpt", ["--zero"]), (2, "resnet", ["--steps", "4"])],
+)
+def test_ranks_train_as_one(tmp_path, ranks, kind, options):
+    out = tmp_path / "out.npz"
+    done = run(ranks, kind, str(out), *options)
+    assert done.returncode == 0, done.stderr
+    assert_same(saved(out), single(kind, 4 if kind == "resnet" else 20))
+
+
+def test_clipping_sees_all_gradients(tmp_path):
+    for ranks, name, options in ((1, "one.npz", []), (2, "two.npz", ["--zero"])):
+        done = run(ranks, "mlp", str(tmp_path / name), "--max-norm", "0.1", *options)
+        assert done.returncode == 0, done.stderr
+    assert_same(saved(tmp_path / "two.npz"), saved(tmp_path / "one.npz"))
+
+
+def test_bytes_on_the_wire(tmp_path):
+    """Twice the gradients times (n - 1) / n, a flag per parameter, and the loss; nothing else grows with the steps."""
+    sent = []
+    for steps in (5, 15):
+        done = run(2, "mlp", str(tmp_path / "out.npz"), "--steps", str(steps))
+        sent.append(int(re.search(r"bytes (\d+)", done.stdout)[1]))
+    gradients = 6 * 16 + 16 + 16 * 4 + 4
+    per_step = (sent[1] - sent[0]) / 10
+    told = 2 * len('["mean", [], "float64", null]')  # the comparison before the all-reduce of the loss, at its longest
+    assert 4 * (gradients + 4) <= per_step <= 4 * (gradients + 4) + 2 * 8 + told
+
+
+def test_a_killed_rank_is_named_and_fewer_ranks_go_on(tmp_path):
+    folder, out = tmp_path / "checkpoints", tmp_path / "out.npz"
+    start = time.monotonic()
+    faulty = [str(JOB), "mlp", str(out), "--checkpoints", str(folder), "--fault", "kill", "--fault-at", "7"]
+    command = [sys.executable, "-m", "netcl.distributed.replica", "-n", "4", "--devices", "cpu", *faulty]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(NETCL_COMM_TIMEOUT="20"), timeout=100, check=False)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 60
+    assert "netcl: rank 1 (pid" in done.stdout + done.stderr
+    assert "was ended by SIGKILL" in done.stdout + done.stderr
+    assert run(2, "mlp", str(out), "--checkpoints", str(folder)).returncode == 0
+    assert_same(saved(out)[1:], single("mlp")[1:])
+    assert len(saved(out)[0]) == 13  # steps 8 to 20
+
+
+def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
+    start = time.monotonic()
+    assert run(2, "mlp", str(tmp_path / "out.npz"), "--fault", "kill", "--fault-at", "2", NETCL_COMM_TIMEOUT="20").returncode != 0
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("late", r"\[\w+\] rank 1 did not arrive within 3 s; world=3, waiting=rank [02], people=\[rank 1 is pid \d+"),
+        ("shape", r"the ranks do not agree on the model's parameters: rank 1 has"),
+        ("raise", r"netcl: rank 1 ends the job: this rank has had enough"),
+    ],
+)
+def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
+    start = time.monotonic()
+    done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", fault, "--fault-at", "2", NETCL_COMM_TIMEOUT="3")
+    assert done.returncode != 0
+    assert time.monotonic() - start < 60
+    assert re.search(words, done.stderr + done.stdout), done.stderr
+
+
+def test_one_process_needs_neither_mpiexec_nor_mpi4py(tmp_path):
+    script = f"import sys; sys.modules['mpi4py'] = None; sys.argv = ['job', 'mlp', {str(tmp_path / 'out.npz')!r}]; import runpy; " + (
+        f"runpy.run_path({str(JOB)!r}, run_name='__main__')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment(), timeout=100)
+    assert_same(saved(tmp_path / "out.npz"), single("mlp"))
+
+
+def test_replica_starts_one_process_per_device(tmp_path):
+    program = tmp_path / "say.py"
+    program.write_text(
+        "import sys\nfrom netcl.core.device import get_active_device\nfrom netcl.distributed import world\n"
+        "w = world()\nsys.stdout.write(f'{w.rank}/{w.size} {get_active_device().device_name} {sys.argv[1:]}\\n')\n"
+    )
+    command = [sys.executable, "-m", "netcl.distributed.replica", "--devices", "cpu,cpu", str(program), "--flag", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=100, check=True)
+    assert sorted(done.stdout.split("\n")[:-1]) == [f"{rank}/2 NumPy ['--flag', '7']" for rank in range(2)]
+
+
+def test_positions_are_those_of_the_whole_batch():
+    from netcl.data import TensorDataset
+    from netcl.distributed import ShardedLoader, thread_worlds
+    from netcl.distributed.comm import World
+
+    data = TensorDataset(np.arange(22))
+    whole = ShardedLoader(data, 8, seed=3, world=World())
+    parts = []
+    for world in thread_worlds(2):
+        world.agree = lambda *_: None  # one thread plays both ranks
+        parts.append(ShardedLoader(data, 8, seed=3, world=world))
+    batches = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
+    for a, b in zip(batches, whole, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert parts[0].state_dict() == whole.state_dict()
+    with pytest.raises(ValueError, match=r"\[ShardedLoader\] a batch must divide into equal parts; batch_size=8, world=3"):
+        ShardedLoader(data, 8, seed=3, world=thread_worlds(3)[0])
