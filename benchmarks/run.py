@@ -136,9 +136,9 @@ class Worker:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.errors: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._threads = [threading.Thread(target=listen, daemon=True) for listen in (self._read, self._listen)]
+        for thread in self._threads:
+            thread.start()
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
@@ -164,13 +164,17 @@ class Worker:
     def last_words(self) -> str:
         """Why it ended: the last line of its traceback, or its exit code."""
         code = self.process.wait()
-        self._listener.join(5)
+        self._threads[1].join(5)
         told = [line.strip() for line in self.errors if re.match(r"\w[\w.]*(Error|Exception|Interrupt|Warning|Exit)\b", line)]
         return told[-1] if told else f"the worker ended with code {code}: {''.join(self.errors)[-300:]}"
 
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+        for thread, pipe in zip(self._threads, (self.process.stdout, self.process.stderr), strict=True):
+            thread.join(5)
+            if pipe is not None:
+                pipe.close()
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -97,9 +97,8 @@ def linear(rows: int, features: int, outputs: int, targets: Targets | None = Non
         theirs = [where.torch_tensor(z) for z in data] if where.torch else []
         return ways | {"torch": where.theirs(lambda: where.torch.nn.functional.linear(*theirs))}
 
-    return Case(
-        f"linear {rows}x{features}x{outputs}", make, [Comparison(targets=targets or {})], work={"flop": 2.0 * rows * features * outputs}
-    )
+    work = {"flop": 2.0 * rows * features * outputs, "bytes": 4.0 * (rows * features + features * outputs + rows * outputs)}
+    return Case(f"linear {rows}x{features}x{outputs}", make, [Comparison(targets=targets or {})], work=work)
 
 
 # ---- convolutions
@@ -122,7 +121,9 @@ def conv(n: int, c: int, size: int, filters: int, kernel: int = 3, stride: int =
         return {"ours": where.ours(run), "torch": where.theirs(_torch_conv(where, x, w, g, stride, pad, part))}
 
     name = f"conv {kernel}x{kernel}{f'/{stride}' if stride > 1 else ''} {n}x{c}x{size}x{size} to {filters} {part}"
-    return Case(name, make, [Comparison(targets=targets or {})], work={"flop": 2.0 * n * filters * c * kernel**2 * out**2})
+    moved = 4.0 * (n * c * size**2 + filters * c * kernel**2 + n * filters * out**2)
+    work = {"flop": 2.0 * n * filters * c * kernel**2 * out**2, "bytes": moved}
+    return Case(name, make, [Comparison(targets=targets or {})], work=work)
 
 
 def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, stride: int, pad: int, part: str) -> Callable[[], Any]:
@@ -182,9 +183,8 @@ def softmax(rows: int, columns: int, targets: Targets | None = None) -> Case:
         t = where.torch_tensor(x) if where.torch else x
         return {"ours": where.ours(lambda: F.softmax(a, axis=-1)), "torch": where.theirs(lambda: where.torch.softmax(t, -1))}
 
-    return Case(
-        f"softmax {rows}x{columns}", make, [Comparison(targets=targets or {})], tolerance=1e-4, work={"bytes": 8.0 * rows * columns}
-    )
+    work = {"bytes": 8.0 * rows * columns, "flop": 5.0 * rows * columns}
+    return Case(f"softmax {rows}x{columns}", make, [Comparison(targets=targets or {})], work=work)
 
 
 def total(n: int, targets: Targets | None = None) -> Case:
@@ -199,7 +199,13 @@ def total(n: int, targets: Targets | None = None) -> Case:
             ways["numpy"] = Way(lambda: x.sum(), result=lambda: [x.sum()])
         return ways | {"torch": where.theirs(lambda: t.sum())}
 
-    return Case(f"sum 2^{round(math.log2(n), 1):g}", make, [Comparison(targets=targets or {})], tolerance=1e-4, work={"bytes": 4.0 * n})
+    return Case(
+        f"sum 2^{round(math.log2(n), 1):g}",
+        make,
+        [Comparison(targets=targets or {})],
+        tolerance=1e-4,
+        work={"bytes": 4.0 * n, "flop": float(n)},
+    )
 
 
 # ---- norms

@@ -1,0 +1,144 @@
+"""Writes what ``benchmarks/results`` holds into docs/performance.md and docs/plots/: tables, size sweeps, rooflines.
+
+``python tools/docs_performance.py`` rewrites them; ``--check`` changes nothing and fails if something is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+
+import plots  # noqa: E402
+
+RESULTS, PAGE, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/performance.md", ROOT / "docs/plots"
+MARKED = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.S)
+SWEEP = re.compile(r"sweep (?P<what>.+?) (?P<size>\d+)(?P<way>, .+)?$")
+SIZES = {
+    "matmul": "side of the matrices",
+    "conv": "images in the batch",
+    "softmax": "rows of 1024",
+    "ResNet-18 batch": "images in the batch",
+}
+Pages = dict[Path, str]
+
+
+def results() -> list[tuple[str, dict[str, Any]]]:
+    """Every results file of the runner with its name."""
+    read = [(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
+    return [(name, content) for name, content in read if "rows" in content and "made by" in content.get("facts", {})]
+
+
+def render(page: str, found: list[tuple[str, dict[str, Any]]]) -> Pages:
+    """The page and its pictures."""
+    written: Pages = {}
+    parts = [part for name, content in found for part in _section(name, content, written)]
+    written[PAGE] = MARKED.sub(lambda _: "\n".join([*parts, ""]), page)
+    return written
+
+
+def _section(name: str, content: dict[str, Any], written: Pages) -> list[str]:
+    facts = content["facts"]
+    held = f", held to {facts['threads']} cores" if facts["threads"] else ""
+    versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
+    where = f"{facts['cpu'] or facts['machine']}{held}; torch on {facts['torch_device']}; {versions}"
+    head = f"### {facts['device']} ({facts['platform']}, driver {facts.get('driver', 'none')})"
+    lines = [head, "", f"{where}; commit {facts['commit']}; `{facts['made by']}`", ""]
+    sweeps = [row for row in content["rows"] if row["case"].startswith("sweep ")]
+    cases = [row for row in content["rows"] if not row["case"].startswith("sweep ")]
+    lines += [*_table(cases), *_roofline(name, facts, cases, written)] if cases else []
+    return lines + (_sweeps(name, facts, sweeps, written) if sweeps else [])
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| case | ours | yardstick | its time | ratio | target | |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        if "error" in row or "skipped" in row:
+            lines.append(f"| {row['case']} | | | | | | {_cell(row.get('error') or row['skipped'])} |")
+            continue
+        verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
+        if row.get("portable_met") and not row["met"]:
+            verdict += f", portable kernels' {row['portable_target']:g} met"
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        target = "" if row["target"] is None else f"{row['target']:g}" if row["yardstick"] else _time(row["target"])
+        times = f"{_time(row['ours_s'])} | {row['yardstick'] or ''} | {_time(row['theirs_s'])}"
+        lines.append(f"| {row['case']} | {times} | {ratio} | {target} | {verdict} |")
+    return [*lines, ""]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())[:160]
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    unit, factor = next((u, f) for u, f in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if seconds * f >= 1 or u == "us")
+    return f"{seconds * factor:.3g} {unit}"
+
+
+def _picture(written: Pages, name: str, text: str, title: str) -> list[str]:
+    written[PICTURES / f"{name}.svg"] = text
+    return [f"![{title}](plots/{name}.svg)", ""]
+
+
+def _roofline(name: str, facts: dict[str, Any], rows: list[dict[str, Any]], written: Pages) -> list[str]:
+    """Work per byte against work per second; the roof is the best that was measured, so dots show what limits each case."""
+    points = {
+        row["case"]: (row["flop_per_s"] / row["bytes_per_s"], row["flop_per_s"])
+        for row in rows
+        if row.get("flop_per_s") and row.get("bytes_per_s")
+    }
+    if len(points) < 2:
+        return []
+    bandwidth, compute = max(r.get("bytes_per_s") or 0 for r in rows), max(r.get("flop_per_s") or 0 for r in rows)
+    lowest, highest, ridge = min(p[0] for p in points.values()), max(p[0] for p in points.values()), compute / bandwidth
+    roof = [(lowest, lowest * bandwidth), (ridge, compute), (max(highest, ridge), compute)]
+    shown = dict(sorted(points.items(), key=lambda item: -item[1][1])[:14])
+    title = f"Roofline of {facts['device']}: {plots.short(round(bandwidth, -9))}B/s, {plots.short(round(compute, -9))}FLOP/s measured"
+    return _picture(written, f"{name}_roofline", plots.chart(title, "FLOP per byte", "FLOP/s", {}, shown, roof), title)
+
+
+def _sweeps(name: str, facts: dict[str, Any], rows: list[dict[str, Any]], written: Pages) -> list[str]:
+    """A plot of time against size for each thing that was swept."""
+    lines: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        found = SWEEP.match(row["case"])
+        if found is None or row.get("ours_s") is None:
+            continue
+        of = lines.setdefault(found["what"], {})
+        of.setdefault("ours" + (found["way"] or ""), []).append((float(found["size"]), row["ours_s"]))
+        if row.get("theirs_s") and not found["way"]:
+            of.setdefault(row["yardstick"], []).append((float(found["size"]), row["theirs_s"]))
+    made = []
+    for what, series in lines.items():
+        title = f"{what.removesuffix(' batch')}: time against size on {facts['device']}"
+        picture = plots.chart(title, SIZES.get(what, "elements"), "seconds", series)
+        made += _picture(written, f"{name}_{what.split()[0].lower()}", picture, title)
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    stale = []
+    for path, text in render(PAGE.read_text(encoding="utf-8"), results()).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path.relative_to(ROOT).as_posix())
+            if not options.check:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    if options.check and stale:
+        print(f"out of date: {', '.join(stale)}; run python tools/docs_performance.py")
+    return int(bool(options.check and stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
