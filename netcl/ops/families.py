@@ -7,6 +7,7 @@ share. Whoever measures takes candidates from :meth:`Family.configurations`, dro
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -112,7 +113,8 @@ def _matmul_space(problem: Problem) -> Iterator[KernelConfig]:
     if not problem.is_cpu:
         yield from _simt(V.MATMUL_REGISTER_TILED)
         return
-    for form in ("dot", "unpacked"):
+    flags = problem.flags
+    for form in ("dot",) if flags["trans_b"] and not flags["trans_a"] else () if flags["trans_b"] else ("unpacked",):
         yield KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form})
     for rows, vectors in _TILES[_registers(problem.profile)]:
         for depth in (d for d in _DEPTHS if d < 2 * problem.shape[2] or d == _DEPTHS[0]):
@@ -147,9 +149,11 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
     if not problem.is_cpu:
         yield from _simt(V.CONV2D_IMPLICIT_GEMM)
         return
+    forms = ("rows", "panel") if problem.op == plans.WEIGHT_GRAD else ("",)
     for rows, vectors in _TILES[_registers(problem.profile)]:
-        for depth in _DEPTHS[1:]:
-            yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "MR": rows, "NV": vectors, "KC": depth})
+        for form, depth in itertools.product(forms, _DEPTHS[1:]):
+            named = {"form": form, "KB": depth // 4} if form else {}
+            yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "MR": rows, "NV": vectors, "KC": depth, **named})
 
 
 def _geometry(problem: Problem) -> Geometry:

@@ -28,6 +28,7 @@ KERNELS = {
     "cpu-panel": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu"}),
     "cpu-panel-in-pieces": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "KC": 64, "ROWS": 12, "NT": 2}),
     "cpu-panel-wide": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "VW": 16, "NV": 2, "MR": 4}),
+    "cpu-taps": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "rows", "VW": 8, "NV": 2, "KB": 32}),
     "cpu-rows": KernelConfig(V.CONV2D_NAIVE, extra={"tier": "cpu"}),
     "simt-gemm": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_k=16, extra={"tier": "simt"}),
     "simt-gemm-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_m=64, tile_n=64, tile_k=8, work_per_thread=8, extra={"tier": "simt"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.matmul import VARIANTS, build_matmul_kernel
+from netcl.ops.matmul import VARIANTS, build_matmul_kernel, gemm
 from netcl.ops.matmul.gemm import TIERS, Product, plan_for
 from netcl.ops.registry import REGISTRY
 
@@ -75,6 +76,19 @@ def test_a_product_with_few_blocks_is_split_along_k(cl_device, monkeypatch, rng)
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((20, 4000), (30, 4000), (30,)))
     got = ops.linear(*tensors(cl_device.queue, a, b, bias), activation="relu").to_host()
     np.testing.assert_allclose(got, np.maximum(a.astype(np.float64) @ b.T + bias, 0), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
+def test_a_product_with_fewer_tiles_than_cores_is_split_along_k(trans_a, trans_b, cl_device, rng):
+    m, n, k = 5, 30, 1536
+    a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))
+    p = Product(m, n, k, trans_a, trans_b, "float32", "float32", "float32", "float32", "relu")
+    many = dataclasses.replace(cl_device.profile, max_compute_units=64)
+    plan = gemm._panels(cl_device.queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED), many)
+    assert len(plan.launches) == 2
+    got = gemm._run(plan, cl_device.queue, *tensors(cl_device.queue, a, b, bias), Tensor.empty((m, n), queue=cl_device.queue)).to_host()
+    exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b) + bias
+    np.testing.assert_allclose(got, np.maximum(exact, 0), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -4,29 +4,8 @@
 //          panel in local memory, and multiplied by MR rows of weights at a time, read in place by scalar broadcast.
 // direct   one output row of one channel at a time: for groups with few filters, where a panel would serve too few rows.
 // Weight gradients have the same two forms, with pixels as the summed dimension.
-#pragma OPENCL FP_CONTRACT ON
-
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
-#endif
-#ifndef REAL
-#define REAL float  // of inputs and sums; narrower inputs are widened before
-#endif
-#ifndef Y_T  // of the result
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
-#endif
-#ifndef VW
-#define VW 4  // lanes of a vector
-#endif
-#ifndef NV
-#define NV 4  // vectors of a micro tile
-#endif
-#ifndef MR
-#define MR 6  // rows of a micro tile; MR * NV sums, NV columns and one weight fit the registers
-#endif
-#ifndef NT
-#define NT 4  // micro tiles side by side: a row of weights fetched once serves all of them
 #endif
 #ifndef KC
 #define KC 512  // rows of a panel
@@ -44,24 +23,8 @@
 #define Y_VECTORS 1  // 0: y holds another type than REAL and is written element by element
 #endif
 
-#define PASTE(a, b) a##b
-#define EXPAND(a, b) PASTE(a, b)
-// Vectors at any element, as lvalues. vload and vstore would say it better, but PoCL 3 calls them instead of inlining them,
-// and a call empties every register; for the same reason least() and most() stand where least() and most() could.
-#define VECTOR(space, p) (((space Loose*)(p))->v)
-#define NR (VW * NV)     // columns of a micro tile
-#define STRIP (NT * NR)  // columns of a work-group
 #define TILE (KC * NR)   // elements of a panel's tile
 #define CHANNELS 8       // planes walked together while packing: enough to hide the cost of a run, few enough for the TLB
-
-typedef EXPAND(REAL, VW) V;
-typedef struct __attribute__((packed)) {
-  V v;
-} Loose;
-#define ZERO ((V)((REAL)0))
-
-static inline int least(int a, int b) { return a < b ? a : b; }
-static inline int most(int a, int b) { return a > b ? a : b; }
 
 // ---- packing
 
@@ -109,6 +72,11 @@ static inline void copy(__local REAL* to, int to_step, __global const REAL* from
         const V low = VECTOR(__global const, from + 2 * i), high = VECTOR(__global const, from + 2 * i + VW);
         VECTOR(__local, to + i) = (V)(low.even, high.even);
       }
+    if (in_step == 1 && n >= 4) {
+      for (; i + 4 <= n; i += 4) QUAD(__local, to + i) = QUAD(__global const, from + i);
+      if (i < n) QUAD(__local, to + n - 4) = QUAD(__global const, from + n - 4);
+      continue;
+    }
     for (; i < n; ++i) to[i] = from[i * in_step];
   }
 }
@@ -316,21 +284,18 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
 // ---- weight gradient
 
 #if PART != 1
-typedef EXPAND(REAL, 4) Q;
-#define FOUR(space, p) (*(space Q*)(p))
-
 // Pixels become rows: panel[tile][pixel][column] from unfolded[column][pixel], in blocks of 4 x 4.
 static inline void turn(__local REAL* panel, __local const REAL* unfolded, int pixels) {
   for (int j = 0; j < STRIP; j += 4)
     for (int p = 0; p < pixels; p += 4) {
       __local const REAL* from = unfolded + j * STRIP + p;
-      const Q a = FOUR(__local const, from), b = FOUR(__local const, from + STRIP);
-      const Q c = FOUR(__local const, from + 2 * STRIP), d = FOUR(__local const, from + 3 * STRIP);
+      const Q a = QUAD(__local const, from), b = QUAD(__local const, from + STRIP);
+      const Q c = QUAD(__local const, from + 2 * STRIP), d = QUAD(__local const, from + 3 * STRIP);
       __local REAL* to = panel + j / NR * TILE + p * NR + j % NR;
-      FOUR(__local, to) = (Q)(a.x, b.x, c.x, d.x);
-      FOUR(__local, to + NR) = (Q)(a.y, b.y, c.y, d.y);
-      FOUR(__local, to + 2 * NR) = (Q)(a.z, b.z, c.z, d.z);
-      FOUR(__local, to + 3 * NR) = (Q)(a.w, b.w, c.w, d.w);
+      QUAD(__local, to) = (Q)(a.x, b.x, c.x, d.x);
+      QUAD(__local, to + NR) = (Q)(a.y, b.y, c.y, d.y);
+      QUAD(__local, to + 2 * NR) = (Q)(a.z, b.z, c.z, d.z);
+      QUAD(__local, to + 3 * NR) = (Q)(a.w, b.w, c.w, d.w);
     }
 }
 

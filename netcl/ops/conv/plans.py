@@ -43,8 +43,10 @@ VARIANTS = (V.CONV2D_NAIVE, V.CONV2D_IM2COL, V.CONV2D_IMPLICIT_GEMM, V.CONV2D_TI
 THIN = 2  # filters of a group up to which tiles are mostly empty
 WINOGRAD_CHANNELS = 128  # where the products outweigh reading and writing what the transforms make
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
+WIDE = 32  # bytes of a vector
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
-MACROS = ("VW", "NV", "MR", "NT", "KC", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
+MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
+_BEFORE = {"cpu.cl": "axes.cl lanes.cl", "weights.cl": "lanes.cl", "simt.cl": "axes.cl", "winograd.cl": ""}  # what a file builds on
 Launch = Callable[..., None]
 
 
@@ -166,7 +168,7 @@ def _kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any],
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 2 if job.kind == WEIGHT_GRAD else 1}
     if job.kind != WEIGHT_GRAD:
         fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
-    return launch.kernel(queue, __file__, f"axes.cl {file}", name, operands, {**fixed, **defines})
+    return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
 
 
 def _wanted(queue: Any) -> int:
@@ -190,26 +192,44 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     lanes = min(16, max(4, profile.vector_width)) * 4 // size
     # Vectors of 32 bytes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
     registers, vectors = (16, 2) if lanes * size == 32 else (32, 4)
-    columns = job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels
+    columns = {"rows": _span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
     while vectors > 1 and vectors // 2 * lanes >= columns:
         vectors //= 2
     tall = 13 * vectors + 1 <= registers and job.filters > 6
     tiles: dict[str, Any] = {"VW": lanes, "NV": vectors, "MR": 12 if tall else 6}
-    tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR") if name in config.extra}
+    tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR", "KB") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
-    tiles["NT"] = config.extra.get("NT", max(1, 256 // size // width))
+    tiles["NT"] = config.extra.get("NT", max(1, min(256 // size // width, -(-columns // width))))
     strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
     tiles["ROWS"] = config.extra.get("ROWS", max(1, min(96, room // 4 // (strip * size)) // tiles["MR"]) * tiles["MR"])
     room -= strip * size * (tiles["ROWS"] + (strip if job.kind == WEIGHT_GRAD else 0))
     # A tile of the panel should stay in the first-level cache, or, where vectors make it too wide for that, in the second.
-    tiles["KC"] = config.extra.get("KC", min(512 if tiles["NT"] > 1 else 1024, max(8, room // (strip * size + 4) // 8 * 8)))
+    depth = config.extra.get("KC", 512 if tiles["NT"] > 1 else 1024)
+    tiles["KC"] = min(depth, max(8, room // (strip * size + 4) // 8 * 8))
     return tiles
+
+
+def _span(g: Geometry) -> tuple[int, int]:
+    """Of a kernel row with the channels of a pixel side by side: in how many pieces its taps lie, and the values of one."""
+    channels = g.c // g.groups
+    return (1, g.kw * channels) if g.dilation[1] == 1 or g.kw == 1 else (g.kw, channels)
+
+
+def _form(job: Job, config: KernelConfig, width: int) -> str:
+    """How a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by what the configuration names or the bytes of a vector.
+
+    Narrow vectors touch one cache line per pixel, a power of two apart: those lines evict each other, and a packed panel is faster.
+    """
+    if job.kind != WEIGHT_GRAD:
+        return ""
+    return config.extra.get("form") or ("rows" if width >= WIDE and 2 * 4 * _span(job.g)[1] >= width else "panel")
 
 
 def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles = cpu_tiles(job, config, queue)
     if job.kind == WEIGHT_GRAD:
-        return _cpu_panel_weights(job, tiles, queue)
+        form = _form(job, config, tiles["VW"] * dtypes.DTYPES[job.accumulator].itemsize)
+        return (_cpu_weights if form == "rows" else _cpu_panel_weights)(job, tiles, queue)
     if job.g.taps > tiles["KC"]:
         _say_once(queue, job, "the kernel has more taps than a panel has rows: one output row at a time instead")
         return _cpu_rows(job, config, queue)
@@ -221,6 +241,35 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     kernel = _kernel(queue, job, "cpu.cl", "conv_panel", tiles)
     return _direct(kernel, (strips, -(-job.filters // rows), third), None, *job.sizes, rows)
+
+
+def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
+    """Channels of a pixel side by side, then a product per row of the kernel; see weights.cl."""
+    g, channels, m = job.g, job.g.c // job.g.groups, job.filters
+    apart, span = _span(g)
+    skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels no tap ever sees
+    stride = tuple(step // by for step, by in zip(g.stride, skip, strict=True))
+    high, wide = ((o - 1) * step + d * (k - 1) + 1 for o, step, d, k in zip((g.oh, g.ow), stride, g.dilation, (g.kh, g.kw), strict=True))
+    strip, taps = tiles["NT"] * tiles["NV"] * tiles["VW"], g.kh * apart
+    strips = -(-span // strip)
+    blocks = max(1, min(m // (2 * tiles["MR"]), -(-2 * _wanted(queue) // (strips * taps * g.groups))))
+    rows = _ceil_to(-(-m // blocks), tiles["MR"])
+    blocks = -(-m // rows)
+    splits = max(1, min(-(-_wanted(queue) // (strips * taps * blocks * g.groups)), job.pixels // 512))
+    turned, padded = g.groups * g.n * high * wide * channels, _ceil_to(m, tiles["MR"])
+    turn, multiply, collect = (
+        _kernel(queue, job, "weights.cl", name, tiles) for name in ("channels_last", "conv_weights", "collect_weights")
+    )
+
+    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
+        t = Tensor.empty((turned + strip,), job.accumulator, queue=queue)
+        parts = Tensor.empty((splits * g.groups * taps * padded * strips * strip,), job.accumulator, queue=queue)
+        turn(queue, (high, g.n * g.groups), None, x, t, g.n, channels, g.h, g.w, high, wide, *g.pad, *skip, g.groups, strip)
+        multiply(queue, (strips, taps * blocks, g.groups * splits), None, t, dy, parts, g.n, channels, m, g.oh, g.ow, high, wide, g.kh,
+                 apart, *stride, *g.dilation, g.groups, rows, splits)  # fmt: skip
+        collect(queue, (g.f,), None, parts, dw, channels, m, g.kh, g.kw, apart, g.groups, strips * strip, splits)
+
+    return go
 
 
 def _cpu_panel_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:

@@ -7,7 +7,7 @@ else, and either by name in a configuration's ``extra["tier"]``. Further tiers (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ VARIANTS = (
 )
 _MOST_INT = 2**31 - 2**20
 _CPU_PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
-_CPU_DEPTH = 512
+_CPU_DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
 _PACK_PANELS = 8  # that a work-item packs side by side: whole cache lines of a transposed A
 _CPU_COLUMNS = 64  # of a panel
@@ -230,6 +230,9 @@ def _splits(p: Product, groups: int, profile: DeviceProfile) -> int:
 # ---- CPUs: cpu.cl
 
 
+_NOTHING: Mapping[str, Any] = {}
+
+
 class _Tile(NamedTuple):
     """A register tile, and how many lie side by side in a panel."""
 
@@ -246,15 +249,16 @@ class _Tile(NamedTuple):
         return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
 
 
-def _tile(p: Product, profile: DeviceProfile) -> _Tile:
-    """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2)."""
+def _tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
+    """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
     lanes = min(16, max(4, profile.vector_width))
     few = lanes == 8
     lanes = lanes // 2 if p.itemsize == 8 else lanes
+    rows, vectors = (6, 2) if few else (6, 4)
     if p.n <= 2 * lanes:
-        return _Tile(6 if few else 12, 1 if p.n <= lanes else 2, lanes, 1)
-    vectors = 2 if few else 4
-    return _Tile(6, vectors, lanes, max(1, _CPU_COLUMNS // (vectors * lanes)))
+        rows, vectors = 6 if few else 12, 1 if p.n <= lanes else 2
+    rows, vectors = extra.get("MR", rows), extra.get("NV", vectors)
+    return _Tile(rows, vectors, lanes, max(1, min(_CPU_COLUMNS // (vectors * lanes), -(-p.n // (vectors * lanes)))))
 
 
 def _rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
@@ -264,26 +268,53 @@ def _rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
 
 
 def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits."""
-    tile = _tile(p, profile)
+    """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits.
+
+    Where the result gives fewer groups than there are cores, k is split: its parts are batches of a product whose results are added.
+    """
+    tile = _tile(p, profile, config.extra)
     room = min(_CPU_PANEL, profile.local_mem_size or _CPU_PANEL)
-    depth = min(_CPU_DEPTH, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
+    wanted = config.extra.get("KC", _CPU_DEPTH.get(tile.lanes * p.itemsize, 512))
+    depth = min(wanted, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
     panels = -(-p.n // (tile.columns * tile.strips))
     packed = (p.trans_a and p.m * p.k >= _PACK_A_FROM) or (not p.plain(p.a) and panels > 2)
+    splits = 1 if packed else _cpu_splits(p, panels * -(-p.m // tile.rows), profile)
+    if splits > 1:
+        return _split_panels(queue, p, tile, depth, splits, profile)
     inner = replace(p, a=sum_dtype(p.real)) if packed else p
-    macros = tile.macros() | {"KC": depth, "PACKED_A": int(packed), "B_PLAIN": p.plain(p.b), "C_PLAIN": p.plain(p.c)}
-    kernel = _kernel(queue, "vectors.cl cpu.cl", "gemm_panel", inner, **macros, BIAS_PLAIN=p.plain(p.bias))
     rows = _rows(p, tile, panels, profile)
     sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
     strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
-    main = Launch(kernel, panels * -(-p.m // rows) * p.batches, 1, ("p" if packed else "a") + "bdc" + ("s" if sums else "c"),
+    main = Launch(_panel_kernel(queue, inner, tile, depth, packed), panels * -(-p.m // rows) * p.batches, 1,
+                  ("p" if packed else "a") + "bdc" + ("s" if sums else "c"),
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
     pack = _kernel(queue, "pack.cl", "pack_a", p, MR=tile.rows, PANELS=_PACK_PANELS)
     first = Launch(pack, -(-p.m // (tile.rows * _PACK_PANELS)) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
     return Plan((first, main), packed=p.batches * size, sums=sums)
+
+
+def _panel_kernel(queue: Any, p: Product, tile: _Tile, depth: int, packed: bool) -> Any:
+    macros = tile.macros() | {"KC": depth, "PACKED_A": int(packed), "B_PLAIN": p.plain(p.b), "C_PLAIN": p.plain(p.c)}
+    return _kernel(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros, BIAS_PLAIN=p.plain(p.bias))
+
+
+def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
+    """Into how many equal parts k goes: as many as give every core a register tile, if the result has not that many itself."""
+    wanted = min(-(-profile.max_compute_units // max(1, tiles)), p.k // _SPLIT_DEPTH)
+    return 1 if p.batches > 1 else next((n for n in range(wanted, 1, -1) if p.k % n == 0), 1)
+
+
+def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile) -> Plan:
+    part, panels = p.k // splits, -(-p.n // (tile.columns * tile.strips))
+    inner = replace(p, c=sum_dtype(p.real), bias=None, activation=None, batch=(1, splits))
+    rows, steps = _rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
+    kernel = _panel_kernel(queue, inner, tile, depth, packed=False)
+    main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdss",
+                  (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps))  # fmt: skip
+    return Plan((main, _add_parts(queue, p, splits)), sums=splits * p.m * p.n)
 
 
 def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:

@@ -1,0 +1,44 @@
+// What the CPU kernels of convolutions share: explicit vectors, and the tiles of registers they multiply in.
+#pragma OPENCL FP_CONTRACT ON
+
+#ifndef REAL
+#define REAL float  // of inputs and sums; narrower inputs are widened before
+#endif
+#ifndef Y_T  // of the result
+#define Y_T float
+#define Y_STORE(p, i, x) ((p)[i] = (x))
+#endif
+#ifndef VW
+#define VW 4  // lanes of a vector
+#endif
+#ifndef NV
+#define NV 4  // vectors of a micro tile
+#endif
+#ifndef MR
+#define MR 6  // rows of a micro tile; MR * NV sums, NV columns and one weight fit the registers
+#endif
+#ifndef NT
+#define NT 4  // micro tiles side by side: a row of weights fetched once serves all of them
+#endif
+
+#define PASTE(a, b) a##b
+#define EXPAND(a, b) PASTE(a, b)
+// Vectors at any element, as lvalues. vload and vstore would say it better, but PoCL 3 calls them instead of inlining them,
+// and a call empties every register; for the same reason least() and most() stand where min() and max() could.
+#define VECTOR(space, p) (((space Loose*)(p))->v)
+#define V EXPAND(REAL, VW)
+#define Q EXPAND(REAL, 4)
+#define NR (VW * NV)     // columns of a micro tile
+#define STRIP (NT * NR)  // columns of a work-group
+
+typedef struct __attribute__((packed)) {
+  V v;
+} Loose;
+typedef struct __attribute__((packed)) {
+  Q v;
+} LooseQuad;
+#define QUAD(space, p) (((space LooseQuad*)(p))->v)
+#define ZERO ((V)((REAL)0))
+
+static inline int least(int a, int b) { return a < b ? a : b; }
+static inline int most(int a, int b) { return a > b ? a : b; }
