@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
+import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +95,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _toml(file: Path) -> dict[str, Any]:
-    if sys.version_info < (3, 11):
+    if importlib.util.find_spec("tomllib") is None:  # Python 3.10
         raise ValueError("this Python reads no TOML; write the recipe as JSON, or use Python 3.11")
     return importlib.import_module("tomllib").loads(file.read_text(encoding="utf-8"))
 

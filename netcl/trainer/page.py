@@ -1,0 +1,119 @@
+"""The report of a run: one page that needs nothing else, no script, no server and no network."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.profiling import report as kernels
+from netcl.trainer import plot
+from netcl.trainer.logs import read_jsonl
+from netcl.trainer.run import read_json
+
+STYLE = """
+:root { color-scheme: light dark; --line: #d8dce3; --dim: #5d6675; --back: #fff; --text: #1b2330; --card: #f6f7f9; }
+@media (prefers-color-scheme: dark) { :root { --line: #39414e; --dim: #9aa4b2; --back: #14181f; --text: #e6e9ee; --card: #1c222b; } }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 1040px; padding: 24px; }
+body { background: var(--back); color: var(--text); }
+h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 32px 0 10px; }
+.dim { color: var(--dim); }
+.facts, .charts { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin-top: 16px; }
+.charts { grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); }
+.facts div, .charts figure { background: var(--card); border-radius: 8px; padding: 12px 14px; }
+.facts b { display: block; font-size: 22px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; } th, td { border: 1px solid var(--line); padding: 3px 8px; text-align: left; }
+.samples { display: flex; flex-wrap: wrap; gap: 10px; }
+.samples figure { background: var(--card); border-radius: 6px; padding: 6px; text-align: center; font-size: 12px; }
+.samples img { width: 72px; height: 72px; image-rendering: pixelated; display: block; margin: auto; }
+.samples .wrong { outline: 2px solid #d9622b; }
+pre { white-space: pre-wrap; background: var(--card); padding: 12px; border-radius: 8px; }
+"""
+
+
+def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page of a run, by default as ``report.html`` in its folder."""
+    target = Path(folder) / "report.html" if path is None else Path(path)
+    target.write_text(page(folder), encoding="utf-8")
+    return target
+
+
+def page(folder: str | os.PathLike[str]) -> str:
+    """The page of a run, as text."""
+    config, results = read_json(folder, "config.json"), read_json(folder, "results.json")
+    title, place = f"{config['data']} / {config['model']}", results["environment"]
+    parts = [
+        f"<h1>{html.escape(title)}</h1><p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>",
+        _facts(results),
+        _section("Curves", f'<div class="charts">{_charts(read_jsonl(Path(folder) / "log.jsonl"))}</div>'),
+        *_predictions(Path(folder) / "samples.npz", results["classes"]),
+        _section("Text", f"<pre>{html.escape(results['text'])}</pre>") if "text" in results else "",
+        _section("Slowest kernels", f'<div class="scroll">{kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])}</div>'),
+        _section("Recipe", _table(config)),
+        _section("Environment", _table(place)),
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
+    style = f"<style>{STYLE}{plot.STYLE}{kernels.STYLE}</style>"
+    return f"<!doctype html><html lang='en'><head>{head}{style}</head><body>{''.join(parts)}</body></html>\n"
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>"
+
+
+def _facts(results: Mapping[str, Any]) -> str:
+    numbers = {f"test {name}": f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for name, value in results["test"].items()}
+    numbers |= {"steps": f"{results['steps']:,}", "parameters": f"{results['parameters']:,}", "training": f"{results['seconds']:.1f} s"}
+    return f'<div class="facts">{"".join(f"<div>{name}<b>{value}</b></div>" for name, value in numbers.items())}</div>'
+
+
+def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    names = [name for name in epochs[-1] if f"val_{name}" in epochs[-1]] if epochs else []
+    charts = [
+        plot.line_chart(name, {"train": _column(epochs, name), "test": _column(epochs, f"val_{name}")}, "epoch") for name in names
+    ]  # fmt: skip
+    steps = [(row["step"], row["loss"]) for row in rows if row["kind"] == "step" and row.get("loss") is not None]
+    charts.append(plot.line_chart("loss while training", {"loss": steps}, "step"))
+    charts.append(plot.line_chart("learning rate", {"lr": _column(epochs, "lr")}, "epoch"))
+    return "".join(charts)
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    return [(row["epoch"] + 1, row[name]) for row in rows if row.get(name) is not None]
+
+
+def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
+    if not path.exists():
+        return []
+    with np.load(path, allow_pickle=False) as kept:
+        samples = [
+            _sample(image, classes[label], classes[chosen], float(likely))
+            for image, label, chosen, likely in zip(kept["images"], kept["labels"], kept["chosen"], kept["likely"], strict=True)
+        ]
+        matrix = plot.confusion_table(kept["confusion"], classes)
+    wrong_first = '<p class="dim">Test images, those the model gets wrong first.</p>'
+    return [
+        _section("Confusion matrix", f'<div class="scroll">{matrix}</div>'),
+        _section("Predictions", f'{wrong_first}<div class="samples">{"".join(samples)}</div>'),
+    ]
+
+
+def _sample(image: np.ndarray, label: str, chosen: str, likely: float) -> str:
+    shown = image[0] if len(image) == 1 else np.ascontiguousarray(image[:3].transpose(1, 2, 0))
+    said = html.escape(chosen if chosen == label else f"{chosen}, is {label}")
+    kind = "" if chosen == label else ' class="wrong"'
+    return f'<figure{kind}><img alt="{html.escape(label)}" src="{plot.png(shown)}">{said}<br><span class="dim">{likely:.0%}</span></figure>'
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    shown = {name: value for name, value in values.items() if value not in ("", {}, None)}
+    rows = "".join(
+        f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{html.escape(str(value))}</td></tr>" for name, value in shown.items()
+    )
+    return f'<div class="scroll"><table>{rows}</table></div>'

@@ -1,0 +1,155 @@
+"""A run in a folder: the recipe, logs, checkpoints, the model, what it does on the test data, and a page that shows it all.
+
+``config.json`` (the recipe), ``log.jsonl``, ``log.csv``, ``checkpoints/``, ``model.netcl``, ``results.json``, ``samples.npz``,
+``profile.json``, ``report.html``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as machine
+import time
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core.device import DeviceHandle, device
+from netcl.core.errors import message
+from netcl.data import DataLoader
+from netcl.io import load_model, save_model
+from netcl.profiling import profile
+from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
+from netcl.trainer.logs import CSVLogger, JSONLLogger
+from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_loaders, make_model, make_trainer, read_recipe, seed_all
+from netcl.trainer.trainer import Trainer
+
+SAMPLES = 24
+PROFILED_STEPS = 5
+
+
+def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHandle, resume: bool = False,
+              callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
+    """Train by a recipe on a device, and write everything into a folder; gives what ``results.json`` holds."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    with device(handle):
+        seed_all(recipe)
+        data = load_data(recipe)
+        model = make_model(recipe, data, handle)
+        train, test = make_loaders(recipe, data, handle.queue)
+        _write_json(place / "config.json", recipe.to_dict())
+        own = [
+            JSONLLogger(place / "log.jsonl"),
+            CSVLogger(place / "log.csv"),
+            ModelCheckpoint(place / "checkpoints"),
+            LRMonitor(),
+            NaNGuard(),
+        ]
+        trainer = make_trainer(recipe, model, len(train), ["accuracy"], [*own, *callbacks])
+        with train, test:
+            began = time.time()
+            trainer.fit(train, val=test, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
+            results = _results(trainer, test, data, time.time() - began, handle)
+            with trainer.averaged():
+                save_model(model.eval(), place / "model.netcl")
+            if data.is_text:
+                results["text"] = _written(model, "\n", 400, {"temperature": 0.8})
+            _write_json(place / "results.json", results)
+            save_samples(place / "samples.npz", trainer, test, data)
+            _write_json(place / "profile.json", profile_steps(trainer, train).to_dict())
+    return results
+
+
+def _results(trainer: Trainer, test: DataLoader, data: Data, seconds: float, handle: DeviceHandle) -> dict[str, Any]:
+    values = trainer.evaluate(test)
+    results = {"test": values, "seconds": seconds, "steps": trainer.step, "parameters": sum(p.size for p in trainer.model.parameters())}
+    return {**results, "classes": list(data.classes), "environment": environment(handle)}
+
+
+def environment(handle: DeviceHandle) -> dict[str, str]:
+    """Where a run took place, in words."""
+    from netcl.core import platforms
+
+    opencl = platforms.opencl().VERSION_TEXT if handle.backend == "cl" else "not used"
+    return {
+        "device": handle.device_name, "platform": handle.platform_name, "system": f"{machine.system()} {machine.machine()}",
+        "python": machine.python_version(), "numpy": np.__version__, "pyopencl": opencl,
+        "processors": str(os.cpu_count()), "finished": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+    }  # fmt: skip
+
+
+def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> None:
+    """What the model says about test data: the confusion matrix and some images, those it gets wrong first."""
+    if data.is_text:
+        return
+    x, y = (np.concatenate(parts) for parts in zip(*([part.to_host() for part in batch] for batch in test), strict=True))
+    scores = trainer.predict(test).astype(np.float64)
+    likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+    likely /= likely.sum(axis=1, keepdims=True)
+    chosen = likely.argmax(axis=1)
+    confusion = np.zeros((len(data.classes),) * 2, np.int64)
+    np.add.at(confusion, (y, chosen), 1)
+    shown = np.argsort(chosen == y, kind="stable")[:SAMPLES]
+    pixels = np.clip(x[shown] * 255, 0, 255).astype(np.uint8)
+    np.savez(path, confusion=confusion, images=pixels, labels=y[shown], chosen=chosen[shown], likely=likely.max(axis=1)[shown])
+
+
+def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
+    """A few more steps under the profiler. The model learns from them too: save it before."""
+    batches = list(islice(iter(data), steps + 1))
+    trainer.model.train()
+    trainer.train_on_batch(*batches[0])
+    with profile() as found:
+        for x, y in batches[1:]:
+            trainer.train_on_batch(x, y)
+    return found
+
+
+def trace_run(recipe: Recipe, handle: DeviceHandle, steps: int) -> profile:
+    """A few training steps of a recipe under the profiler."""
+    with device(handle):
+        seed_all(recipe)
+        data = load_data(recipe)
+        model = make_model(recipe, data, handle)
+        train, _ = make_loaders(recipe, data, handle.queue)
+        with train:
+            return profile_steps(make_trainer(recipe, model, len(train), ["accuracy"], []), train, steps)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
+    """A JSON file of a run; a run without it is refused."""
+    path = Path(folder) / name
+    if not path.exists():
+        raise FileNotFoundError(message("run", f"the folder has no {name}", "is it one that `netcl train` wrote?", folder=folder))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def generate(
+    folder: str | os.PathLike[str], prompt: str, length: int, handle: DeviceHandle, seed: int | None = None, **options: Any
+) -> str:
+    """Text from the model of a run, ``prompt`` first."""
+    recipe = Recipe().changed(read_recipe(Path(folder) / "config.json"))
+    if recipe.model != "gpt":
+        raise RecipeError(
+            message(
+                "generate", "the run has no model of text", "train one: netcl train --data text --root FILE --model gpt", model=recipe.model
+            )
+        )
+    with device(handle):
+        model = load_model(Path(folder) / "model.netcl", handle)
+        seed_all(recipe if seed is None else recipe.changed({"seed": seed}))
+        return _written(model, prompt, length, options)
+
+
+def _written(model: Any, prompt: str, length: int, options: Mapping[str, Any]) -> str:
+    tokens = list(prompt.encode()) or [ord("\n")]
+    written = model.generate([tokens], length, **options).to_host()[0]
+    return bytes(written.astype(np.uint8)).decode(errors="replace")

@@ -1,0 +1,210 @@
+"""``netcl train``, ``report``, ``generate`` and ``trace``: a folder that holds a run, and what is made of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from netcl import cli
+from netcl.data import datasets
+from netcl.io import checkpoints, load_model
+
+DIGITS = ["train", "--data", "digits", "--model", "mlp", "--model-options", "hidden=[32]", "--device", "cpu", "--lr", "0.03"]
+
+
+def run(capsys, *arguments):
+    status = cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run on the bundled digits, two epochs of a small perceptron."""
+    folder = tmp_path_factory.mktemp("digits")
+    assert cli.main([*DIGITS, "--epochs", "2", "--run", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "song.txt").write_text("the quick fox\n" * 50)
+    size = ["--model-options", "n_layer=1", "n_head=2", "n_embd=16", "block_size=8", "--batch-size", "32"]
+    options = [*size, "--epochs", "10", "--lr", "0.03", "--device", "cpu"]
+    assert cli.main(["train", "--data", "text", "--root", str(folder / "song.txt"), "--model", "gpt", *options, "--run", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_leaves_everything_in_its_folder(digits):
+    names = {path.name for path in digits.iterdir()}
+    assert names == {
+        "config.json",
+        "log.jsonl",
+        "log.csv",
+        "checkpoints",
+        "model.netcl",
+        "results.json",
+        "samples.npz",
+        "profile.json",
+        "report.html",
+    }
+    results = json.loads((digits / "results.json").read_text())
+    with (digits / "log.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert results["test"]["accuracy"] == pytest.approx(float(last["val_accuracy"])) and results["test"]["accuracy"] > 0.8
+    assert [path.name for path in checkpoints(digits / "checkpoints")] == ["step-000022.netcl", "step-000044.netcl"]
+
+
+def test_the_model_file_is_the_model_of_the_results(digits):
+    _, test = datasets.digits()
+    x, y = test.arrays
+    chosen = load_model(digits / "model.netcl", "cpu")(x).to_host().argmax(1)
+    results = json.loads((digits / "results.json").read_text())
+    assert (chosen == y).mean() == pytest.approx(results["test"]["accuracy"])
+    with np.load(digits / "samples.npz") as kept:
+        assert kept["confusion"].sum() == len(y) and np.trace(kept["confusion"]) == (chosen == y).sum()
+        assert (kept["labels"] != kept["chosen"])[: (chosen != y).sum()].all()  # those it gets wrong come first
+
+
+def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
+    folder = tmp_path / "again"
+    shutil.copytree(digits, folder)
+    status, _, err = run(capsys, "train", folder, "--epochs", 3, "--run", folder, "--resume", "--device", "cpu")
+    assert status == 0 and "epoch 3/3" in err and "epoch 2/3" not in err
+    assert json.loads((folder / "config.json").read_text())["model_options"] == {"hidden": [32]}
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [0, 1, 2]
+
+
+class Page(HTMLParser):
+    """Counts the tags of a page and collects what it would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.fetched, self.open = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.fetched += [value for name, value in attributes if name in ("src", "href", "data") and not value.startswith("data:")]
+        self.open += [] if tag in ("meta", "img", "br") else [tag]
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_else(digits):
+    text = (digits / "report.html").read_text()
+    page = Page(text)
+    assert page.fetched == [] and "@import" not in text and "url(" not in text and page.open == []
+    assert page.tags.count("svg") == 4 and page.tags.count("img") == 24 and "script" not in page.tags
+    assert text.count("<td") >= 100 and 'class="kernels"' in text
+
+
+def test_report_writes_it_again_elsewhere(digits, tmp_path, capsys):
+    status, out, _ = run(capsys, "report", digits, "--out", tmp_path / "page.html")
+    assert status == 0 and out.strip() == str(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == (digits / "report.html").read_text()
+
+
+def chromium() -> str | None:
+    return next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+
+
+@pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
+def test_a_browser_draws_curves_and_tables(digits, tmp_path):
+    """The measures are taken by the browser: what it laid out with a size is what is seen."""
+    probe = """<script>
+      const size = e => { const r = e.getBoundingClientRect(); return Math.min(r.width, r.height); };
+      const count = (what, least) => [...document.querySelectorAll(what)].filter(e => size(e) > least).length;
+      const told = {lines: [...document.querySelectorAll('svg polyline')].filter(l => l.getTotalLength() > 20).length,
+                    charts: count('svg.chart', 100), cells: count('table.confusion td', 5), kernels: count('table.kernels', 10),
+                    images: [...document.images].filter(i => i.complete && i.naturalWidth == 8).length};
+      document.body.insertAdjacentHTML('beforeend', '<pre id="told">' + JSON.stringify(told) + '</pre>');
+    </script>"""
+    page = tmp_path / "page.html"
+    page.write_text((digits / "report.html").read_text().replace("</body>", probe + "</body>"))
+    command = [
+        chromium(),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+        page.as_uri(),
+    ]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    told = json.loads(re.search(r'<pre id="told">(\{.*?\})</pre>', dom)[1])
+    assert told == {"lines": 6, "charts": 4, "cells": 100, "kernels": 1, "images": 24}
+
+
+def test_text_is_learnt_and_written(text_run, capsys):
+    status, out, _ = run(capsys, "generate", text_run, "--prompt", "the quick ", "--length", 20, "--temperature", 0, "--device", "cpu")
+    assert status == 0 and out.startswith("the quick fox\nthe quick fox")
+    assert "quick" in json.loads((text_run / "results.json").read_text())["text"]
+    again = [run(capsys, "generate", text_run, "--length", 30, "--seed", 5, "--device", "cpu")[1] for _ in range(2)]
+    assert again[0] == again[1] and len(again[0]) == 32
+
+
+def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
+    pytest.importorskip("tomllib")
+    file = tmp_path / "recipe.toml"
+    file.write_text('epochs = 5\nlr = 1\n[data]\nname = "synthetic"\nsamples = 64\n[model]\nname = "mlp"\nhidden = [8]\n')
+    status, _, _ = run(capsys, "train", file, "--epochs", 1, "--device", "cpu", "--run", tmp_path / "run")
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert status == 0 and (config["epochs"], config["lr"], config["data_options"]) == (1, 1.0, {"samples": 64})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--model", "cnnn"], "[recipe] there is no such model; model='cnnn'; known are cnn, mlp"),
+        (["train", "--data", "digit"], "[recipe] there is no such data; data='digit'; known are digits"),
+        (["train", "--model", "gpt"], "[recipe] text needs the model gpt, and images another"),
+        (["train", "--data", "text", "--model", "gpt"], "[recipe] a text needs a file"),
+        (["train", "--model", "mlp", "--model-options", "depth=3"], "[recipe] the model cannot be made: "),
+        (["train", "nowhere.toml"], "No such file or directory"),
+        (["report", "."], "[run] the folder has no config.json"),
+        (["generate", "."], "No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, *arguments, *(["--device", "cpu"] if arguments[0] != "report" else []))
+    assert status == 1 and words in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_setting_that_does_not_exist_is_named(tmp_path, capsys):
+    (tmp_path / "recipe.json").write_text('{"epoch": 3}')
+    status, _, err = run(capsys, "train", tmp_path / "recipe.json")
+    assert status == 1 and err == "[recipe] there is no setting 'epoch'; did you mean epochs?\n"
+
+
+@pytest.mark.parametrize("settings", [{"NO_COLOR": "1"}, {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, {"COLUMNS": "60"}])
+def test_output_without_a_terminal_is_plain(settings, tmp_path):
+    command = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "1", "--run", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **settings})
+    text = (done.stdout + done.stderr).decode("ascii")
+    assert done.returncode == 0 and "\x1b" not in text and "epoch 1/1  loss" in text and "accuracy  0." in text
+
+
+def test_a_trace_is_what_perfetto_opens(cl_device, tmp_path, capsys):
+    size = ["--data", "synthetic", "--data-options", "samples=128", "--model", "mlp", "--model-options", "hidden=[16]"]
+    status, out, _ = run(capsys, "trace", *size, "--steps", 2, "--device", cl_device.platform_name, "--out", tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert status == 0 and len(spans) > 10 and all(event["dur"] >= 0 and event["name"] for event in spans)
+    assert spans[0]["name"] in out or any(event["name"] in out for event in spans)
