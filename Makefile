@@ -1,4 +1,4 @@
-# make demo: install from this checkout into .venv, with a CPU OpenCL runtime, and run the main job
+# make demo: install from this checkout into .venv, with a CPU OpenCL runtime, train a CNN on handwritten digits, write a report
 # make test: the same with the development tools; everything CI checks
 # make test-full: the same with every op in every dtype and every kernel on every OpenCL device; an hour on two cores
 # make quick: the inner loop
@@ -12,7 +12,8 @@ JOBS ?= 2
 
 demo: $(VENV)/.cpu
 	-$(BIN)/netcl doctor
-	$(BIN)/netcl selftest
+	$(BIN)/netcl selftest matmul conv2d cross_entropy
+	$(BIN)/netcl train --data digits --model cnn --run runs/demo
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
@@ -43,5 +44,5 @@ $(VENV)/.cpu $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
