@@ -182,6 +182,12 @@ def opencl_found() -> bool:
     return any(target is not NUMPY for target in wanted_targets())
 
 
+@pytest.fixture(scope="session")
+def one_target() -> Target:
+    """For what need not run on every device: the first OpenCL device of this run, else NumPy."""
+    return next((target for target in wanted_targets() if target is not NUMPY), NUMPY)
+
+
 @pytest.fixture
 def queue(device):
     """The queue of ``device``."""

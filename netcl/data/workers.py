@@ -182,6 +182,9 @@ class ProcessPool:
     shares_memory = True
 
     def __init__(self, fetch: Fetch, workers: int, ahead: int, batch_size: int, first: Task, timeout: float):
+        if os.name == "nt":
+            what = "worker processes hand memory to each other as open files, which Windows cannot"
+            raise WorkerError(message("DataLoader", what, "use_shared_mem=False makes the workers threads"))
         self.ahead, self.timeout = ahead, timeout
         self._workers: list[_Process] = []
         self._rings: list[SharedBatchRingBuffer] = []
