@@ -157,7 +157,7 @@ class _Case:
 
     def state(self) -> tuple[Any, ...]:
         """Training or evaluation of every module, which tensors learn, which gradients there are."""
-        return (*[of[name] for of, name in self.modes], *[t.requires_grad for t in self.watched],
+        return (*[of.get(name) for of, name in self.modes], *[t.requires_grad for t in self.watched],
                 *[leaf.requires_grad if leaf.grad is None else 2 for leaf in self.leaves])  # fmt: skip
 
 

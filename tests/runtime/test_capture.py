@@ -1,0 +1,369 @@
+"""Recording and replaying: the same numbers as without, and never silently others."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import netcl
+import netcl.autograd as ag
+from netcl import nn, optim
+from netcl.core import memory
+from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import random
+from netcl.runtime.capture import CaptureError, capture_graph
+from netcl.runtime.graph import MADE, Value, share
+
+RECORDED = 3  # calls until a function is replayed
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 3))
+
+
+def batches(count: int, rows: int = 5, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    rng = np.random.default_rng(seed)
+    pairs = [(rng.standard_normal((rows, 6), np.float32), rng.integers(0, 3, rows)) for _ in range(count)]
+    return [(Tensor.from_host(x), Tensor.from_host(y)) for x, y in pairs]
+
+
+def training(model: nn.Module, optimizer, schedule=None, clip=optim.clip_grad_norm_device):
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = ag.cross_entropy(model(x), y)
+        loss.backward()
+        clip(model.parameters(), 1.0)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        return loss
+
+    return step
+
+
+def both_ways(run) -> None:
+    """``run(compile)`` from the same seed, plain and compiled, gives the same arrays, bit for bit."""
+    told = []
+    for way in (lambda function: function, netcl.compile):
+        netcl.manual_seed(11)
+        told.append([np.asarray(part.to_host() if isinstance(part, Tensor) else part) for part in run(way)])
+    for plain, compiled in zip(*told, strict=True):
+        np.testing.assert_array_equal(plain, compiled)
+
+
+def no_launch_from_python(monkeypatch):
+    """From here on, only prepared launches work."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a kernel was launched from Python")
+
+    monkeypatch.setattr(program.Kernel, "__call__", refuse)
+
+
+def test_a_training_step_goes_on_as_without(device):
+    """Dropout, running statistics, clipping, Adam's counters and a schedule inside the step; what is left behind is the same too."""
+
+    def run(way):
+        model = small_net()
+        optimizer = optim.Adam(model.parameters(), lr=0.05)
+        schedule = optim.StepLR(optimizer, 2, gamma=0.5)
+        step = way(training(model, optimizer, schedule))
+        losses = [step(x, y) for x, y in batches(8)]
+        if way is netcl.compile and device.backend == "cl":
+            assert len(step.graphs) == 1 and step.refused == []
+        state = [*model.state_dict().values(), *(p.grad for p in model.parameters())]
+        return [*losses, *state, optimizer.param_groups[0]["lr"], optimizer.state_dict()["state"][0]["step"], schedule.last_epoch,
+                ag.rand(4)]  # fmt: skip
+
+    both_ways(run)
+
+
+def test_a_replay_runs_no_op(cl_device, monkeypatch):
+    model = small_net()
+    step = netcl.compile(training(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)))
+    pairs = batches(RECORDED + 2)
+    for x, y in pairs[:RECORDED]:
+        step(x, y)
+    no_launch_from_python(monkeypatch)
+    first, second = (step(x, y) for x, y in pairs[RECORDED:])
+    assert first.item() != second.item()  # results are fresh: the second did not overwrite the first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "gpt"])
+def test_a_hundred_steps_of_a_model_are_the_same(cl_device, name):
+    rng = np.random.default_rng(0)
+
+    def run(way):
+        if name == "resnet":
+            model = nn.ResNet18(width=4)
+            data = [(rng.standard_normal((2, 3, 8, 8), np.float32), rng.integers(0, 10, 2)) for _ in range(4)]
+        else:
+            model = nn.GPT(vocab_size=17, block_size=8, n_layer=1, n_head=2, n_embd=16, dropout=0.1)
+            data = [(rng.integers(0, 17, (2, 8)), rng.integers(0, 17, (2, 8))) for _ in range(4)]
+        optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            logits = model(x)
+            loss = ag.cross_entropy(ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(y, (-1,)))
+            loss.backward()
+            optimizer.step(max_norm=1.0)
+            return loss
+
+        rng.bit_generator.state = state
+        made = way(step)
+        losses = [made(*(Tensor.from_host(part) for part in data[i % 4])) for i in range(100)]
+        if way is netcl.compile:
+            assert len(made.graphs) == 1, made.refused
+        return losses
+
+    state = rng.bit_generator.state
+    both_ways(run)
+
+
+def test_other_shapes_are_recorded_apart(cl_device):
+    def run(way):
+        model = small_net()
+        step = way(training(model, optim.Adam(model.parameters(), lr=0.01)))
+        losses = [step(x, y) for rows in (5, 4, 5) for x, y in batches(5, rows)]
+        if way is netcl.compile:
+            assert len(step.graphs) == 2
+        return [*losses, *model.parameters()]
+
+    both_ways(run)
+
+
+def test_a_rate_set_by_hand_and_loaded_states_are_followed(cl_device, tmp_path):
+    def run(way):
+        model = small_net()
+        optimizer = optim.Adam(model.parameters(), lr=0.01)
+        step = way(training(model, optimizer))
+        pairs = batches(12)
+        losses = [step(x, y) for x, y in pairs[:5]]
+        saved = optimizer.state_dict()  # holds the optimizer's own tensors, which are replaced by copies when it is loaded
+        weights = {name: t.to_host() for name, t in model.state_dict().items()}
+        optimizer.param_groups[0]["lr"] = 0.5
+        losses += [step(x, y) for x, y in pairs[5:7]]
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(saved)
+        return [*losses, *(step(x, y) for x, y in pairs[7:]), *model.parameters()]
+
+    both_ways(run)
+
+
+def test_gradients_are_where_they_would_be(cl_device):
+    """A step that only makes gradients, cleared outside, sometimes not cleared (then they add up), sometimes frozen."""
+
+    def run(way):
+        model = nn.Linear(6, 3)
+        step = way(lambda x, y: ag.cross_entropy(model(x), y).backward())
+        seen = []
+        for i, (x, y) in enumerate(batches(10)):
+            if i % 5 < 4:
+                model.zero_grad()
+            if i == 8:
+                model.bias.requires_grad = False
+            step(x, y)
+            seen += [p.grad.to_host() for p in model.parameters() if p.grad is not None]
+        return seen
+
+    both_ways(run)
+
+
+def test_training_and_evaluation_and_settings_are_told_apart(cl_device):
+    def run(way):
+        model = small_net()
+
+        def forward(x):
+            with ag.no_grad():
+                return model(x)
+
+        predict = way(forward)
+        told = []
+        for i, (x, _) in enumerate(batches(14)):
+            model.train(4 <= i < 10)
+            if i == 12:
+                model[3].p = 0.9
+            told.append(predict(x))
+        return told
+
+    both_ways(run)
+
+
+def test_a_model_is_compiled_for_evaluation(device, monkeypatch):
+    model = small_net().eval()
+    (x, _), (other, _) = batches(2)
+    fast = netcl.compile(model)
+    with ag.no_grad():
+        want = [model(t).to_host() for t in (x, other)]
+    for _ in range(RECORDED):
+        fast(x), fast(other)
+    assert fast(x).requires_grad is False and fast.training is False
+    np.testing.assert_array_equal(fast(x).to_host(), want[0])
+    np.testing.assert_array_equal(fast(other).to_host(), want[1])
+
+
+@pytest.fixture
+def warnings_of(caplog):
+    caplog.set_level(logging.WARNING, logger="netcl")
+    return lambda: [record.getMessage() for record in caplog.records if "is not replayed" in record.getMessage()]
+
+
+def test_values_that_come_to_the_host_are_told_once(cl_device, warnings_of):
+    @netcl.compile
+    def step(x):
+        return x * 2 if ag.sum(x).item() > 0 else x - 1
+
+    signs = [1, 1, 1, -1, -1, 1]
+    told = [step(Tensor.full((2,), float(s))).tolist() for s in signs]
+    assert told == [[2.0, 2.0] if s > 0 else [-2.0, -2.0] for s in signs]
+    assert len(warnings_of()) == 1 and "it reads values on the host (to_host at" in warnings_of()[0] and __file__ in warnings_of()[0]
+    with pytest.raises(CaptureError, match="it reads values on the host"):
+        strict = capture_graph(lambda x: x * ag.sum(x).item())
+        for _ in range(RECORDED):
+            strict(Tensor.ones((2,)))
+
+
+def test_a_number_that_changes_by_itself_is_found(cl_device, warnings_of):
+    counter = {"steps": 0.0}
+
+    @netcl.compile
+    def step(x):
+        counter["steps"] += 1.0
+        return x + counter["steps"]
+
+    assert [step(Tensor.zeros((1,))).tolist() for _ in range(8)] == [[float(i)] for i in range(1, 9)]
+    (told,) = warnings_of()
+    assert "two runs differ: argument" in told and "op_add" in told
+
+
+def test_a_number_around_the_function_is_part_of_it(cl_device):
+    factor = 2.0
+    scaled = netcl.compile(lambda x: x * factor)
+    told = []
+    for new in (2.0, 3.0, 2.0):
+        factor = new
+        told += [scaled(Tensor.ones((1,))).item() for _ in range(RECORDED + 1)]
+    assert told == [2.0] * 4 + [3.0] * 4 + [2.0] * 4 and len(scaled.graphs) == 2
+
+
+@pytest.mark.parametrize("kind", ["module", "gradient", "result"])
+def test_python_that_a_replay_would_leave_out_is_told(cl_device, kind, warnings_of):
+    layer, calls = nn.Linear(6, 3), []
+    if kind == "module":
+        layer.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    elif kind == "gradient":
+        layer.weight.register_hook(lambda gradient: calls.append(1))
+
+    @netcl.compile
+    def step(x, y):
+        layer.zero_grad()
+        loss = ag.cross_entropy(layer(x), y)
+        loss.backward()
+        return (loss, 0.5) if kind == "result" else loss
+
+    for x, y in batches(6):
+        step(x, y)
+    assert step.graphs == [] and len(warnings_of()) == 1
+    assert "the result holds a float" in warnings_of()[0] if kind == "result" else len(calls) == 6
+
+
+def test_a_tensor_that_is_reached_on_two_ways(cl_device):
+    """The argument of the first calls is the tensor the function also reaches by itself."""
+    weights = Tensor.from_host([1.0, 2.0])
+    mixed = netcl.compile(lambda x: x * 10 + weights)
+    for _ in range(RECORDED + 1):
+        assert mixed(weights).tolist() == [11.0, 22.0]
+    for value in (3.0, 4.0, 5.0):
+        assert mixed(Tensor.full((2,), value)).tolist() == [10 * value + 1, 10 * value + 2]
+
+
+def test_what_the_device_would_not_like_is_told_before_and_after(cl_device):
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+    step = netcl.compile(training(model, optim.SGD(model.parameters(), lr=0.1)))
+    tokens, labels = np.array([0, 4, 2]), np.array([0, 1, 2])
+    for _ in range(RECORDED + 1):
+        step(tokens, labels).item()
+    assert len(step.graphs) == 1, step.refused
+    before = model[1].weight.to_host()
+    with pytest.raises(ShapeError, match="label 7 is not a class"):
+        step(tokens, np.array([0, 7, 2]))
+    np.testing.assert_array_equal(model[1].weight.to_host(), before)
+    with pytest.raises(IndexError, match=r"\[embedding\]|\[index_select\]"):
+        step(np.array([0, 5, 2]), labels).item()
+
+
+def test_a_seed_between_replays_is_followed(cl_device):
+    draw = netcl.compile(lambda x: ag.dropout(x, 0.5))
+    x = Tensor.ones((64,))
+    for _ in range(RECORDED):
+        draw(x)
+    drawn = []
+    for _ in range(2):
+        netcl.manual_seed(5)
+        drawn.append((draw(x).tolist(), draw(x).tolist()))
+    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1]
+    assert random.get_state().as_dict()["counter"] == 2 * 64 // 4
+
+
+def test_a_block_is_recorded_and_checks_what_it_is_given(cl_device):
+    x = Tensor.from_host([1.0, 2.0])
+    kept = Tensor.zeros((2,))
+    ag.add(x * x, kept, out=kept)
+    with capture_graph(inputs=[x]) as graph:
+        ag.add(x * x, kept, out=kept)
+        graph.returns({"twice": x + x})
+    assert graph.replay([Tensor.from_host([3.0, 0.0])])["twice"].tolist() == [6.0, 0.0]
+    assert kept.tolist() == [11.0, 8.0]
+    with pytest.raises(ShapeError, match=r"input 0 is unlike the recorded one; recorded=\(2,\) float32, given=\(3,\) float32"):
+        graph.replay([Tensor.zeros((3,))])
+    with pytest.raises(DtypeError, match="input 0 is unlike"):
+        graph.replay([Tensor.zeros((2,), "int32")])
+    with pytest.raises(CaptureError, match="reads values on the host"), capture_graph(inputs=[x]):
+        x.to_host()
+
+
+def test_memory_is_planned_by_lifetimes():
+    lives = [(100, 0, 2), (80, 1, 3), (100, 3, 4), (10, 4, 9), (90, 5, 6), (20, 6, 9)]
+    values = [Value(MADE, None, nbytes, None, i, first, last) for i, (nbytes, first, last) in enumerate(lives)]
+    blocks = share(values)
+    assert sum(len(members) for _, members in blocks) == len(values)
+    for nbytes, members in blocks:
+        assert nbytes == max(v.nbytes for v in members)
+        ordered = sorted(members, key=lambda v: v.first)
+        assert all(a.last < b.first for a, b in pairwise(ordered))
+    assert sum(nbytes for nbytes, _ in blocks) == 190  # 180 live at once at the most; 400 are made
+
+
+def test_replaying_takes_no_more_memory_than_running(cl_device):
+    model = small_net()
+    step = training(model, optim.Adam(model.parameters(), lr=0.01))
+    x, y = batches(1, rows=4096)[0]
+
+    def held() -> float:
+        gc.collect()
+        return memory.memory_stats()["bytes_allocated"]
+
+    for _ in range(3):
+        step(x, y)
+    most = held()
+    compiled = netcl.compile(step)
+    for _ in range(RECORDED + 3):
+        compiled(x, y)
+    assert len(compiled.graphs) == 1 and held() <= most
+
+
+def test_compiled_functions_may_be_parts_of_each_other(cl_device):
+    inner = netcl.compile(lambda x: x * 2)
+    outer = netcl.compile(lambda x: inner(x) + 1)
+    for value in range(6):
+        inner(Tensor.full((1,), float(value)))
+        assert outer(Tensor.full((1,), float(value))).item() == 2 * value + 1
+    assert len(outer.graphs) == len(inner.graphs) == 1
