@@ -10,6 +10,7 @@ from typing import Any
 
 from netcl import ops as _forward
 from netcl.autograd import ops as _twins
+from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingContext, TrainingGraphCompiler, jit_compile
 from netcl.autograd.function import Function, checkpoint
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
 from netcl.autograd.kernel import Kernel, kernel
@@ -32,15 +33,21 @@ from netcl.autograd.tape import (
 )
 from netcl.core import dispatch
 from netcl.core.tensor import Tensor
+from netcl.ops.fusion import TraceNode
 from netcl.ops.registry import Pointwise, register
 
 __all__ = [
     "AutogradPrimitive",
+    "CompiledFunction",
+    "CompiledGraph",
     "Function",
     "GradientError",
     "Kernel",
     "Node",
     "Tape",
+    "TraceNode",
+    "TracingContext",
+    "TrainingGraphCompiler",
     "apply_op",
     "backward",
     "checkpoint",
@@ -52,6 +59,7 @@ __all__ = [
     "gradcheck",
     "gradgradcheck",
     "is_grad_enabled",
+    "jit_compile",
     "kernel",
     "no_grad",
     "register_primitive",

@@ -22,7 +22,9 @@ import numpy as np
 from netcl import ops
 from netcl.core import recording as recorded
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, memory_of
+from netcl.ops import fusion
+from netcl.ops.elementwise import fusing_modes
 
 _counter = itertools.count()
 
@@ -58,7 +60,7 @@ class Node:
     ``edges`` say where each goes: ``(leaf tensor, 0)``, ``(node, index of its output)``, or ``None`` for nowhere.
     """
 
-    __slots__ = ("__weakref__", "edges", "hooks", "likes", "name", "order", "outputs", "rule", "saved", "site")
+    __slots__ = ("__weakref__", "edges", "fusing", "hooks", "likes", "name", "order", "outputs", "rule", "saved", "site")
 
     def __init__(self, name: str, rule: Callable[..., Sequence[Any]], inputs: Sequence[Any], saved: Any):
         self.name = name
@@ -70,6 +72,7 @@ class Node:
         self.outputs: list[Like] = []
         self.hooks: list[tuple[int, Callable[[Tensor], Tensor | None]]] = []
         self.site = _site() if modes.anomaly else ""
+        self.fusing = fusing_modes.mode  # what was compiled forwards is compiled backwards
 
     def attach(self, outputs: Sequence[Any]) -> None:
         """Make the outputs point here."""
@@ -136,6 +139,7 @@ def run_backward(
         for out, gradient in zip(outputs, gradients, strict=True):
             walk.start(out, gradient)
         walk.run()
+        walk.finish()
         return walk.captured()
 
 
@@ -152,6 +156,7 @@ def _finishing() -> Iterator[None]:
     finally:
         modes.finishers = None
     for callback in callbacks:
+        recorded.host_work("a callback after backward")
         callback()
 
 
@@ -171,7 +176,8 @@ class _Walk:
         self.wanted = wanted
         self.targets = {} if wanted is None else {_key(_edge(t) or (t, 0)): i for i, t in enumerate(wanted)}
         self.found: list[Tensor | None] = [] if wanted is None else [None] * len(wanted)
-        self.handed: set[int] = set()
+        self.handed: dict[int, Any] = {}
+        self.leaves: list[Tensor] = []
 
     def start(self, out: Tensor, gradient: Tensor | None) -> None:
         if not out.requires_grad:
@@ -187,7 +193,7 @@ class _Walk:
                 message("backward", "the gradient has another shape than the tensor", gradient=gradient.shape, tensor=out.shape)
             )
         else:
-            self.handed.add(_storage(gradient))  # the caller's own: a leaf must get a copy
+            self.handed[id(_storage(gradient))] = _storage(gradient)  # the caller's own: a leaf must get a copy
         edge = _edge(out)
         assert edge is not None
         self.send(edge, gradient)
@@ -216,14 +222,16 @@ class _Walk:
             recorded.active.recorder.leaf(leaf)
         hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
         for hook in hooks:
+            recorded.host_work("a hook on a gradient")
             gradient = _replaced(gradient, hook(gradient))
+        self.leaves.append(leaf)
         if leaf.grad is not None:
             leaf.grad = self.F.add(leaf.grad, gradient)
             return
         # Rules may hand one tensor to several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
-        if _storage(gradient) in self.handed:
+        if id(_storage(gradient)) in self.handed:
             gradient = gradient._copy() if gradient.grad_fn is None else self.F.clone(gradient)
-        self.handed.add(_storage(gradient))
+        self.handed[id(_storage(gradient))] = _storage(gradient)
         leaf.grad = gradient
 
     def run(self) -> None:
@@ -231,12 +239,20 @@ class _Walk:
             _, node = heapq.heappop(self.heap)
             grads = self.pending.pop(node)
             for index, hook in node.hooks:
+                recorded.host_work("a hook on a gradient")
                 gradient = grads[index]
                 if gradient is not None:
                     grads[index] = _replaced(gradient, hook(gradient))
             self.visit(node, grads)
 
     def visit(self, node: Node, grads: list[Tensor | None]) -> None:
+        if node.fusing is None:
+            self.step(node, grads)
+        else:
+            with fusion.in_mode(node.fusing):
+                self.step(node, grads)
+
+    def step(self, node: Node, grads: list[Tensor | None]) -> None:
         assert node.rule is not None
         edges, likes = node.edges, node.likes
         back = node.rule(node, self.F, grads)
@@ -248,6 +264,10 @@ class _Walk:
                     _check_finite(node, gradient, "gave, walking back,")
                 self.send(edge, _fit(self.F, gradient, like))
 
+    def finish(self) -> None:
+        """Gradients that wait to be computed are computed together, now that nothing else is kept for them."""
+        fusion.flush(*(leaf.grad for leaf in self.leaves), *self.found)
+
     def captured(self) -> list[Tensor | None]:
         return self.found
 
@@ -256,8 +276,11 @@ def _key(edge: tuple[Any, int]) -> tuple[int, int]:
     return id(edge[0]), edge[1]
 
 
-def _storage(t: Tensor) -> int:
-    return id(t.pool_handle or t.buffer) if t.array is None else t.array.__array_interface__["data"][0]
+def _storage(t: Tensor) -> Any:
+    """The object that owns a tensor's memory, or that will compute it."""
+    if t._source is not None:
+        return t._source
+    return (t.pool_handle or t.buffer) if t.array is None else memory_of(t.array)
 
 
 def _sum(F: Any, a: Tensor | None, b: Tensor) -> Tensor:

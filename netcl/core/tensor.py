@@ -2,6 +2,9 @@
 
 Not a view machine: every tensor is contiguous, ``reshape`` shares the buffer, everything that moves elements makes a new
 one. Operators and methods are calls through :mod:`netcl.core.dispatch`; the ops themselves live above core.
+
+A tensor may be *deferred*: it knows its shape and dtype, and ``_source`` knows how its values are computed. Whoever asks for its
+memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else notices.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, get_active_device, handle_of, manager
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 
 Shape = int | Sequence[int]
@@ -75,6 +79,13 @@ def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
         raise OutOfMemoryError(message("allocate", "the host has no room left", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
 
 
+def memory_of(array: np.ndarray) -> np.ndarray:
+    """The array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 class _OnClassOrInstance:
     """A method with two meanings: ``Tensor.f(...)`` makes a tensor, ``t.f(...)`` acts on one."""
 
@@ -127,12 +138,23 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     if stored.shape != self.shape:
         raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
     self._version += 1
+    self._changing()
     if self.array is not None:
         np.copyto(self.array, stored)
     else:
         sent = backend_of(self.queue).write(self, array, stored, async_copy, use_pinned)
         self.pending_event, self.pending_release, self.host_ref = sent.event, sent.pending_release, sent.host_ref
     return self
+
+
+class Source(Protocol):
+    """Where a deferred tensor's values come from; tensors over one source share memory."""
+
+    def compute(self) -> Tensor:
+        """The tensor that owns the values, computed now unless it was before."""
+
+    def seen_by(self, tensor: Tensor) -> None:
+        """A further tensor rests on this source."""
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -163,8 +185,8 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "_version", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref",
-        "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
+        "__weakref__", "_hooks", "_index", "_source", "_version", "array", "buffer", "context", "dtype", "grad", "grad_fn",
+        "host_ref", "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -191,6 +213,17 @@ class Tensor:
         self._hooks: list[Callable[[Tensor], Tensor | None]] | None = None
         self._index = 0  # which output of grad_fn this is
         self._version = 0  # how often it was written in place
+        self._source: Source | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Reached only for a slot that is empty: the memory of a deferred tensor, which is computed now."""
+        if name not in ("array", "buffer", "pool_handle"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        assert self._source is not None
+        made = self._source.compute()
+        self.buffer, self.pool_handle = made.buffer, made.pool_handle
+        self.array = None if made.array is None else made.array.reshape(self.shape)
+        return getattr(self, name)
 
     # ---- making tensors
 
@@ -268,6 +301,18 @@ class Tensor:
         """Wrap stored bytes on the NumPy backend without a copy."""
         return cls(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
 
+    @classmethod
+    def _deferred(cls, source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
+        """A tensor without memory: ``source`` computes it when it is asked for."""
+        made = cls.__new__(cls)
+        made.shape, made.dtype, made.queue, made.context = shape, dtype, queue, queue.context
+        made.persistent = made.requires_grad = False
+        made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
+        made._index = made._version = 0
+        made._source = source
+        source.seen_by(made)
+        return made
+
     def _mark(self, requires_grad: bool, persistent: bool) -> None:
         self.requires_grad = requires_grad
         self.persistent = persistent
@@ -276,10 +321,22 @@ class Tensor:
 
     def _view(self, shape: tuple[int, ...]) -> Tensor:
         """The same memory under another shape; the lease is shared."""
+        if self._source is not None:
+            view = Tensor._deferred(self._source, shape, self.dtype, self.queue)
+            view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
+            return view
         array = None if self.array is None else self.array.reshape(shape)
         view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
         view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
         return view
+
+    def _changing(self) -> None:
+        """The values are about to be changed in place: what is still to be computed from the old ones is computed first.
+
+        Kernels need not call this; their launch looks at what they write.
+        """
+        if program.before_write is not None:
+            program.before_write(self.pool_handle if self.array is None else memory_of(self.array))
 
     # ---- facts
 
@@ -305,7 +362,7 @@ class Tensor:
     @property
     def backend(self) -> str:
         """``"cl"`` or ``"cpu"`` (NumPy)."""
-        return "cl" if self.array is None else "cpu"
+        return "cpu" if isinstance(self.queue, CPUQueue) else "cl"
 
     @property
     def device(self) -> DeviceHandle:
@@ -366,6 +423,7 @@ class Tensor:
         row = dtypes.DTYPES[self.dtype]
         self.host_ref = None
         self._version += 1
+        self._changing()
         try:
             if self.array is not None:
                 self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
@@ -487,6 +545,7 @@ class Tensor:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.host_ref = None
+        self._changing()
         self._version += 1
         dispatch.call("setitem", self, index, value)
 

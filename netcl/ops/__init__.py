@@ -12,17 +12,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from netcl.ops import pointwise, reduce
+from netcl.ops import fused_rows, pointwise, reduce
 from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, lookup, register, unregister
 
-_NOT_OPS = {"codegen", "elementwise", "expression", "functions", "registry"}
+_NOT_OPS = {"codegen", "elementwise", "expression", "functions", "fused_rows", "fusion", "region", "registry", "row_source"}
 
 
 def function(name: str) -> Callable[..., Any]:
     """The public function of the op ``name``."""
     row = lookup(name)
     if isinstance(row, Op):
-        return row.call
+        return fused_rows.fused(row.name, row.call) if row.name in fused_rows.FUSED else row.call
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
     return reduce.function(row) if isinstance(row, Reduction) else pointwise.function(row)

@@ -8,15 +8,16 @@ NumPy.
 from __future__ import annotations
 
 import ast
+import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.dtype import DType
+from netcl.core.dtype import DTYPES, DType, decode, encode
 from netcl.ops.expression import CText, PythonText, c_name, compose, fold
 from netcl.ops.functions import HELPERS
 from netcl.ops.registry import Pointwise, names, parse
@@ -34,12 +35,16 @@ COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUM
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """Assignments ``name = expression`` over loaded values and scalar arguments."""
+    """Assignments ``name = expression`` over loaded values and scalar arguments.
+
+    ``rounds``: of names whose value is what a buffer of some dtype would hold, that dtype: a fused chain rounds as its parts do.
+    """
 
     inputs: tuple[str, ...]
     scalars: tuple[str, ...]
     lines: tuple[tuple[str, ast.expr], ...]
     outputs: tuple[str, ...]
+    rounds: Mapping[str, str] = field(default_factory=dict)
 
 
 class Node(NamedTuple):
@@ -58,6 +63,11 @@ class _Rename(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         return ast.Call(node.func, [self.visit(arg) for arg in node.args], [])
+
+
+def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
+    """A copy of an expression with other names."""
+    return _Rename(table).visit(copy.deepcopy(tree))
 
 
 def _tree(text: str, table: Mapping[str, str]) -> ast.expr:
@@ -140,11 +150,25 @@ def _reverse_sweep(nodes: Sequence[Node], n_in: int, scopes: list[dict[str, str]
 def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
     """The body as a Python function of arrays of the compute type: inputs, then scalars; gives a tuple of results."""
     writer = PythonText(COMPUTE[compute])
-    text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
-    text += [f"    {name} = {fold(tree, writer)}" for name, tree in body.lines]
-    text.append(f"    return ({', '.join(body.outputs)},)")
-    exec(compile("\n".join(text), "<op row>", "exec"), writer.env)
+    writer.env |= {f"to_{name}": partial(as_held, DTYPES[name], COMPUTE[compute]) for name in set(body.rounds.values())}
+    exec(compile(numpy_source(body, writer), "<op row>", "exec"), writer.env)
     return writer.env["body"]
+
+
+def numpy_source(body: Body, writer: PythonText) -> str:
+    """The body as the text of a Python function."""
+    text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
+    for name, tree in body.lines:
+        value = fold(tree, writer)
+        text.append(f"    {name} = {f'to_{body.rounds[name]}({value})' if name in body.rounds else value}")
+    return "\n".join([*text, f"    return ({', '.join(body.outputs)},)"])
+
+
+def as_held(dtype: DType, compute: np.dtype[Any], values: Any) -> Any:
+    """Values of the compute type as a buffer of ``dtype`` would give them back."""
+    if dtype.name == "bool":
+        return (np.asarray(values) != 0).astype(compute)
+    return decode(encode(np.asarray(values), dtype), dtype).astype(compute)
 
 
 # ---- OpenCL: values
@@ -236,19 +260,20 @@ def _bfloat16(width: int) -> str:
 
 def _half_bits(width: int) -> str:
     """Half and float converted by their bits, to nearest even: 2**112 moves the exponent, denormals included."""
-    return f"""float{width} netcl_of_half_{width}(ushort{width} h) {{
-  const uint{width} bits = {_convert("uint", width, "h")}, rest = (bits & 0x7fffu) << 13;
-  const uint{width} finite = as_uint{width}(as_float{width}(rest) * 0x1p112f);
-  const uint{width} value = PICK(finite, rest | 0x7f800000u, rest >= 0x0f800000u);
-  return as_float{width}(value | ((bits & 0x8000u) << 16));
+    f, u, s = (_vector(kind, width) for kind in ("float", "uint", "ushort"))
+    return f"""{f} netcl_of_half_{width}({s} h) {{
+  const {u} bits = {_convert("uint", width, "h")}, rest = (bits & 0x7fffu) << 13;
+  const {u} finite = as_{u}(as_{f}(rest) * 0x1p112f);
+  const {u} value = PICK(finite, rest | 0x7f800000u, rest >= 0x0f800000u);
+  return as_{f}(value | ((bits & 0x8000u) << 16));
 }}
-ushort{width} netcl_to_half_{width}(float{width} x) {{
-  const uint{width} sign = as_uint{width}(x) & 0x80000000u, bits = as_uint{width}(x) ^ sign;
-  const uint{width} normal = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1u)) >> 13;
-  const uint{width} small = as_uint{width}(as_float{width}(bits) + 0.5f) - 0x3f000000u;
-  const uint{width} large = PICK((uint{width})(0x7c00u), (uint{width})(0x7e00u), bits > 0x7f800000u);
-  const uint{width} value = PICK(PICK(normal, small, bits < 0x38800000u), large, bits >= 0x47800000u);
-  const uint{width} all = value | (sign >> 16);
+{s} netcl_to_half_{width}({f} x) {{
+  const {u} sign = as_{u}(x) & 0x80000000u, bits = as_{u}(x) ^ sign;
+  const {u} normal = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+  const {u} small = as_{u}(as_{f}(bits) + 0.5f) - 0x3f000000u;
+  const {u} large = PICK(({u})(0x7c00u), ({u})(0x7e00u), bits > 0x7f800000u);
+  const {u} value = PICK(PICK(normal, small, bits < 0x38800000u), large, bits >= 0x47800000u);
+  const {u} all = value | (sign >> 16);
   return {_convert("ushort", width, "all")};
 }}"""
 
@@ -293,7 +318,7 @@ def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
 }}"""
 
 
-def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout) -> str:
+def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout, rounds: Sequence[str] = ()) -> str:
     """The typedefs and the functions that load and store every dtype a kernel touches."""
     width = layout.width
     mask = {"float": "int", "double": "long"}.get(compute, compute)
@@ -303,16 +328,17 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
     parts += [f"typedef {compute} element;", f"typedef {_vector(compute, width)} real;", f"typedef {_vector(mask, width)} mask;"]
     if "double" in (compute, *(d.c_storage for d in (*loads, *stores))):
         parts.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
-    if any(d.name == "bfloat16" for d in stores):
+    if any(d.name == "bfloat16" for d in stores) or "bfloat16" in rounds:
         parts += [_bfloat16(w) for w in sorted({1, width})]
-    if layout.half_bits and width > 1 and any(d.name == "float16" for d in (*loads, *stores)):
+    if layout.half_bits and width > 1 and (any(d.name == "float16" for d in (*loads, *stores)) or "float16" in rounds):
         parts.append(_half_bits(width))
+    parts.append(rounding_functions(rounds, compute, layout))
     for dtype in dict.fromkeys(loads):
         if width > 1:
             parts.append(_tail_function(dtype, compute, layout))
         parts.append(_load_function(dtype, compute, layout))
     parts += [_store_function(dtype, compute, layout) for dtype in dict.fromkeys(stores)]
-    return "\n".join(parts)
+    return "\n".join(filter(None, parts))
 
 
 _HELPER_TEXTS = {"netcl_number": "real netcl_number(mask t) { return PICK((real)(0), (real)(1), t); }", **HELPERS}
@@ -327,7 +353,30 @@ def helper_functions(text: str) -> str:
 def statements(body: Body, compute: str) -> list[str]:
     """The body's assignments in C."""
     writer = CText(compute)
-    return [f"const real {c_name(name)} = {writer.statement(tree)};" for name, tree in body.lines]
+    return [f"const real {c_name(name)} = {rounded(body.rounds.get(name), writer.statement(tree))};" for name, tree in body.lines]
+
+
+def rounded(dtype: str | None, text: str) -> str:
+    """A value as a buffer of ``dtype`` would give it back; :func:`rounding_functions` defines what is called."""
+    return text if dtype is None else f"as_{dtype}_holds({text})"
+
+
+def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> str:
+    """The definitions of what :func:`rounded` calls."""
+    w, parts = layout.width, []
+    names = set(names)
+    wide, back = ("x", "{}") if compute == "float" else (_convert("float", w, "x"), _convert(compute, w, "{}"))
+    if "float16" in names:
+        if not layout.half_bits or w == 1:
+            parts.append(_half_bits(w))
+        parts.append(f"real as_float16_holds(real x) {{ return {back.format(f'netcl_of_half_{w}(netcl_to_half_{w}({wide}))')}; }}")
+    if "bfloat16" in names:
+        bits = _convert("uint", w, f"netcl_bfloat16_{w}({wide})")
+        value = f"as_{_vector('float', w)}({bits} << 16)"
+        parts.append(f"real as_bfloat16_holds(real x) {{ return {back.format(value)}; }}")
+    if "bool" in names:
+        parts.append("real as_bool_holds(real x) { return PICK((real)(0), (real)(1), (mask)(x != (real)(0))); }")
+    return "\n".join(parts)
 
 
 # ---- OpenCL: kernels
@@ -377,11 +426,11 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     start += [f"const {index} end = min(begin + chunk, inner);"]
     start += [f"const real {c_name(n)} = (real)(a_{n});" for n in (*constants, *body.scalars)]
     still = [port for port in inputs if not port.moves]
-    start += [f"const real {p.name} = (real)({_scalar_load(p, compute)});" for p in still]
+    start += [f"const real {p.name} = (real)({scalar_load(p, compute, f'p_{p.name}')});" for p in still]
     loop = [f"const {index} left = end - i;"]
     loop += [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in inputs if p.moves]
     loop += lines + [f"store_{p.dtype.name}(q_{p.name}, i, left, {p.name});" for p in outputs]
-    values = value_functions([p.dtype for p in inputs if p.moves], [p.dtype for p in outputs], compute, layout)
+    values = value_functions([p.dtype for p in inputs if p.moves], [p.dtype for p in outputs], compute, layout, list(body.rounds.values()))
     helpers = helper_functions("\n".join(lines))
     signature = ",\n    ".join(_parameters(body, inputs, outputs, compute, layout))
     indent = "\n    "
@@ -397,9 +446,9 @@ __kernel void op_{name}(
 """
 
 
-def _scalar_load(port: Port, compute: str) -> str:
-    """The first element of a port's row as a scalar of the compute type."""
-    text = port.dtype.load.replace("p[i]", f"p_{port.name}[0]").replace("(i, p)", f"(0, p_{port.name})")
+def scalar_load(port: Port, compute: str, pointer: str) -> str:
+    """The element a pointer shows, as a scalar of the compute type."""
+    text = port.dtype.load.replace("p[i]", f"{pointer}[0]").replace("(i, p)", f"(0, {pointer})")
     return f"({compute})({text})"
 
 

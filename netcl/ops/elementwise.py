@@ -7,6 +7,7 @@ context; a call is then a lookup, an allocation and an enqueue.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,18 +31,52 @@ _MOST_INT = 2**31 - 2**17
 CPU_WIDTH = 16
 
 
+FUSE_FROM = 1 << 16  # elements; below, plain eager code launches at once: a launch costs less there than a new kernel
+
+
+class Mode(NamedTuple):
+    """How ops are deferred inside ``ag.jit_compile``: folds too, and with which compiler."""
+
+    rows: bool = True
+    fast_math: bool = False
+
+
+class _Fusing(threading.local):
+    """Per thread: the mode of the compiled function that runs now, if one does; who listens to deferred ops and to kernels' texts."""
+
+    mode: Mode | None = None
+    trace: list[Any] | None = None
+    shown: list[str] | None = None
+
+
+fusing_modes = _Fusing()
+
+
+class _Later:
+    """Filled by the modules of fusion, which rest on this one."""
+
+    defer: Callable[..., Tensor]  # a formula as a deferred tensor
+    fold: Callable[..., Tensor | None]  # a reduction as one, or None
+    worth: Callable[..., bool]  # whether plain eager code should
+    run: Callable[..., None]  # compute nodes together
+
+
+later = _Later()
+
+
 class Plan(NamedTuple):
     """What a call with certain dtypes and shapes does."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
-    kernel: Any  # None: there is nothing to compute
+    kernel: Any  # None: there is nothing to compute, or it is deferred
     global_size: int
     local_size: int
     tensors: tuple[int, ...]
     scalars: tuple[int, ...]
     cast: Callable[[Any], Any]
     sizes: tuple[int, ...]
+    deferred: tuple[Any, ...] | None = None  # shape, dtype and compute type, where the op leaves a deferred tensor
 
 
 # ---- operands
@@ -157,8 +192,18 @@ def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
     >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
     (8, 3)
     """
+    groups = merged_axes(shape, shapes) or [(1, (True,) * len(shapes))]
+    steps = tuple(steps_of(groups, k)[:-1] for k in range(len(shapes)))
+    return Walk(tuple(size for size, _ in groups[:-1]), groups[-1][0], steps, groups[-1][1])
+
+
+Groups = list[tuple[int, tuple[bool, ...]]]
+
+
+def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
+    """Runs of axes that every operand either has or broadcasts: their size, and who has them. Axes of size 1 are left out."""
     padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
-    groups: list[tuple[int, tuple[bool, ...]]] = []
+    groups: Groups = []
     for axis, size in enumerate(shape):
         if size == 1:
             continue
@@ -167,18 +212,16 @@ def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
             groups[-1] = (groups[-1][0] * size, present)
         else:
             groups.append((size, present))
-    if not groups:
-        groups = [(1, (True,) * len(shapes))]
-    steps = tuple(_steps(groups, k) for k in range(len(shapes)))
-    return Walk(tuple(size for size, _ in groups[:-1]), groups[-1][0], steps, groups[-1][1])
+    return groups
 
 
-def _steps(groups: list[tuple[int, tuple[bool, ...]]], k: int) -> tuple[int, ...]:
+def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
+    """How far operand ``k`` moves per step along each run."""
     steps, below = [], 1
     for size, present in reversed(groups):
         steps.append(below if present[k] else 0)
         below *= size if present[k] else 1
-    return tuple(reversed(steps[1:]))
+    return tuple(reversed(steps))
 
 
 # ---- plans
@@ -220,8 +263,9 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tupl
 
 
 def prepare(
-    op: str, queue: Any, body: Body, values: Sequence[Operand], outputs: Sequence[DType], compute: str, scalars: int, shape: tuple[int, ...]
-) -> Plan:
+    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, scalars: int,
+    shape: tuple[int, ...], options: tuple[str, ...] = (),
+) -> Plan:  # fmt: skip
     """Decide everything about a body over operands of certain dtypes and shapes; builds the kernel if it is new."""
     given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
     tensors = tuple(given)
@@ -236,7 +280,7 @@ def prepare(
     walk = collapse(shape, [x.shape for x in given.values()])
     layout = _layout(walk, n, names[0], profile)
     inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
-    kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout)
+    kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
     chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile)
     sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
@@ -244,12 +288,14 @@ def prepare(
     return Plan(shape, names, kernel, items, local, tensors, numbers, cast, sizes)
 
 
-def _kernel(op: str, queue: Any, body: Body, inputs: list[Port], outputs: list[Port], compute: str, layout: Layout) -> Any:
+def _kernel(
+    op: str, queue: Any, body: Body, inputs: list[Port], outputs: list[Port], compute: str, layout: Layout, options: tuple[str, ...]
+) -> Any:
     state = program.state(queue)
-    key = (op, "kernel", body, *inputs, *outputs, compute, layout)
+    key = (op, "kernel", body, *inputs, *outputs, compute, layout, options)
     if key not in state:
         source = kernel_source(op, body, inputs, outputs, compute, layout)
-        state[key] = program.get(queue, source, f"op_{op}")
+        state[key] = program.get(queue, source, f"op_{op}", options)
     return state[key]
 
 
@@ -297,6 +343,8 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
         return run(row, operands(row.name, values, row.inputs), params, out, dtype)
     if params:
         key.extend(map(type, params))
+    if out is None and fusing_modes.mode is not None:
+        return _deferred(row, queue, values, params, _fused_types(tuple(key), row, values, params, dtype), dtype)
     signature = tuple(key)
     try:
         plan = queue._netcl_state["plans"][signature]
@@ -304,6 +352,10 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
         if isinstance(queue, CPUQueue):
             return _run_numpy(row, queue, values, params, out, dtype)
         plan = cached_plan(program.state(queue), signature, lambda: _forward_plan(row, queue, values, params, dtype))
+    if plan.deferred is not None:
+        if out is None:
+            return _deferred(row, queue, values, params, plan.deferred, dtype)
+        plan = _launched_plan(row, queue, values, params, dtype)
     result = Tensor.empty(plan.shape, plan.dtypes[0], queue=queue) if out is None else check_out(row.name, out, plan.shape, plan.dtypes[0])
     launch(plan, queue, (*values, *params) if params else values, (result,))
     return result
@@ -341,8 +393,51 @@ def _check_params(row: Pointwise, params: Sequence[Any]) -> None:
 
 
 def _forward_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
+    types = _forward_types(row, values, params, dtype)
+    if fusable(queue, *types, values) and later.worth(queue, types[0], FUSE_FROM):
+        return Plan(types[0], (types[2].name,), None, 0, 0, (), (), float, (), types)
+    return _launched_plan(row, queue, values, params, dtype)
+
+
+def _launched_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
     shape, compute, result = _forward_types(row, values, params, dtype)
     return prepare(row.name, queue, forward_body(row), values, (result,), compute, len(params), shape)
+
+
+def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
+    """Whether an op's value can wait: it has elements, its dtype can be told without storing it, and the device knows its types."""
+    if not math.prod(shape) or result.name == "uint8":
+        return False
+    double = compute == "double" or result.name == "float64" or any(getattr(x, "dtype", None) == "float64" for x in values)
+    return not double or isinstance(queue, CPUQueue) or profile_of(queue).has_fp64
+
+
+_types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
+
+
+def _fused_types(key: tuple[Any, ...], row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Any:
+    """Shape, compute type and dtype of a value that can wait; ``None`` for one that cannot."""
+    if any(isinstance(x, int) and abs(x) >= 2**31 for x in (*values, *params)):
+        return _forward_types(row, values, params, dtype)  # numbers that may not fit are looked at every time
+    if key not in _types:
+        if len(_types) >= _MOST_PLANS:
+            _types.clear()
+        types = _forward_types(row, values, params, dtype)
+        queue = next(x.queue for x in values if isinstance(x, Tensor))
+        _types[key] = types if fusable(queue, *types, values) else None
+    return _types[key]
+
+
+def _deferred(row: Pointwise, queue: Any, values: Sequence[Any], params: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
+    if types is None:  # this one cannot wait
+        if isinstance(queue, CPUQueue):
+            return _run_numpy(row, queue, values, params, None, dtype)
+        plan = _launched_plan(row, queue, values, params, dtype)
+        result = Tensor.empty(plan.shape, plan.dtypes[0], queue=queue)
+        launch(plan, queue, (*values, *params), (result,))
+        return result
+    shape, compute, result_dtype = types
+    return later.defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 
 
 def as_compute(x: Operand, compute: str) -> np.ndarray:
@@ -380,6 +475,7 @@ def _run_numpy(
     if out is None:
         return made
     target = check_out(row.name, out, shape, result.name)
+    target._changing()
     assert target.array is not None and made.array is not None
     np.copyto(target.array, made.array)
     return out
@@ -423,6 +519,10 @@ def _vjp_kernel(
     scalars = [float(params[name]) for name in body.scalars]
     targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
     queue = g.queue
+    if fusing_modes.mode is not None or later.worth(queue, g.shape, FUSE_FROM):
+        compute = _float_compute(inputs, targets)
+        if all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
+            return [_deferred_vjp(row, i, bound, params, g, compute) for i, w in enumerate(wanted) if w]
     if isinstance(queue, CPUQueue):
         return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
     key = ("vjp", row, wanted, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs), *targets)
@@ -434,6 +534,14 @@ def _vjp_kernel(
     results = [Tensor.empty(g.shape, dtype.name, queue=queue) for dtype in targets]
     launch(plan, queue, (*inputs, *scalars), results)
     return results
+
+
+def _deferred_vjp(row: Pointwise, i: int, bound: Mapping[str, Any], params: Mapping[str, Any], g: Tensor, compute: str) -> Tensor:
+    """The gradient of input ``i`` as a deferred tensor."""
+    body = vjp_body(row, tuple(k == i for k in range(row.arity)))
+    numbers = [float(params[name]) for name in body.scalars]
+    dtype = DTYPES[bound[f"v{i}"].dtype]
+    return later.defer(f"{row.name}_vjp", body, [bound[name] for name in body.inputs], numbers, g.shape, dtype, compute, g.queue)
 
 
 def _float_compute(inputs: Sequence[Any], targets: Sequence[DType]) -> str:

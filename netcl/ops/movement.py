@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.ops import fused_rows, launch
 from netcl.ops.registry import S, composite, op
 from netcl.ops.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
 
@@ -220,7 +220,8 @@ def expand(x: Tensor, shape: Sizes, *more: int) -> Tensor:
     sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
     if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
         raise ShapeError(message("expand", "x does not broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
-    return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
+    made = fused_rows.expand(x, sizes)
+    return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes)) if made is None else made
 
 
 def _repeat_vjp(F, g, x_shape):

@@ -19,7 +19,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops.elementwise import run, tensor, tensors
+from netcl.ops.elementwise import fusing_modes, run, tensor, tensors
 from netcl.ops.expression import differentiate
 from netcl.ops.functions import erf
 from netcl.ops.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
@@ -192,7 +192,7 @@ alias("swish", "silu")
 
 _FAST = """
 def {name}({head}):
-    if out is None:
+    if out is None and modes.mode is None:
         try:
             queue = {first}.queue
             plan = queue._netcl_state["plans"][{key}]
@@ -226,7 +226,7 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
         scalars = "".join(f"plan.cast({p}), " for p in row.params)
         parts = {"name": row.name, "head": head, "first": row.inputs[0], "key": key, "same_queue": same, "values": inputs[1:-2]}
         text = _FAST.format(**parts, scalars=scalars, slow=slow)
-    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor.empty}
+    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor.empty, "modes": fusing_modes}
     scope.update({f"default_{name}": value for name, value in row.params.items()})
     exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]

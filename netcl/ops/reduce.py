@@ -22,15 +22,27 @@ from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import Body, Layout, forward_body, helper_functions, numpy_function, statements, value_functions
-from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, prepare, profile_of, require_double, run, tensor
+from netcl.ops.elementwise import (
+    CPU_WIDTH,
+    as_compute,
+    check_out,
+    from_compute,
+    fusing_modes,
+    later,
+    prepare,
+    profile_of,
+    require_double,
+    run,
+    tensor,
+)
 from netcl.ops.pointwise import NE
 from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, op, parse, register
 
 Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduce.cl").read_text()
-_STORED = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+STORED = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 _INFINITE = ("-INFINITY", "INFINITY")
-_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
+LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 _MOST_INT = 2**31 - 2**17
 _MOST_RECIPES = 4096  # per context
 _CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the next row
@@ -109,16 +121,17 @@ def _fold_functions(stage: Stage, width: int) -> str:
         _function("fold_map", row.map if stage.maps else "v0", ("v0", "v1", *params), compute),
         _function("fold_finish", row.finish if stage.finishes else "v0", ("v0", "v1", "n_", *params), compute),
     ]
-    lanes = "".join(f" x = fold_combine(x, x.s{_rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
+    lanes = "".join(f" x = fold_combine(x, x.s{rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
     parts.append(f"real fold_lanes(real x) {{{lanes} return x; }}")
     text = "\n".join(parts)
-    low, high = _LIMITS[compute]
+    low, high = LIMITS[compute]
     neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
     numbers = ", ".join(map(str, range(width)))
     return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
 
 
-def _rotated(width: int, by: int) -> str:
+def rotated(width: int, by: int) -> str:
+    """The lanes of a vector, moved round: a swizzle."""
     return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
@@ -237,15 +250,15 @@ def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: in
     length = -(-shape.length // chosen.slices)
     length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
     rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
-    partial = recipe.empty(tuple(rest), _STORED[stage.compute])
+    partial = recipe.empty(tuple(rest), STORED[stage.compute])
     _launch(recipe, stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
-    second = plan(rest, stage.row.name, _STORED[stage.compute], profile)
+    second = plan(rest, stage.row.name, STORED[stage.compute], profile)
     _launch(recipe, stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
-    partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), _STORED[compute], queue=x.queue)
+    partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
     recipe = Recipe(x, partial)
     chosen = plan(shape, "sum", x.dtype, profile_of(x.queue))
     _launch(recipe, Stage(_SUM, compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
@@ -256,7 +269,7 @@ def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tenso
 # ---- running rows
 
 
-def _types(row: Reduction, x: Tensor) -> tuple[str, DType]:
+def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
     """Compute type and dtype of the result."""
     source = DTYPES[x.dtype]
     if row.result == "bool":
@@ -273,6 +286,8 @@ def fold(
     dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
+    if fusing_modes.mode is not None and out is None and (made := later.fold(row, x, axis, keepdims, params, dtype)) is not None:
+        return made
     try:
         key = (row, x.dtype, x.shape, axis, keepdims, dtype, *params)
         shape, name, recipe = x.queue._netcl_state["recipes"][key]
@@ -289,7 +304,7 @@ def _fold_new(
     x = tensor(row.name, x)
     axes = axes_of(row.name, axis, x.shape)
     shape = folded_shape(x.shape, axes, keepdims)
-    compute, result = _types(row, x)
+    compute, result = types_of(row, x)
     result = DTYPES[dtype] if dtype else result
     count = math.prod(x.shape[a] for a in axes)
     size = math.prod(shape)
@@ -321,7 +336,7 @@ def _record_given(recipe: Recipe, row: Reduction, axes: tuple[int, ...], compute
     """The slot of what a row is given per result, in the compute type and with the axes kept."""
     if not row.given:
         return None
-    slot = recipe.empty(folded_shape(recipe.tensors[0].shape, axes, True), _STORED[compute])
+    slot = recipe.empty(folded_shape(recipe.tensors[0].shape, axes, True), STORED[compute])
     first = _given_row(row)
     _fold_axes(recipe, first, axes, slot, compute, count, tuple(first.params.values()))
     return slot
@@ -343,7 +358,7 @@ def _fold_axes(
     while folded > 1:
         at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
         shape = _shape3(pattern, at)
-        part = recipe.empty((shape.rows, shape.inner), _STORED[compute])
+        part = recipe.empty((shape.rows, shape.inner), STORED[compute])
         _fold_cl(recipe, Stage(row, compute, not mapped, False), x, None, part, shape, args)
         x, mapped, folded = part, True, folded - 1
         pattern = _without(pattern, at)
@@ -355,8 +370,8 @@ def _fold_axes(
 def _record_map(recipe: Recipe, row: Reduction, given: int, compute: str, numbers: Sequence[float]) -> int:
     """The slot of the mapped elements, for folds whose axes are apart."""
     x = recipe.tensors[0]
-    mapped = recipe.empty(x.shape, _STORED[compute])
-    body, wide = forward_body(_map_row(row)), DTYPES[_STORED[compute]]
+    mapped = recipe.empty(x.shape, STORED[compute])
+    body, wide = forward_body(_map_row(row)), DTYPES[STORED[compute]]
     made = prepare(f"{row.name}_map", x.queue, body, (x, recipe.tensors[given]), (wide,), compute, len(numbers), x.shape)
     recipe.add(made.kernel, made.global_size, made.local_size, (0, given, mapped), (*numbers, *made.sizes))
     return mapped
@@ -408,7 +423,7 @@ def _fold_numpy(
         return _filled(value, shape, result, x.queue)
     if row.given:
         first = _given_row(row)
-        v1 = as_compute(fold(first, x, axes, True, tuple(first.params.values()), dtype=_STORED[compute]), compute)
+        v1 = as_compute(fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
     with np.errstate(all="ignore"):
         (mapped,) = _text_function(row.map, ("v0", "v1", *row.params), compute)(as_compute(x, compute), v1, *numbers)
         folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
@@ -423,7 +438,7 @@ def _filled(value: Any, shape: tuple[int, ...], result: DType, queue: Any) -> Te
 
 
 def _numpy_type(compute: str) -> np.dtype:
-    return DTYPES[_STORED[compute]].storage
+    return DTYPES[STORED[compute]].storage
 
 
 def _neutral(row: Reduction, compute: str) -> float:

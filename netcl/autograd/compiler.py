@@ -1,0 +1,184 @@
+"""``jit_compile``: a function whose ops are fused into few kernels, forwards and backwards.
+
+The function runs as it is written; its ops leave deferred values (:class:`TraceNode`) instead of launching, and what the function
+returns is computed in as few kernels as the ops allow: formulas of any kind, broadcasting, casts, folds of innermost axes, softmax and
+row norms. An op outside of that language has its inputs computed and runs by itself, and a value that Python looks at is computed
+then: the result is always that of the plain function. Kernels are found by what they do, not by sizes or numbers, and live in memory
+and in the cache of compiled programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from typing import Any
+
+from netcl.autograd.tape import grad, run_backward
+from netcl.core.tensor import Tensor
+from netcl.ops import fusion
+from netcl.ops.elementwise import fusing_modes
+from netcl.ops.fusion import TraceNode
+
+
+class TracingContext:
+    """``with TracingContext() as trace:``: ops are deferred, and ``trace.nodes`` lists them in the order of their calls.
+
+    On exit, what is alive is computed.
+
+    >>> import netcl.autograd as ag
+    >>> x = ag.tensor([1.0, 2.0])
+    >>> with ag.TracingContext() as trace:
+    ...     y = ag.relu(x * 2.0)
+    >>> [node.name for node in trace.nodes]
+    ['mul', 'relu']
+    >>> y.tolist()
+    [2.0, 4.0]
+    """
+
+    def __init__(self, fast_math: bool = False):
+        self.fast_math = fast_math
+        self.nodes: list[TraceNode] = []
+        self._tensors: list[Any] = []
+
+    def __enter__(self) -> TracingContext:
+        self._outer, fusing_modes.trace = fusing_modes.trace, self.nodes
+        self._mode = fusion.fusing(True, self.fast_math)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._mode.__exit__(*exc)
+        fusing_modes.trace = self._outer
+        for node in self.nodes:
+            if node.made is None and node.alive():
+                node.compute()
+
+
+@dataclass
+class CompiledGraph:
+    """What a call became: its ops in order, and the texts of the kernels it launched forwards and backwards."""
+
+    ops: list[str] = field(default_factory=list)
+    forward: list[str] = field(default_factory=list)
+    backward: list[str] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels of fused ops one call launches."""
+        return len(self.forward) + len(self.backward)
+
+    def __str__(self) -> str:
+        parts = [
+            f"// {name} {i + 1} of {len(texts)}\n{_kernel_text(text)}" for name, texts in self._sides() for i, text in enumerate(texts)
+        ]
+        return "\n".join(parts)
+
+    def _sides(self) -> list[tuple[str, list[str]]]:
+        return [("forward", self.forward), ("backward", self.backward)]
+
+
+def _kernel_text(program: str) -> str:
+    """The kernel of a program, without the functions that load and store."""
+    at = program.find("__kernel")
+    return program[max(at, 0) :]
+
+
+@contextmanager
+def _listening(texts: list[str]) -> Iterator[None]:
+    before, fusing_modes.shown = fusing_modes.shown, texts
+    try:
+        yield
+    finally:
+        fusing_modes.shown = before
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+class CompiledFunction:
+    """A function made by :func:`jit_compile`. It is called as before; ``source(*args)`` shows its kernels."""
+
+    def __init__(self, function: Callable[..., Any], fast_math: bool):
+        self.function = function
+        self.fast_math = fast_math
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if fusing_modes.mode is not None:  # called by a function that is compiled itself
+            return self.function(*args, **kwargs)
+        with fusion.fusing(True, self.fast_math):
+            result = self.function(*args, **kwargs)
+        fusion.flush(*_tensors(result), None)
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else CompiledFunction(self.function.__get__(instance, owner), self.fast_math)
+
+    def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
+        """Call the function, and its gradients where an argument requires them, and tell what was launched."""
+        found = CompiledGraph()
+        before, fusing_modes.trace = fusing_modes.trace, []
+        nodes: list[TraceNode] = fusing_modes.trace
+        try:
+            with _listening(found.forward):
+                outputs = [t for t in _tensors(self(*args, **kwargs)) if t.requires_grad]
+            found.ops = [node.name for node in nodes]
+        finally:
+            fusing_modes.trace = before
+        wanted = [t for t in _tensors([*args, *kwargs.values()]) if t.requires_grad]
+        if outputs and wanted:
+            ones = [Tensor.ones(t.shape, t.dtype, queue=t.queue) for t in outputs]
+            with _listening(found.backward):
+                grad(outputs, wanted, ones, allow_unused=True)
+        return found
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The generated kernels for a call with these arguments: forward, and backward where an argument requires gradients."""
+        return str(self.graph(*args, **kwargs))
+
+
+def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -> Any:
+    """Fuse the ops of a function, forwards and backwards: ``@jit_compile`` or ``jit_compile(fast_math=True)(fn)``.
+
+    ``fast_math`` builds its kernels with ``-cl-fast-relaxed-math``: faster divisions and roots, at the price of NaN and Inf.
+
+    >>> import netcl.autograd as ag
+    >>> @ag.jit_compile
+    ... def f(a, b):
+    ...     return ag.relu(a * b + 1.0) * 0.5
+    >>> f(ag.tensor([1.0, -2.0]), ag.tensor([3.0, 4.0])).tolist()
+    [2.0, 0.0]
+    """
+    if fn is None:
+        return lambda function: CompiledFunction(function, fast_math)
+    return CompiledFunction(fn, fast_math)
+
+
+class TrainingGraphCompiler:
+    """A loss and its gradients from fused kernels: ``loss, gradients = TrainingGraphCompiler(loss_function, parameters)(x, y)``.
+
+    The gradients are returned, one per parameter, and no ``.grad`` is touched; ``compile(x, y)`` tells what is launched.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor], fast_math: bool = False):
+        self.function = jit_compile(function, fast_math)
+        self.parameters = list(parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, list[Tensor | None]]:
+        loss = self.function(*args, **kwargs)
+        return loss.detach(), run_backward([loss], [None], wanted=self.parameters)
+
+    def compile(self, *args: Any, **kwargs: Any) -> CompiledGraph:
+        """Run one step and tell its kernels."""
+        found = CompiledGraph()
+        with _listening(found.forward):
+            loss = self.function(*args, **kwargs)
+        with _listening(found.backward):
+            run_backward([loss], [None], wanted=self.parameters)
+        return found

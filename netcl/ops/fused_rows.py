@@ -1,0 +1,255 @@
+"""Folds, softmax and row norms in the language of deferred values, for functions that are compiled.
+
+Each entry of :data:`FUSED` says an op in formulas and folds; it gives ``None`` for a call that is none of a kernel over rows, which the
+op's own kernel then serves (and whose errors it words).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any
+
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES
+from netcl.core.tensor import Tensor
+from netcl.ops import elementwise, fusion, reduce, region, rows
+from netcl.ops.codegen import Body
+from netcl.ops.elementwise import fusable, fusing_modes, later
+from netcl.ops.reduce import STORED, Axis, axes_of, types_of
+from netcl.ops.registry import REGISTRY, Reduction, names, parse
+from netcl.ops.row_source import Fold
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+TWICE = ("sum", "mean", "max", "min", "any", "all")  # folds whose folds are the fold of the whole
+LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, and a reduction that cuts rows is faster
+
+
+@lru_cache(maxsize=256)
+def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) -> Body:
+    used = names(text)
+    kept = tuple(name for name in inputs if name in used)
+    return Body(kept, tuple(name for name in scalars if name in used), (("out", parse(text)),), ("out",))
+
+
+_SAME = _formula("v0", ("v0",))
+
+
+def formula(name: str, text: str, bound: dict[str, Any], numbers: dict[str, Any], dtype: str, real: str) -> Tensor:
+    """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``."""
+    body = _formula(text, tuple(bound), tuple(numbers))
+    values = [bound[name] for name in body.inputs]
+    shape = elementwise.broadcast(name, [x.shape for x in values], body.inputs)
+    return fusion.defer(name, body, values, [numbers[n] for n in body.scalars], shape, DTYPES[dtype], real, values[0].queue)
+
+
+# ---- folds
+
+
+def _busy(queue: Any, count: int, inner: int) -> bool:
+    """Whether a kernel over rows keeps a device busy."""
+    return isinstance(queue, CPUQueue) or inner <= LONG_ROW or count >= 2 * rows.device_of(queue)[2]
+
+
+def defer_rows(row: Reduction, x: Any, axis: Axis, keepdims: bool, params: Sequence[float], dtype: str | None) -> Tensor | None:
+    """A reduction as deferred values: over innermost axes, over all axes in two steps, or a sum over all others."""
+    if not isinstance(x, Tensor) or not x.size or not x.ndim or fusing_modes.mode is None or not fusing_modes.mode.rows:
+        return None
+    axes = axes_of(row.name, axis, x.shape)
+    real, result = types_of(row, x)
+    if not axes or not fusable(x.queue, x.shape, real, result, (x,)):
+        return None
+    target = dtype or result.name
+    if len(axes) == x.ndim > 1 and row.name in TWICE and fusion.waiting_node(x) is not None:
+        return _whole(row, x, keepdims, params, target, real)
+    if axes == tuple(range(x.ndim - len(axes), x.ndim)):
+        count = math.prod(x.shape[: x.ndim - len(axes)])
+        if _busy(x.queue, count, x.size // count):
+            return _innermost(row, x, len(axes), keepdims, params, target, real)
+    if axes == tuple(range(len(axes))) and row.name == "sum" and real in ("float", "double"):
+        shape = reduce.folded_shape(x.shape, axes, keepdims)
+        return fusion.defer_columns("columns", _SAME, x, x.ndim - len(axes), shape, DTYPES[target], real)
+    return None
+
+
+def _innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor:
+    numbers = dict(zip(row.params, params, strict=True))
+    bound: dict[str, Any] = {}
+    if row.given:
+        first = REGISTRY[row.given]
+        assert isinstance(first, Reduction)
+        bound["v1"] = _innermost(first, x, axes, True, tuple(first.params.values()), STORED[real], real)
+    mapped = x if row.map == "v0" else formula(f"{row.name}_map", row.map, {"v0": x, **bound}, numbers, STORED[real], real)
+    plain = row.finish == "v0"
+    fold = Fold(row.combine, row.neutral)
+    folded = fusion.defer_fold(row.name, fold, mapped, axes, keepdims, DTYPES[target if plain else STORED[real]], real)  # type: ignore[arg-type]
+    if plain:
+        return folded
+    if bound and not keepdims:
+        bound["v1"] = bound["v1"]._view(folded.shape)
+    count = math.prod(x.shape[x.ndim - axes :])
+    return formula(f"{row.name}_finish", row.finish, {"v0": folded, **bound}, {"n": count, **numbers}, target, real)
+
+
+def _whole(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
+    """All axes: the innermost in the kernel of what is waiting, the others of what that leaves."""
+    count = x.size // x.shape[-1]
+    if not _busy(x.queue, count, x.shape[-1]) or row.params:
+        return None
+    wide = "bool" if row.result == "bool" else STORED[real]
+    part = _innermost(row, x, 1, False, params, wide, real)
+    with fusion.in_mode(None):
+        made = reduce.fold(row, part, None, False, params, None, target)
+    return made._view((1,) * x.ndim) if keepdims else made
+
+
+later.fold = defer_rows
+
+
+# ---- ops
+
+
+def _last(x: Any, axis: int) -> bool:
+    """Whether an op along an axis is one along rows of a float tensor that the device can work on."""
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
+        return False
+    real = DTYPES[x.dtype].c_compute
+    count = x.size // x.shape[-1]
+    return axis % x.ndim == x.ndim - 1 and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,)) and _busy(x.queue, count, x.shape[-1])
+
+
+class _Rows:
+    """Formulas over the rows of a tensor in its compute type, whatever it is stored in."""
+
+    def __init__(self, name: str, like: Tensor, axes: int = 1):
+        self.name, self.axes, self.dtype = name, axes, like.dtype
+        self.real = DTYPES[like.dtype].c_compute
+        self.wide = STORED[self.real]
+
+    def of(self, text: str, dtype: str = "", numbers: dict[str, Any] | None = None, **bound: Any) -> Tensor:
+        return formula(self.name, text, bound, numbers or {}, dtype or self.wide, self.real)
+
+    def fold(self, name: str, x: Tensor) -> Tensor:
+        row = REGISTRY[name]
+        assert isinstance(row, Reduction)
+        return _innermost(row, x, self.axes, True, (), self.wide, self.real)
+
+
+def _softmax(x: Any, axis: int = -1) -> Tensor | None:
+    if not _last(x, axis):
+        return None
+    r = _Rows("softmax", x)
+    e = r.of("EXP(v0 - v1)", v0=x, v1=r.fold("max", x))
+    return r.of("v0 / v1", x.dtype, v0=e, v1=r.fold("sum", e))
+
+
+def _log_softmax(x: Any, axis: int = -1) -> Tensor | None:
+    if not _last(x, axis):
+        return None
+    r = _Rows("log_softmax", x)
+    z = r.of("v0 - v1", v0=x, v1=r.fold("max", x))
+    return r.of("v0 - LOG(v1)", x.dtype, v0=z, v1=r.fold("sum", r.of("EXP(v0)", v0=z)))
+
+
+def _softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
+    if not _last(y, axis) or not isinstance(upstream, Tensor) or upstream.shape != y.shape:
+        return None
+    r = _Rows("softmax_grad", y)
+    total = r.fold("sum", r.of("v0 * v1", v0=upstream, v1=y))
+    return r.of("v1 * (v0 - v2)", y.dtype, v0=upstream, v1=y, v2=total)
+
+
+def _log_softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
+    if not _last(y, axis) or not isinstance(upstream, Tensor) or upstream.shape != y.shape:
+        return None
+    r = _Rows("log_softmax_grad", y)
+    return r.of("v0 - EXP(v1) * v2", y.dtype, v0=upstream, v1=y, v2=r.fold("sum", upstream))
+
+
+def _normal(x: Any, axes: int, groups: int, *others: Any) -> bool:
+    """Whether a row norm is one of trailing axes, its operands as they should be."""
+    if groups or not isinstance(x, Tensor) or not 1 <= axes <= x.ndim or x.dtype not in FLOATS or not x.size:
+        return False
+    count = math.prod(x.shape[: x.ndim - axes])
+    fits = all(t is None or (isinstance(t, Tensor) and t.shape == x.shape[x.ndim - axes :]) for t in others)
+    return fits and fusable(x.queue, x.shape, DTYPES[x.dtype].c_compute, DTYPES[x.dtype], (x,)) and _busy(x.queue, count, x.size // count)
+
+
+def _row_norm(
+    x: Any, weight: Any = None, bias: Any = None, *, axes: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not _normal(x, axes, groups, weight, bias):
+        return None
+    r, lead = _Rows("row_norm", x, axes), x.shape[: x.ndim - axes]
+    mean = r.fold("mean", x) if centered else None
+    d = r.of("v0 - v1", v0=x, v1=mean) if centered else x
+    spread = r.fold("mean", r.of("v0 * v0", v0=d))
+    rstd = r.of("RSQRT(v0 + eps)", v0=spread, numbers={"eps": eps})
+    text = "v0 * v1"
+    bound: dict[str, Any] = {"v0": d, "v1": rstd}
+    if weight is not None:
+        text, bound = f"{text} * v2", {**bound, "v2": weight}
+    if bias is not None:
+        text, bound = f"{text} + v3", {**bound, "v3": bias}
+    y = r.of(text, x.dtype, **bound)
+    stats = Tensor.zeros(lead, r.wide, queue=x.queue) if mean is None else mean._view(lead)
+    return y, stats, rstd._view(lead)
+
+
+def _row_norm_grad(
+    upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0, centered: bool = True
+) -> Tensor | None:
+    if not _normal(x, axes, groups, weight) or not isinstance(upstream, Tensor) or upstream.shape != x.shape:
+        return None
+    r = _Rows("row_norm_grad", x, axes)
+    kept = (*mean.shape, *(1,) * axes)
+    gw = upstream if weight is None else r.of("v0 * v1", v0=upstream, v1=weight)
+    xh = r.of("(v0 - v1) * v2", v0=x, v1=mean._view(kept), v2=rstd._view(kept))
+    slope = r.fold("mean", r.of("v0 * v1", v0=gw, v1=xh))
+    bound = {"v0": gw, "v1": xh, "v2": slope, "v3": rstd._view(kept)}
+    if not centered:
+        return r.of("v3 * (v0 - v1 * v2)", x.dtype, **bound)
+    return r.of("v3 * (v0 - v1 * v2 - v4)", x.dtype, **bound, v4=r.fold("mean", gw))
+
+
+def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0) -> tuple[Tensor, Tensor] | None:
+    if not _normal(x, axes, groups) or not isinstance(upstream, Tensor) or upstream.shape != x.shape or x.ndim == axes:
+        return None
+    r, kept = _Rows("row_norm_weight_grad", x, axes), (*mean.shape, *(1,) * axes)
+    shape, dtype = x.shape[x.ndim - axes :], DTYPES[mean.dtype]
+    gx = r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=mean._view(kept), v3=rstd._view(kept))
+    g = r.of("v0", v0=upstream)
+    sums = [fusion.defer_columns("columns", _SAME, t, axes, shape, dtype, r.real) for t in (gx, g)]
+    return None if sums[0] is None or sums[1] is None else (sums[0], sums[1])
+
+
+FUSED: dict[str, Callable[..., Any]] = {
+    "softmax": _softmax, "log_softmax": _log_softmax, "softmax_grad": _softmax_grad, "log_softmax_grad": _log_softmax_grad,
+    "row_norm": _row_norm, "row_norm_grad": _row_norm_grad, "row_norm_weight_grad": _row_norm_weight_grad,
+}  # fmt: skip
+
+
+def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """An op that is deferred inside functions that are compiled, and is itself elsewhere."""
+    form = FUSED[name]
+
+    @wraps(call)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        mode = fusing_modes.mode
+        made = form(*args, **kwargs) if mode is not None and mode.rows else None
+        return call(*args, **kwargs) if made is None else made
+
+    return either
+
+
+def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """A tensor repeated along axes, deferred: whoever reads it reads the small one."""
+    real = DTYPES[x.dtype].c_compute
+    wanted = fusing_modes.mode is not None or fusion.worth_deferring(x.queue, shape, elementwise.FUSE_FROM)
+    if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):
+        return None
+    return fusion.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
+
+
+__all__ = ["FUSED", "defer_rows", "expand", "fused", "region"]

@@ -1,0 +1,442 @@
+"""Deferred values: an op may leave behind what it would compute, and a chain of such ops becomes one kernel when a value is asked for.
+
+A :class:`TraceNode` is one op that has not run: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over
+all the others (``columns``). Tensors over a node look like any tensor; whoever asks for their memory has the node computed, together
+with every node it rests on and with those that share its work. :mod:`netcl.ops.region` makes the kernels.
+
+Plain eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns that off); inside :func:`fusing` (``ag.jit_compile``)
+every size is deferred, and folds and normalisations as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from netcl.core import dispatch, env
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES, DType
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor, memory_of
+from netcl.ops.codegen import Body
+from netcl.ops.elementwise import Mode, fusing_modes, later
+
+log = logging.getLogger("netcl")
+
+MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
+MOST_LEAVES = 12  # memory streams of a kernel
+MOST_WAITING = 512  # nodes of a thread that are alive and not computed
+MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive
+
+
+class Space(NamedTuple):
+    """Where folds happen: the whole shape and how many innermost axes are folded."""
+
+    shape: tuple[int, ...]
+    axes: int
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        return self.shape[: len(self.shape) - self.axes]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return (*self.lead, *(1,) * self.axes)
+
+
+class TraceNode:
+    """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
+
+    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "made", "mode", "name", "narrow", "numbers", "queue", "real",
+                 "shape", "skipped", "space", "tensors", "users", "weight")  # fmt: skip
+
+    def __init__(
+        self, kind: str, name: str, body: Body, inputs: tuple[Any, ...], numbers: tuple[Any, ...], shape: tuple[int, ...], dtype: str,
+        real: str, queue: Any, space: Space | None, narrow: bool,
+    ):  # fmt: skip
+        self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
+        self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
+        self.mode = fusing_modes.mode
+        self.made: Tensor | None = None
+        self.skipped = False
+        self.tensors: list[weakref.ref[Tensor]] = []
+        self.users: list[weakref.ref[TraceNode]] = []
+        self.weight = 1
+        self.leaves: dict[Any, Tensor] = {}
+        for x in inputs:
+            if type(x) is TraceNode:
+                x.users.append(weakref.ref(self))
+                self.weight += x.weight
+                self.leaves.update(x.leaves)
+            elif type(x) is Tensor:
+                self.leaves[storage_key(x)] = x
+
+    def seen_by(self, tensor: Tensor) -> None:
+        """A further tensor rests on this node."""
+        self.tensors.append(weakref.ref(tensor))
+
+    def alive(self) -> bool:
+        """Whether someone outside of the waiting nodes still holds the value."""
+        return any(ref() is not None for ref in self.tensors)
+
+    def compute(self, wanted: Sequence[TraceNode] = ()) -> Tensor:
+        """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
+        if self.made is None:
+            roots = gather(self, wanted)
+            later.run([*roots, *(node for node in wanted if node not in roots and node in in_order(roots))])
+        assert self.made is not None
+        return self.made
+
+    def finish(self, made: Tensor) -> None:
+        """The values are there: let go of what they were computed from."""
+        self.made = made
+        self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
+
+
+def storage_key(x: Tensor) -> tuple[Any, ...]:
+    """What two tensors over the same memory under the same shape have in common."""
+    owner = x._source if x._source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
+    return id(owner), x.shape
+
+
+def waiting_node(x: Any) -> TraceNode | None:
+    """The node under a tensor whose values are not computed yet."""
+    if type(x) is not Tensor:
+        return None
+    source = x._source
+    return source if type(source) is TraceNode and source.made is None else None
+
+
+# ---- who waits for which memory
+
+_readers: dict[int, list[weakref.ref[TraceNode]]] = {}
+_waiting: dict[int, weakref.ref[TraceNode]] = {}
+_held = 0
+
+
+def _before_write(memory: Any) -> None:
+    """Compute everything that still has to read ``memory``."""
+    for ref in _readers.pop(id(memory), ()):
+        node = ref()
+        if node is not None and node.made is None:
+            _tell("computed before its input changes", node)
+            node.compute()
+
+
+def _register(node: TraceNode) -> None:
+    global _held
+    program.before_write = _before_write
+    me = weakref.ref(node)
+    for x in node.inputs:
+        if type(x) is Tensor:
+            memory = x.pool_handle if x.array is None else memory_of(x.array)
+            _readers.setdefault(id(memory), []).append(me)
+            _held += x.nbytes
+    _waiting[id(node)] = me
+    if len(_waiting) > MOST_WAITING or _held > MOST_HELD:
+        _shrink()
+
+
+def _shrink() -> None:
+    """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
+    global _held
+    left = [node for ref in _waiting.values() if (node := ref()) is not None and node.made is None]
+    _held = sum(x.nbytes for node in left for x in node.inputs if type(x) is Tensor)
+    if len(left) > MOST_WAITING // 2 or _held > MOST_HELD // 2:
+        for node in left:
+            if node.alive():
+                node.compute()
+        left, _held = [], 0
+    _waiting.clear()
+    _waiting.update({id(node): weakref.ref(node) for node in left})
+    _readers.clear()
+    for node in left:
+        for x in node.inputs:
+            if type(x) is Tensor:
+                memory = x.pool_handle if x.array is None else memory_of(x.array)
+                _readers.setdefault(id(memory), []).append(weakref.ref(node))
+
+
+def flush(*values: Any) -> None:
+    """Compute the deferred tensors among ``values``, or, without any, everything that waits and that someone still holds."""
+    found = [waiting_node(x) for x in values] if values else [ref() for ref in list(_waiting.values())]
+    nodes = [node for node in found if node is not None and node.made is None and (values or node.alive())]
+    for node in nodes:
+        if node.made is None:
+            node.compute([other for other in nodes if other.made is None])
+    if not values:
+        _shrink()
+
+
+dispatch.fill("flush", flush)
+
+
+# ---- modes
+
+
+@contextmanager
+def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
+    """Inside, ops of any size are deferred and (``rows``) folds of innermost axes too."""
+    with in_mode(Mode(rows, fast_math)):
+        yield
+
+
+@contextmanager
+def in_mode(mode: Mode | None) -> Iterator[None]:
+    """Defer as ``mode`` says; ``None`` is the way of plain eager code."""
+    before, fusing_modes.mode = fusing_modes.mode, mode
+    try:
+        yield
+    finally:
+        fusing_modes.mode = before
+
+
+def _tell(what: str, *nodes: TraceNode) -> None:
+    if env.value("NETCL_DEBUG") >= 3:
+        log.warning("[fusion] %s: %s", what, ", ".join(node.name for node in nodes))
+
+
+# ---- joining
+
+
+def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real: str) -> bool:
+    """Whether a waiting input, seen under a shape, can be computed inside the kernel of an op whose result has ``shape``."""
+    row = DTYPES[node.dtype]
+    if node.kind == "columns" or node.mode != fusing_modes.mode or node.real != real or (row.c_compute != real and row.name != "bool"):
+        return False
+    if node.space is None:
+        return seen == node.shape and (seen == shape or fusing_modes.mode is not None or math.prod(seen) == 1)
+    if shape == node.space.shape:
+        return seen == (node.space.kept if node.narrow else shape)
+    return node.narrow and seen == shape and shape in (node.space.lead, node.space.kept)
+
+
+def _regular(x: Tensor, space: Space) -> bool:
+    """Whether a leaf has all of the folded axes or none of them."""
+    tail = ((1,) * (len(space.shape) - x.ndim) + x.shape)[len(space.shape) - space.axes :]
+    return tail == space.shape[len(space.shape) - space.axes :] or all(n == 1 for n in tail)
+
+
+def _fits(node: TraceNode, space: Space) -> bool:
+    """Whether a node can be part of a kernel over rows: with several folded axes, its leaves must have all of them or none."""
+    if node.space == space or space.axes == 1:
+        return True
+    return node.shape == space.shape and all(_regular(x, space) for x in node.leaves.values())
+
+
+def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[tuple[Any, ...], Space | None]:
+    """Tensors and waiting nodes that an op reads, and the space they are in; what cannot be joined is computed now."""
+    nodes = [_under_shape(x) for x in values]
+    for i, node in enumerate(nodes):
+        if node is not None and not _joins(node, values[i].shape, shape, real):
+            node.compute()
+            nodes[i] = None
+    spaces = {node.space for node in nodes if node is not None and node.space is not None}
+    space = next(iter(spaces)) if len(spaces) == 1 else None
+    dropped = space is not None and shape == space.lead and shape != space.shape
+    for i, node in enumerate(nodes):
+        if node is None:
+            continue
+        strange = len(spaces) > 1 and node.space is not None
+        if strange or (space is not None and node.space is None and (dropped or not _fits(node, space))):
+            node.compute()
+            nodes[i] = None
+    found = [x if node is None else node for x, node in zip(values, nodes, strict=True)]
+    if sum(n.weight for n in nodes if n is not None) >= MOST_NODES or _leaf_count(found) > MOST_LEAVES:
+        for node in nodes:
+            if node is not None:
+                _tell("the chain is long enough", node)
+                node.compute()
+        found, space, dropped = list(values), None, False
+    if space is not None:
+        found = [_in_space(x, space, dropped) for x in found]
+    return tuple(found), space
+
+
+def _under_shape(x: Any) -> TraceNode | None:
+    """The waiting node of a tensor; under a new shape a chain of formulas is written anew, over its leaves in that shape."""
+    node = waiting_node(x)
+    if node is None or node.space is not None or x.shape == node.shape or fusing_modes.mode is None or node.kind != "map":
+        return node
+    below = _below(node)
+    plain = all(n.shape == node.shape for n in below) and all(t.shape == node.shape or t.size == 1 for t in node.leaves.values())
+    return _reshaped(node, x.shape, {}) if plain else node
+
+
+def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, TraceNode]) -> TraceNode:
+    if node not in done:
+        inputs = []
+        for x in node.inputs:
+            if type(x) is TraceNode:
+                x = _reshaped(x, shape, done) if x.made is None else x.made
+            inputs.append(x._view(shape) if type(x) is Tensor and x.shape == node.shape else x)
+        what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
+        done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
+        _register(done[node])
+    return done[node]
+
+
+def _leaf_count(operands: Sequence[Any]) -> int:
+    seen: set[Any] = set()
+    for x in operands:
+        seen.update(x.leaves) if type(x) is TraceNode else seen.add(id(x))
+    return len(seen)
+
+
+def _in_space(x: Any, space: Space, dropped: bool) -> Any:
+    """A leaf as a kernel over rows reads it: with the folded axes, even where the op's result has dropped them."""
+    if type(x) is not Tensor:
+        return x
+    if dropped:
+        return x._view((*x.shape, *(1,) * space.axes))
+    if not _regular(x, space):
+        from netcl.ops.strided import broadcast_to
+
+        return broadcast_to(x, space.shape)
+    return x
+
+
+def _made(node: TraceNode) -> Tensor:
+    tensor = Tensor._deferred(node, node.shape, node.dtype, node.queue)
+    if fusing_modes.trace is not None:
+        fusing_modes.trace.append(node)
+    _register(node)
+    return tensor
+
+
+def defer(
+    name: str, body: Body, values: Sequence[Any], numbers: Sequence[Any], shape: tuple[int, ...], dtype: DType, real: str, queue: Any
+) -> Tensor:
+    """A formula over tensors and numbers as a deferred tensor."""
+    if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
+        real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
+    operands, space = _operands(values, shape, real)
+    narrow = space is not None and shape != space.shape
+    return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, space, narrow))
+
+
+def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtype: DType, real: str) -> Tensor:
+    """A fold of the innermost ``axes`` as a deferred tensor; ``body`` combines two values."""
+    node, space = waiting_node(x), Space(x.shape, axes)
+    if node is not None and not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits(node, space)):
+        node.compute()
+        node = None
+    shape = space.kept if keepdims else space.lead
+    return _made(TraceNode("fold", name, body, (node or x,), (), shape, dtype.name, real, x.queue, space, True))
+
+
+def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int, ...], dtype: DType, real: str) -> Tensor | None:
+    """A sum over all but the innermost ``axes`` of a waiting tensor; ``None`` where it cannot join its kernel."""
+    node, space = waiting_node(x), Space(x.shape, axes)
+    if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits(node, space)):
+        return None
+    return _made(TraceNode("columns", name, body, (node,), (), shape, dtype.name, real, x.queue, space, False))
+
+
+# ---- what is computed together
+
+
+class _Gathering:
+    """A region that grows: nodes that can be computed by the same kernel as its root."""
+
+    def __init__(self, root: TraceNode):
+        self.root = root
+        self.inside = dict.fromkeys(_below(root))
+        self.space = next((node.space for node in self.inside if node.space is not None), None)
+        self.shape = root.shape if self.space is None else self.space.shape
+
+    def accept(self, node: TraceNode) -> bool:
+        """Take a node and what it rests on, if one kernel can do it."""
+        if node.made is not None or node.mode != self.root.mode or node.real != self.root.real or node.queue is not self.root.queue:
+            return False
+        space = self.space or node.space
+        if (node.shape if node.space is None else node.space.shape) != self.shape or node.space not in (None, space):
+            return False
+        more = [n for n in _below(node) if n not in self.inside]
+        if space is not None and not all(n.space in (None, space) and _fits(n, space) for n in (*self.inside, *more)):
+            return False
+        leaves = {key for n in (*self.inside, *more) for key in n.leaves}
+        if len(self.inside) + len(more) > MOST_NODES or len(leaves) > MOST_LEAVES:
+            return False
+        self.inside |= dict.fromkeys(more)
+        self.space = space
+        return True
+
+    def shares_input(self, node: TraceNode) -> bool:
+        return any(key in n.leaves for n in self.inside for key in node.leaves)
+
+
+def gather(root: TraceNode, wanted: Sequence[TraceNode] = ()) -> list[TraceNode]:
+    """The roots of a kernel: a node, those alive that share waiting work with it, those asked for with it that read the same inputs."""
+    region = _Gathering(root)
+    below = set(region.inside)
+    queue = list(region.inside)
+    while queue:
+        for ref in queue.pop().users:
+            user = ref()
+            if user is not None and user not in region.inside and region.accept(user):
+                queue.extend(region.inside)
+    for node in wanted:
+        if node not in region.inside and region.shares_input(node):
+            region.accept(node)
+    used = {x for node in region.inside for x in node.inputs if type(x) is TraceNode}
+    return [root, *(n for n in region.inside if n not in below and (n in wanted or (n not in used and n.alive())))]
+
+
+def _below(node: TraceNode) -> list[TraceNode]:
+    """A node and every waiting node it rests on, inputs first."""
+    order: list[TraceNode] = []
+    seen: set[TraceNode] = set()
+
+    def visit(at: TraceNode) -> None:
+        if at not in seen:
+            seen.add(at)
+            for x in at.inputs:
+                if type(x) is TraceNode and x.made is None:
+                    visit(x)
+            order.append(at)
+
+    visit(node)
+    return order
+
+
+def in_order(roots: Sequence[TraceNode]) -> list[TraceNode]:
+    """Every waiting node under some roots, inputs first."""
+    return list(dict.fromkeys(node for root in roots for node in _below(root)))
+
+
+def stored(order: Sequence[TraceNode], roots: Sequence[TraceNode]) -> list[TraceNode]:
+    """The nodes whose values a kernel writes: its roots, and of the values between those that are alive the ones worth it.
+
+    A value per row is always worth it. Of whole tensors, writing and reading them again is weighed against reading what they are
+    computed from; a value that was left out once is written the second time.
+    """
+    between = [node for node in order if node not in roots and node.alive()]
+    small = [node for node in between if node.narrow]
+    large = [node for node in between if not node.narrow]
+    leaves = {key: x.nbytes for node in large for key, x in node.leaves.items()}
+    store = 2 * sum(math.prod(node.shape) * DTYPES[node.dtype].itemsize for node in large)
+    again = sum(leaves.values())
+    keep = large if again > store else [node for node in large if node.skipped]
+    for node in large:
+        node.skipped = True
+    chosen = {*roots, *small, *keep}
+    return [node for node in order if node in chosen]
+
+
+_eager = bool(env.value("NETCL_FUSION"))  # read once: asking costs as much as a launch
+
+
+def worth_deferring(queue: Any, shape: tuple[int, ...], least: int) -> bool:
+    """Whether plain eager code defers an op: on OpenCL devices, from ``least`` elements on."""
+    return _eager and math.prod(shape) >= least and not isinstance(queue, CPUQueue)
+
+
+later.defer, later.worth = defer, worth_deferring

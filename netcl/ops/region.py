@@ -1,0 +1,246 @@
+"""Waiting nodes to kernels: one region, computed together, is one launch (two where sums over columns have to be joined).
+
+What a region *does* is described by its steps, without sizes and without numbers; kernels are found by that description, so that a
+new shape of the same rank and a new number use the kernel there is.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import env
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import fusion, row_source
+from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_source
+from netcl.ops.elementwise import as_compute, cached_plan, from_compute, fusing_modes, later, launch, prepare
+from netcl.ops.expression import PythonText
+from netcl.ops.fusion import Space, TraceNode
+from netcl.ops.registry import is_truth
+from netcl.ops.row_source import Step
+
+log = logging.getLogger("netcl")
+FAST_MATH = ("-cl-fast-relaxed-math",)
+_UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
+
+
+class Region(NamedTuple):
+    """Nodes that are computed together: their description, what they read, and what is kept of them."""
+
+    order: list[TraceNode]
+    steps: tuple[Step, ...]
+    leaves: list[Tensor]
+    numbers: list[Any]
+    kept: list[TraceNode]
+    space: Space | None
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return "_".join(step.name for step in self.steps)[:60].rstrip("_")
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Which steps are kept."""
+        return tuple(self.order.index(node) for node in self.kept)
+
+
+def describe(roots: Sequence[TraceNode]) -> Region:
+    """A region from its roots."""
+    order = fusion.in_order(roots)
+    space = next((node.space for node in order if node.space is not None), None)
+    shape = space.shape if space is not None else roots[0].shape
+    slots: dict[Any, str] = {}
+    leaves: list[Tensor] = []
+    numbers: list[Any] = []
+    steps = []
+    for k, node in enumerate(order):
+        refs = []
+        for x in node.inputs:
+            if type(x) is TraceNode and x.made is not None:
+                x = x.made._view(space.kept) if x.narrow and space is not None else x.made
+            if type(x) is Tensor:
+                key = fusion.storage_key(x)
+                if key not in slots:
+                    slots[key] = f"v{len(leaves)}"
+                    leaves.append(x)
+                refs.append(slots[key])
+            elif type(x) is TraceNode:
+                refs.append(slots[x])
+            else:
+                refs.append("")
+                numbers.append(x)
+        numbers.extend(node.numbers)
+        slots[node] = f"s{k}"
+        steps.append(Step(node.kind, node.name, node.body, tuple(refs), node.dtype, _rounds(node), node.narrow))
+    kept = [node for node in fusion.stored(order, roots) if node.shape == shape or node.narrow or node.kind == "columns"]
+    return Region(order, tuple(steps), leaves, numbers, kept, space, shape)
+
+
+def _rounds(node: TraceNode) -> str:
+    """The dtype a value must be rounded to before others read it, if that is not the one it is computed in."""
+    if node.dtype in ("float16", "bfloat16"):
+        return node.dtype
+    if node.dtype != "bool" or (isinstance(node.body, Body) and is_truth(node.body.lines[-1][1])):
+        return ""
+    return "bool"
+
+
+def run(roots: Sequence[TraceNode]) -> None:
+    """Compute a region and hand every kept node its values."""
+    region = describe(roots)
+    first = region.order[0]
+    numpy = isinstance(first.queue, CPUQueue)
+    if len(region.order) > 1 and env.value("NETCL_DEBUG") >= 3:
+        log.warning("[fusion] one kernel: %s; %d inputs, %d results", region.name, len(region.leaves), len(region.kept))
+    if region.space is None:
+        made = _chain_numpy(region) if numpy else _chain_cl(region)
+    else:
+        made = _rows_numpy(region) if numpy else _rows_cl(region)
+    for node, tensor in zip(region.kept, made, strict=True):
+        node.finish(tensor)
+
+
+later.run = run
+
+
+# ---- chains of formulas
+
+
+@lru_cache(maxsize=4096)
+def chain_body(steps: tuple[Step, ...], leaves: int, kept: tuple[int, ...]) -> Body:
+    """One body for a chain: inputs ``v0``.., a line per formula, the values of the kept steps as outputs."""
+    lines: list[tuple[str, ast.expr]] = []
+    scalars: list[str] = []
+    rounds = {}
+    for k, step in enumerate(steps):
+        lines += row_source.step_lines(k, step)
+        scalars += row_source.number_names(k, step)
+        if step.rounds:
+            rounds[f"s{k}"] = step.rounds
+    return Body(tuple(f"v{j}" for j in range(leaves)), tuple(scalars), tuple(lines), tuple(f"s{k}" for k in kept), rounds)
+
+
+def _options(region: Region) -> tuple[str, ...]:
+    mode = region.order[0].mode
+    return FAST_MATH if mode is not None and mode.fast_math else ()
+
+
+def _chain_cl(region: Region) -> list[Tensor]:
+    queue, real, shape = region.order[0].queue, region.order[0].real, region.shape
+    outputs = tuple(DTYPES[node.dtype] for node in region.kept)
+    options = _options(region)
+    state = program.state(queue)
+    if len(region.order) == 1 and not options:
+        return [_single(region.order[0], state)]
+    key = (region.steps, region.slots, shape, options, *((x.dtype, x.shape) for x in region.leaves))
+    plan = state["plans"].get(key) if "plans" in state else None
+    if plan is None:
+        body = chain_body(region.steps, len(region.leaves), region.slots)
+        arguments = (region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
+        plan = cached_plan(state, key, lambda: prepare(*arguments))
+    results = [Tensor.empty(shape, dtype.name, queue=queue) for dtype in outputs]
+    launch(plan, queue, (*region.leaves, *region.numbers), results)
+    _show(plan.kernel)
+    return results
+
+
+def _single(node: TraceNode, state: Any) -> Tensor:
+    """A formula that nothing joined: the kernel of its op."""
+    values: list[Any] = [x.made if type(x) is TraceNode else x for x in node.inputs]
+    key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if type(x) is Tensor else type(x) for x in values))
+    plan = state["plans"].get(key) if "plans" in state else None
+    if plan is None:
+        arguments = (node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
+        plan = cached_plan(state, key, lambda: prepare(*arguments))
+    result = Tensor.empty(node.shape, node.dtype, queue=node.queue)
+    launch(plan, node.queue, (*values, *node.numbers), (result,))
+    _show(plan.kernel)
+    return result
+
+
+def _chain_numpy(region: Region) -> list[Tensor]:
+    real, queue = region.order[0].real, region.order[0].queue
+    body = chain_body(region.steps, len(region.leaves), region.slots)
+    with np.errstate(all="ignore"):
+        values = numpy_function(body, real)(*(as_compute(x, real) for x in (*region.leaves, *region.numbers)))
+    if fusing_modes.shown is not None:
+        fusing_modes.shown.append(numpy_source(body, PythonText(COMPUTE[real])))
+    return [from_compute(v, region.shape, DTYPES[n.dtype], queue, region.leaves) for v, n in zip(values, region.kept, strict=True)]
+
+
+def _show(kernel: Any) -> None:
+    """Tell who asks for sources which kernel was launched."""
+    if fusing_modes.shown is not None and kernel is not None:
+        fusing_modes.shown.append(kernel.program.source)
+
+
+# ---- rows
+
+
+def _rows_cl(region: Region) -> list[Tensor]:
+    assert region.space is not None
+    queue = region.order[0].queue
+    plan = row_source.plan(
+        region.steps, region.slots, region.order[0].real, region.space, region.leaves, queue, _options(region), region.name
+    )
+    results = [Tensor.empty(plan.kept_shape(i, node.shape), plan.stored[i], queue=queue) for i, node in enumerate(region.kept)]
+    real = int if region.order[0].real in ("int", "long") else float
+    plan.kernel(queue, plan.items, plan.local, *region.leaves, *results, *(real(n) for n in region.numbers), *plan.sizes)
+    _show(plan.kernel)
+    return _joined(plan, region, results)
+
+
+def _joined(plan: Any, region: Region, results: list[Tensor]) -> list[Tensor]:
+    """Sums over columns, of which every work-item left a part, in one further launch."""
+    queue = region.order[0].queue
+    parts = [i for i, node in enumerate(region.kept) if node.kind == "columns"]
+    if not parts:
+        return results
+    sums = [Tensor.empty(region.kept[i].shape, region.kept[i].dtype, queue=queue) for i in parts]
+    kernel, items = row_source.join(queue, results[parts[0]].dtype, tuple(s.dtype for s in sums), plan.inner)
+    kernel(queue, items, plan.join_local, *(results[i] for i in parts), *sums, plan.groups, plan.inner)
+    _show(kernel)
+    for i, total in zip(parts, sums, strict=True):
+        results[i] = total
+    return results
+
+
+def _rows_numpy(region: Region) -> list[Tensor]:
+    """Node by node: NumPy has no other way."""
+    space, real, queue = region.space, region.order[0].real, region.order[0].queue
+    assert space is not None
+    values: dict[str, Any] = {f"v{j}": as_compute(x, real) for j, x in enumerate(region.leaves)}
+    numbers = iter(region.numbers)
+    folded = tuple(range(len(space.lead), len(space.shape)))
+    with np.errstate(all="ignore"):
+        for k, step in enumerate(region.steps):
+            x = [values[ref] if ref else as_compute(next(numbers), real) for ref in step.refs]
+            if step.kind == "map":
+                (value,) = numpy_function(step.body, real)(*x, *(as_compute(next(numbers), real) for _ in step.body.scalars))
+            elif step.kind == "fold":
+                value = _UFUNCS[step.body.combine].reduce(
+                    np.broadcast_to(x[0], space.shape), axis=folded, keepdims=True, dtype=COMPUTE[real]
+                )
+            else:
+                value = np.broadcast_to(x[0], space.shape).sum(tuple(range(len(space.lead))), dtype=COMPUTE[real])
+            values[f"s{k}"] = as_held(DTYPES[step.rounds], COMPUTE[real], value) if step.rounds else value
+    if fusing_modes.shown is not None:
+        fusing_modes.shown.append(
+            "\n".join(f"s{k} = {step.name}({', '.join(ref or 'number' for ref in step.refs)})" for k, step in enumerate(region.steps))
+        )
+    made = []
+    for slot, node in zip(region.slots, region.kept, strict=True):
+        value = values[f"s{slot}"]
+        if node.kind != "columns":
+            value = np.broadcast_to(value, space.kept if node.narrow else space.shape)
+        made.append(from_compute(np.asarray(value).reshape(node.shape), node.shape, DTYPES[node.dtype], queue, region.leaves))
+    return made

@@ -1,0 +1,330 @@
+"""Kernels over rows: formulas and folds of the innermost axes in one kernel.
+
+A row is read in *passes*. Pass 0 computes what needs no fold, folds it, and stores the results that are known; the next pass reads the
+row again, from cache, and goes on with the folded values. A CPU's work-item takes some rows in vectors, a GPU's work-group a row.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from netcl.core.dtype import DTYPES
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import rows
+from netcl.ops.codegen import Body, Layout, Port, helper_functions, renamed, rounded, scalar_load, statements, value_functions
+from netcl.ops.elementwise import merged_axes, steps_of
+from netcl.ops.reduce import LIMITS, STORED, rotated
+from netcl.ops.registry import parse
+
+_MOST_INT = 2**31 - 2**17
+
+
+class Fold(NamedTuple):
+    """How two values are combined, and what combining with changes nothing."""
+
+    combine: str
+    neutral: str
+
+
+class Step(NamedTuple):
+    """One op of a region: ``refs`` name the leaves (``v0``..) and steps (``s0``..) it reads; an empty one is a number."""
+
+    kind: str
+    name: str
+    body: Any
+    refs: tuple[str, ...]
+    dtype: str
+    rounds: str
+    narrow: bool
+
+
+def number_names(k: int, step: Step) -> list[str]:
+    """What the numbers of a step are called: those in place of inputs, then its parameters."""
+    scalars = step.body.scalars if isinstance(step.body, Body) else ()
+    return [f"n{k}_{i}" for i, ref in enumerate(step.refs) if not ref] + [f"{name}_{k}" for name in scalars]
+
+
+def step_lines(k: int, step: Step) -> list[tuple[str, ast.expr]]:
+    """The assignments of a formula, under names of its own; the last one gives ``s<k>``."""
+    body: Body = step.body
+    table = {name: ref or f"n{k}_{i}" for i, (name, ref) in enumerate(zip(body.inputs, step.refs, strict=True))}
+    table |= {name: f"{name}_{k}" for name in (*body.scalars, *(name for name, _ in body.lines))}
+    table[body.outputs[0]] = f"s{k}"
+    return [(table[name], renamed(tree, table)) for name, tree in body.lines]
+
+
+# ---- the text
+
+
+class _Row:
+    """What is known of every value while the text of a kernel is written: its pass, and whether it differs along the row."""
+
+    def __init__(self, steps: Sequence[Step], ports: Sequence[Port], real: str):
+        self.steps, self.real = steps, real
+        self.ports = {port.name: port for port in ports}
+        self.level = dict.fromkeys(self.ports, 0)
+        self.wide = {port.name: port.moves for port in ports}
+        for k, step in enumerate(steps):
+            below = [ref for ref in step.refs if ref]
+            self.level[f"s{k}"] = max((self.level[ref] for ref in below), default=0) + (step.kind == "fold")
+            self.wide[f"s{k}"] = step.kind == "map" and any(self.wide[ref] for ref in below)
+        self.combines = list(dict.fromkeys(step.body for step in steps if step.kind == "fold"))
+
+    def formula(self, k: int) -> list[str]:
+        step = self.steps[k]
+        rounds = {f"s{k}": step.rounds} if step.rounds else {}
+        return statements(Body((), (), tuple(step_lines(k, step)), (), rounds), self.real)
+
+    def needed(self, targets: Sequence[str]) -> tuple[list[str], list[int]]:
+        """The leaves and formulas along the row that some values rest on."""
+        names, found = list(targets), set()
+        while names:
+            name = names.pop()
+            if name in found or not self.wide[name]:
+                continue
+            found.add(name)
+            if name not in self.ports:
+                names += [ref for ref in self.steps[int(name[1:])].refs if ref]
+        return [name for name in self.ports if name in found], [k for k in range(len(self.steps)) if f"s{k}" in found]
+
+    def along(self, level: int, kept: Sequence[tuple[int, Port]]) -> list[str]:
+        """One pass over the row: folds, whole results and column sums that are known in it."""
+        folds = [k for k, s in enumerate(self.steps) if s.kind == "fold" and self.level[s.refs[0]] == level]
+        whole = [(k, port) for k, port in kept if self.steps[k].kind == "map" and port.moves and self.level[f"s{k}"] == level]
+        columns = [(k, port) for k, port in kept if self.steps[k].kind == "columns" and self.level[f"s{k}"] == level]
+        targets = [*(self.steps[k].refs[0] for k in folds), *(f"s{k}" for k, _ in whole), *(self.steps[k].refs[0] for k, _ in columns)]
+        if not targets:
+            return []
+        loads, formulas = self.needed(targets)
+        body = [f"const real {x} = load_{self.ports[x].dtype.name}(r_{x}, i, left);" for x in loads]
+        for k in formulas:
+            body += self.formula(k)
+        for k in folds:
+            fold, x = self.steps[k].body, self.steps[k].refs[0]
+            body.append(f"t{k} = combine{self.combines.index(fold)}(t{k}, IN_RANGE({x}, {self.neutral(fold)}));")
+        body += [f"store_{port.dtype.name}(q_{port.name} + row * inner, i, left, {port.name});" for _, port in whole]
+        for k, port in columns:
+            x, kind = self.steps[k].refs[0], port.dtype.name
+            place = f"q_s{k} + item * inner, i, left"
+            body.append(f"store_{kind}({place}, row == first ? {x} : {x} + load_{kind}({place}));")
+        text = [f"real t{k} = {self.neutral(self.steps[k].body)};" for k in folds]
+        text += [
+            "for (INT i = lane * WIDTH; i < inner; i += GROUP * WIDTH) {",
+            "  const INT left = inner - i;",
+            *(f"  {line}" for line in body),
+            "}",
+        ]
+        for k in folds:
+            value = f"across{self.combines.index(self.steps[k].body)}(t{k}, parts, lane)"
+            text.append(f"const real s{k} = {rounded(self.steps[k].rounds or None, value)};")
+        return text
+
+    def neutral(self, fold: Fold) -> str:
+        low, high = LIMITS[self.real]
+        return f"(real)({ {'LOWEST': low, 'HIGHEST': high}.get(fold.neutral, fold.neutral) })"
+
+    def whole(self, kept: Sequence[tuple[int, Port]]) -> list[str]:
+        """The body of the loop over rows: passes, and between them the formulas on values of the row."""
+        text = [f"const real {p.name} = (real)({scalar_load(p, self.real, f'r_{p.name}')});" for p in self.ports.values() if not p.moves]
+        for level in range(max(self.level.values()) + 1):
+            for k, step in enumerate(self.steps):
+                if step.kind == "map" and not self.wide[f"s{k}"] and self.level[f"s{k}"] == level:
+                    text += self.formula(k)
+            text += self.along(level, kept)
+        for _, port in kept:
+            if not port.moves:
+                text.append(f"if (lane == 0) store_{port.dtype.name}(q_{port.name} + row, 0, 1, {port.name});")
+        return text
+
+
+def _combine_functions(row: _Row, width: int, group: int) -> str:
+    """Per kind of fold: the combination of two values, and that of all lanes and work-items."""
+    parts = []
+    for j, fold in enumerate(row.combines):
+        (line,) = statements(Body((), (), (("result", parse(fold.combine)),), ()), row.real)
+        parts.append(f"real combine{j}(const real v0, const real v1) {{ {line} return result_; }}")
+        lanes = "".join(f" x = combine{j}(x, x.s{rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
+        share = f"""
+  barrier(CLK_LOCAL_MEM_FENCE);
+  parts[lane] = x;
+  for (int step = {group} / 2; step > 0; step /= 2) {{
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < step) parts[lane] = combine{j}(parts[lane], parts[lane + step]);
+  }}
+  barrier(CLK_LOCAL_MEM_FENCE);
+  return parts[0];"""
+        parts.append(f"real across{j}(real x, __local real* parts, const int lane) {{{lanes}{share if group > 1 else ' return x;'}\n}}")
+    return "\n".join(parts)
+
+
+def _in_range(width: int) -> str:
+    if width == 1:
+        return "#define IN_RANGE(x, neutral) (x)"
+    numbers = ", ".join(map(str, range(width)))
+    return f"#define IN_RANGE(x, neutral) (left >= {width} ? (x) : PICK(neutral, x, (mask)((mask)({numbers}) < (mask)(left))))"
+
+
+def _offsets(ports: Sequence[Port], rank: int) -> list[str]:
+    """Where a row of each leaf begins."""
+    text = []
+    for d in range(rank):
+        below = " * ".join(f"size{e}" for e in range(d + 1, rank))
+        at = f"row / ({below})" if below else "row"
+        text.append(f"const INT at{d} = {at}{f' % size{d}' if d else ''};")
+    for p in ports:
+        move = "".join(f" + at{d} * step_{p.name}_{d}" for d in range(rank))
+        text.append(f"__global const {p.dtype.c_storage}* r_{p.name} = p_{p.name}{move};")
+    return text
+
+
+def _parameters(ports: Sequence[Port], kept: Sequence[tuple[int, Port]], numbers: Sequence[str], real: str, layout: Layout) -> str:
+    text = [f"__global const {p.dtype.c_storage}* p_{p.name}" for p in ports]
+    text += [f"__global {p.dtype.c_storage}* q_{p.name}" for _, p in kept]
+    text += [f"const {real} a_{name}" for name in numbers]
+    text += [f"const {layout.integer} {name}" for name in ("inner", "rows", "each")]
+    text += [f"const {layout.integer} size{d}" for d in range(1, layout.rank)]
+    text += [f"const {layout.integer} step_{p.name}_{d}" for p in ports for d in range(layout.rank)]
+    return ",\n    ".join(text)
+
+
+def source(
+    name: str, steps: tuple[Step, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
+) -> str:
+    """The program of a region over rows, with the one kernel ``rows_<name>``.
+
+    Arguments: leaves, results, numbers, ``inner`` (elements of a row), ``rows``, ``each`` (rows of a work-item or group), the sizes of
+    all but the first outer axis, and each leaf's steps along them.
+    """
+    row = _Row(steps, ports, real)
+    numbers = [n for k, step in enumerate(steps) for n in number_names(k, step)]
+    loads = [p.dtype for p in ports if p.moves] + [p.dtype for k, p in kept if steps[k].kind == "columns"]
+    rounds = [step.rounds for step in steps if step.rounds]
+    loop = [*_offsets(ports, layout.rank), *row.whole(kept)]
+    combines = _combine_functions(row, layout.width, group)
+    values = value_functions(loads, [p.dtype for _, p in kept], real, layout, rounds)
+    shared = f"  __local real parts[{group}];\n" if group > 1 else "  __local real* parts = 0;\n"
+    where = ("get_group_id(0)", "get_local_id(0)") if group > 1 else ("get_global_id(0)", "0")
+    required = f" __attribute__((reqd_work_group_size({group}, 1, 1)))" if group > 1 else ""
+    text = "\n    ".join(loop)
+    constants = "".join(f"  const real {n}_ = (real)(a_{n});\n" for n in numbers)
+    return f"""{values}
+#define INT {layout.integer}
+#define WIDTH {layout.width}
+#define GROUP {group}
+{_in_range(layout.width)}
+{helper_functions(text + combines)}
+{combines}
+__kernel{required} void rows_{name}(
+    {_parameters(ports, kept, numbers, real, layout)}) {{
+{shared}  const INT item = {where[0]};
+  const int lane = {where[1]};
+  const INT first = item * each, last = min(first + each, rows);
+{constants}  for (INT row = first; row < last; ++row) {{
+    {text}
+  }}
+}}
+"""
+
+
+# ---- plans
+
+
+class Plan(NamedTuple):
+    """How a region over rows is launched."""
+
+    kernel: Any
+    items: int
+    local: int
+    groups: int
+    inner: int
+    join_local: int
+    stored: tuple[str, ...]
+    columns: tuple[bool, ...]
+    sizes: tuple[int, ...]
+
+    def kept_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape a result is written in: of a sum over columns, one part per group of rows."""
+        return (self.groups, self.inner) if self.columns[i] else shape
+
+
+def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
+    """How rows are spread; sums over columns want few groups, because each leaves a part to be joined."""
+    cpu, most, units = rows.device_of(queue)
+    spread = rows.row_spread(cpu, most, inner, real in ("double", "long"))
+    if columns:
+        spread = spread._replace(each=max(spread.each, -(-count // (4 * units))))
+    return spread._replace(vec=spread.vec if inner >= spread.vec else 1)
+
+
+def plan(
+    steps: tuple[Step, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
+    name: str,
+) -> Plan:  # fmt: skip
+    """Decide everything about a region over rows of certain shapes; builds the kernel if it is new."""
+    state = program.state(queue)
+    key = ("rows", steps, slots, real, space, options, *((x.dtype, x.shape) for x in leaves))
+    plans = state.setdefault("row plans", {})
+    if key not in plans:
+        if len(plans) >= 1024:
+            plans.clear()
+        plans[key] = _plan(steps, slots, real, space, leaves, queue, options, name)
+    return plans[key]
+
+
+def _plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: Any, name: str) -> Plan:
+    count, inner = math.prod(space.lead), math.prod(space.shape[len(space.lead) :])
+    columns = tuple(steps[k].kind == "columns" for k in slots)
+    spread = spread_of(queue, count, inner, real, any(columns))
+    shapes = [(1,) * (len(space.shape) - x.ndim) + x.shape for x in leaves]
+    moves = [any(n != 1 for n in shape[len(space.lead) :]) for shape in shapes]
+    groups = merged_axes(space.lead, [shape[: len(space.lead)] for shape in shapes])
+    layout = Layout(
+        len(groups), spread.vec, inner % spread.vec == 0, "int" if count * inner < _MOST_INT else "long", rows.device_of(queue)[0]
+    )
+    ports = tuple(Port(f"v{j}", DTYPES[x.dtype], moved) for j, (x, moved) in enumerate(zip(leaves, moves, strict=True)))
+    stored = tuple(STORED[real] if steps[k].kind == "columns" else steps[k].dtype for k in slots)
+    kept = tuple((k, Port(f"s{k}", DTYPES[dtype], not steps[k].narrow)) for k, dtype in zip(slots, stored, strict=True))
+    text = source(name, steps, ports, kept, real, layout, spread.group)
+    kernel = program.get(queue, text, f"rows_{name}", options)
+    sizes = [inner, count, spread.each, *(size for size, _ in groups[1:])]
+    for j, moved in enumerate(moves):
+        sizes += [step * (inner if moved else 1) for step in steps_of(groups, j)]
+    n = -(-count // spread.each)
+    return Plan(kernel, n * spread.group, spread.local, n, inner, 1 if layout.half_bits else 64, stored, columns, tuple(sizes))
+
+
+def join(queue: Any, part: str, results: tuple[str, ...], inner: int) -> tuple[Any, int]:
+    """The kernel that adds up the parts of sums over columns, and its work-items: a vector of columns each."""
+    cpu = rows.device_of(queue)[0]
+    width = 16 if cpu and inner >= 16 else 1
+    state = program.state(queue)
+    key = ("join columns", part, results, width, inner % width == 0)
+    if key not in state:
+        state[key] = program.get(queue, _join_source(part, results, Layout(0, width, inner % width == 0, "int", cpu)), "join_columns")
+    return state[key], -(-inner // width)
+
+
+def _join_source(part: str, results: tuple[str, ...], layout: Layout) -> str:
+    row, real = DTYPES[part], DTYPES[part].c_compute
+    values = value_functions([row], [DTYPES[name] for name in results], real, layout)
+    parameters = [f"__global const {row.c_storage}* p{j}" for j in range(len(results))]
+    parameters += [f"__global {DTYPES[name].c_storage}* q{j}" for j, name in enumerate(results)]
+    text = ",\n    ".join([*parameters, "const int parts", "const int inner"])
+    body = ""
+    for j, name in enumerate(results):
+        body += f"""
+  real s{j} = load_{part}(p{j}, i, left);
+  for (int part = 1; part < parts; ++part) s{j} += load_{part}(p{j} + (long)part * inner, i, left);
+  store_{name}(q{j}, i, left, s{j});"""
+    return f"""{values}
+__kernel void join_columns(
+    {text}) {{
+  const int i = get_global_id(0) * {layout.width};
+  if (i >= inner) return;
+  const int left = inner - i;{body}
+}}
+"""
