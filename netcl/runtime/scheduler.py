@@ -100,11 +100,6 @@ class Stream:
         view.host_ref = tensor.host_ref
         return view
 
-    def query(self) -> bool:
-        """Whether everything enqueued so far is done; does not wait."""
-        event = self.record()
-        return event is None or event.command_execution_status == platforms.opencl().command_execution_status.COMPLETE
-
     def synchronize(self) -> None:
         """Wait, on the host, until everything enqueued so far is done."""
         self.queue.finish()

@@ -1,0 +1,192 @@
+"""autocast: what is computed in half, what is not, and what stays float32."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import amp, nn, optim
+from netcl.amp import autocast
+from netcl.amp.autocast import active
+from netcl.core import memory
+from netcl.core.device import manager
+from netcl.core.errors import DtypeError
+from netcl.core.tensor import Tensor
+from netcl.ops.registry import REGISTRY
+
+HALVES = ("float16", "bfloat16")
+
+
+@pytest.fixture
+def numpy_device():
+    from netcl.core.device import device
+
+    with device("cpu") as handle:
+        yield handle
+
+
+def values(*shape: int, grad: bool = False) -> Tensor:
+    return Tensor.from_host(np.random.default_rng(0).normal(size=shape).astype(np.float32), requires_grad=grad)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rows_get_what_they_ask_for(numpy_device, dtype):
+    """A ``half`` row works in the block's dtype, a ``float`` row in float32, a ``keep`` row in what it is given."""
+    x, half = values(4, 4), values(4, 4).to(dtype)
+    assert {REGISTRY["matmul"].amp, REGISTRY["softmax"].amp, REGISTRY["relu"].amp} == {"half", "float", "keep"}
+    with autocast(dtype=dtype):
+        assert (x @ x).dtype == ag.linear(half, x).dtype == dtype
+        assert ag.softmax(half).dtype == ag.sum(half).dtype == ag.exp(half).dtype == "float32"
+        assert (ag.relu(x).dtype, ag.relu(half).dtype) == ("float32", dtype)
+        assert (x.to("float64") @ x.to("float64")).dtype == "float64"
+        assert ag.matmul(x.to("int32"), x.to("int32")).dtype == "int32"
+    assert (x @ x).dtype == "float32"
+
+
+def test_a_loss_made_of_other_ops_does_not_overflow_in_its_parts(numpy_device):
+    x = Tensor.full((4, 4), 300.0, dtype="float16")  # its square is more than float16 holds
+    with autocast():
+        assert ag.mse_loss(x, Tensor.zeros((4, 4), dtype="float16")).item() == 90000.0
+        assert amp.is_autocast_enabled()
+
+
+def test_blocks_nest_and_belong_to_their_thread(numpy_device):
+    seen = []
+    with autocast():
+        with autocast(dtype="bfloat16"):
+            assert amp.get_autocast_dtype() == "bfloat16"
+            with autocast(enabled=False):
+                assert not amp.is_autocast_enabled() and (values(2, 2) @ values(2, 2)).dtype == "float32"
+            thread = threading.Thread(target=lambda: seen.append(amp.is_autocast_enabled()))
+            thread.start()
+            thread.join()
+        assert amp.get_autocast_dtype() == "float16"
+    assert seen == [False] and not amp.is_autocast_enabled()
+    with pytest.raises(RuntimeError, match="stop"), autocast():
+        raise RuntimeError("stop")
+    assert not amp.is_autocast_enabled()
+    with pytest.raises(DtypeError, match=r"\[autocast\] the dtype of a block is float16 or bfloat16; dtype=float32"):
+        autocast(dtype="float32")
+
+
+def test_it_is_a_decorator(numpy_device):
+    @autocast(dtype="bfloat16")
+    def product(a):
+        return a @ a
+
+    assert product(values(2, 2)).dtype == "bfloat16" and product.__name__ == "product"
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_weights_and_their_gradients_stay_float32(device, dtype):
+    w, x = values(3, 5, grad=True), values(4, 5)
+    with autocast(dtype=dtype):
+        out = ag.linear(x, w)
+        assert (out.dtype, out.nbytes) == (dtype, 2 * 12)
+    ag.mse_loss(out, np.zeros((4, 3), np.float32)).backward()
+    exact = 2 / 12 * (x.to_host() @ w.to_host().T).T @ x.to_host()
+    assert (w.dtype, w.grad.dtype) == ("float32", "float32")
+    np.testing.assert_allclose(w.grad.to_host(), exact, atol=6e-2 if dtype == "bfloat16" else 8e-3)
+
+
+def casts(tape) -> int:
+    return sum(node.name == "cast" for node in tape.nodes)
+
+
+def test_a_weight_is_cast_once_per_step_and_again_after_it_changed(numpy_device):
+    w, x = values(4, 4, grad=True), values(2, 4).to("float16")
+    with autocast():
+        with ag.Tape() as tape:
+            y = ag.linear(ag.linear(x, w), w)
+        assert casts(tape) == 1  # used twice
+        tape.backward(y.sum(), retain_graph=True)
+        first = w.grad.to_host()
+        with ag.Tape() as tape:
+            ag.linear(x, w)
+        assert casts(tape) == 0  # the graph is still there, and nobody wrote to w
+        optim.SGD([w], lr=1.0).step()
+        with ag.Tape() as tape:
+            again = ag.linear(x, w)
+        assert casts(tape) == 1
+        np.testing.assert_allclose(again.to_host(), x.to_host() @ w.to_host().T, atol=2e-2)
+        w.from_host(np.zeros((4, 4), np.float32))
+        assert not ag.linear(x, w).to_host().any()
+    with autocast(), ag.Tape() as tape:
+        tape.backward(ag.linear(x, w).sum())
+        tape.backward(ag.linear(x, w).sum())  # the graph of the first cast is gone
+    assert first.shape == w.grad.shape
+
+
+def test_nan_and_inf_reach_the_loss(device):
+    w, target = values(3, 3, grad=True), np.array([0, 1])
+    for bad in (np.nan, np.inf, 1e30):  # the last one is finite in float32 only
+        x = np.ones((2, 3), np.float32)
+        x[1, 2] = bad
+        with autocast():
+            assert not np.isfinite(ag.cross_entropy(ag.linear(Tensor.from_host(x), w), target).item())
+
+
+def test_a_checkpoint_runs_again_as_it_ran_first(numpy_device):
+    w, x = values(3, 3, grad=True), values(2, 3)
+    seen = []
+
+    def block(a):
+        out = ag.linear(a, w)
+        seen.append(out.dtype)
+        return ag.relu(out)
+
+    with autocast(dtype="bfloat16"):
+        y = ag.checkpoint(block, x.requires_grad_())
+    y.sum().backward()
+    assert seen == ["bfloat16", "bfloat16"]
+
+
+def test_small_functions(numpy_device):
+    x = values(2, 2)
+    assert amp.maybe_cast_tensor(x) is x and amp.maybe_cast_tensor(x, "bfloat16").dtype == "bfloat16"
+    with autocast():
+        assert amp.maybe_cast_tensor(x).dtype == "float16"
+    low = nn.Linear(2, 2).half().weight
+    assert (low.dtype, amp.master_param(low).dtype, amp.master_param(low).requires_grad) == ("float16", "float32", True)
+    assert amp.supports_fp16("cpu") is manager.default("cpu").profile.half_arithmetic
+
+
+def test_a_device_without_half_arithmetic_is_told_of_once(numpy_device, monkeypatch):
+    monkeypatch.setattr(sys.modules["netcl.amp.autocast"], "_warned", False)
+    x = values(2, 2)
+    with autocast(dtype="bfloat16"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _ = x @ x
+    with autocast(), pytest.warns(RuntimeWarning, match=r"\[autocast\] the device has no half arithmetic.*device=NumPy"):
+        _ = x @ x
+    with autocast(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _ = x @ x
+
+
+def held(model: nn.Module, x: Tensor, half: bool) -> int:
+    """Bytes that a forward pass leaves leased for backward, parameters' copies not counted."""
+    gc.collect()
+    with autocast(half):
+        before = memory.memory_stats()["bytes_in_use"]
+        out = model(x)
+        copies = sum(memory.eighth_steps(kept.half.nbytes) for kept in active.casts.values())
+        taken = memory.memory_stats()["bytes_in_use"] - before - copies
+    del out
+    return int(taken)
+
+
+def test_activations_take_at_most_60_percent(cl_device):
+    model = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8 * 64, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 10),
+    )  # fmt: skip
+    x = values(32, 2, 8, 8)
+    held(model, x, True)
+    assert held(model, x, True) <= 0.6 * held(model, x, False)

@@ -1,0 +1,130 @@
+"""profile, EventTimer, traces, reports and wall times."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.profiling import EventTimer, KernelRow, compare, events, measure, profile, report, trace
+from netcl.profiling.limits import Limits
+from netcl.runtime.perf import timing_region
+
+LAUNCHES = [
+    events.Launch("gemm_x", "dev", 0.0, 2e-3, (64,), (1,), 4_000_000, 8e9),
+    events.Launch("<copy>", "dev", 3e-3, 4e-3, (64,), None, 1_000_000, 0.0),
+    events.Launch("gemm_x", "dev", 4e-3, 5e-3, (64,), (1,), 2_000_000, 1e9),
+]
+
+
+@pytest.fixture
+def product(cl_device):
+    """A product and its sum, compiled before anybody measures."""
+    a, b = Tensor.ones((33, 65)), Tensor.ones((65, 17))
+
+    def run() -> float:
+        return (a @ b).sum().item()
+
+    run()
+    return run
+
+
+def test_every_kernel_is_seen_with_its_time_and_work(cl_device, product):
+    with profile(roofline=False) as p, timing_region("both"):
+        assert product() == product() == 33 * 65 * 17
+    found = {row.name: row for row in p.rows}
+    gemm = next(row for name, row in found.items() if name.startswith("gemm"))
+    assert gemm.calls == 2 and gemm.flops == 2 * 2 * 33 * 65 * 17
+    assert gemm.bytes >= 2 * 4 * (33 * 65 + 65 * 17 + 33 * 17)
+    assert len(p.events) == sum(row.calls for row in p.rows) >= 4
+    assert sum(row.share for row in p.rows) == pytest.approx(1)
+    assert all(0 <= launch.start < launch.end < p.seconds + 1 for launch in p.events)
+    assert [launch.start for launch in p.events] == sorted(launch.start for launch in p.events)
+    assert [span.name for span in p.spans] == ["both"] and all(row.roofline is None for row in p.rows)
+    assert gemm.name in str(p) and json.loads(json.dumps(p.to_dict()))["rows"][0] == asdict(p.rows[0])
+
+
+def test_nothing_is_left_behind(cl_device, product):
+    with pytest.raises(RuntimeError, match="stop"), profile():
+        raise RuntimeError("stop")
+    with profile(roofline=False) as outer:
+        with profile(roofline=False) as inner:
+            product()
+        product()
+    assert len(outer.events) == 2 * len(inner.events) > 0
+    assert program.launch_observers == [] and program.launch_queue is None
+    product()
+    assert len(outer.events) == 2 * len(inner.events)
+
+
+def test_a_queue_with_timestamps_is_observed_as_it_runs(cl_device):
+    from netcl.core.device import device, manager
+    from netcl.runtime.scheduler import sibling_queue
+
+    queue = sibling_queue(cl_device.queue, profiling=True)
+    with device(manager.handle_of(queue)), profile(roofline=False) as p:
+        assert events.timed_queue(queue) is queue
+        assert (Tensor.ones((33, 65)) @ Tensor.ones((65, 17))).to_host()[0, 0] == 65
+    assert any(launch.name.startswith("gemm") for launch in p.events)
+
+
+def test_event_timer_counts_the_device(device):
+    x = Tensor.ones((64, 64))
+    with EventTimer(device) as timer:
+        _ = (x @ x).to_host()
+    assert 0 < timer.seconds <= timer.wall
+    assert bool(timer.launches) == (device.backend == "cl")
+
+
+def test_numpy_has_no_kernels_to_show():
+    from netcl.core.device import device
+
+    with device("cpu"), profile() as p:
+        _ = Tensor.ones(3) + 1
+    assert p.rows == [] and "0 launches" in str(p)
+
+
+def test_rows_add_up_and_know_the_limit():
+    gemm, copy = report.rows_of(LAUNCHES, Limits(4e9, 6e12))
+    assert (gemm.name, gemm.calls, gemm.bytes) == ("gemm_x", 2, 6_000_000)
+    assert (gemm.seconds, gemm.share, gemm.gbs, gemm.gflops) == pytest.approx((3e-3, 0.75, 2.0, 3000.0))
+    assert gemm.roofline == pytest.approx(0.5)  # arithmetic and memory bind alike: 1.5 ms of 3
+    assert copy.gflops is None and copy.roofline == pytest.approx(0.25)
+
+
+def test_a_trace_has_what_perfetto_reads(tmp_path):
+    trace.save(tmp_path / "t.json", LAUNCHES, [trace.Span("step", 0.0, 5e-3)])
+    told = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    kernels = [e for e in told if e["ph"] == "X" and e["cat"] == "kernel"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in kernels] == [("gemm_x", 0, 2000), ("<copy>", 3000, 1000), ("gemm_x", 4000, 1000)]
+    assert kernels[0]["args"] == {"global": [64], "local": [1], "bytes": 4_000_000, "flops": 8e9}
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in told if e["name"] == "thread_name"}
+    assert {names[e["pid"], e["tid"]] for e in told if e["ph"] == "X"} == {"dev", "regions"}
+
+
+def test_a_page_in_one_file(tmp_path):
+    rows = report.rows_of(LAUNCHES)
+    report.save(tmp_path / "r.html", rows, title="a <b>")
+    page = (tmp_path / "r.html").read_text()
+    assert "a &lt;b&gt;" in page and "&lt;copy&gt;" in page and "<copy>" not in page
+    assert "http" not in page and "<script" not in page
+    assert report.kernel_table([asdict(row) for row in rows]) == report.kernel_table(rows)
+    assert report.text_table([KernelRow("k", 1, 1.0, 0, 0.0, 1.0, None, None, None)]).splitlines()[1].split() == [
+        "k",
+        "1",
+        "1000.000",
+        "100.0",
+        "%",
+    ]
+
+
+def test_ways_are_timed_in_turns():
+    order = []
+    times = compare(a=lambda: order.append("a"), b=lambda: order.append("b"), repeat=3, warmup=1, calls=2)
+    assert "".join(order) == "ab" + "aabb" * 3
+    assert len(times["a"].rounds) == 3 and times["a"].best <= times["a"].median and times["a"].spread >= 0
+    assert measure(lambda: np.ones(10), repeat=2).best > 0
