@@ -1,4 +1,4 @@
-"""Pooling layers."""
+"""Pooling layers. ``pad`` is another name of ``padding``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class _Pool(Module):
 
 
 class _MaxPool(_Pool):
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False):
+    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
+                 pad: Any = None):  # fmt: skip
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
+        self.padding, self.dilation, self.ceil_mode = padding if pad is None else pad, dilation, ceil_mode
 
 
 class MaxPool1d(_MaxPool):
@@ -56,10 +57,11 @@ class MaxPool2d(_MaxPool):
 
 
 class _AvgPool(_Pool):
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True):
+    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+                 pad: Any = None):  # fmt: skip
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
+        self.padding, self.ceil_mode, self.count_include_pad = padding if pad is None else pad, ceil_mode, count_include_pad
 
 
 class AvgPool1d(_AvgPool):

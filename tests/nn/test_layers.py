@@ -160,6 +160,7 @@ def test_padding_has_two_names(device):
     x = np.ones((1, 2, 5, 5), np.float32)
     assert nn.Conv2d(2, 3, 3, pad=1)(x).shape == (1, 3, 5, 5) == nn.Conv2d(2, 3, 3, padding=1)(x).shape
     assert nn.ConvTranspose2d(2, 3, 3, pad=1)(x).shape == (1, 3, 5, 5)
+    assert nn.MaxPool2d(3, 1, pad=1)(x).shape == nn.AvgPool2d(3, 1, pad=1)(x).shape == x.shape
 
 
 def test_depthwise_convolution_keeps_channels_apart(device):

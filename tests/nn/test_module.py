@@ -309,7 +309,7 @@ def test_arrays_go_where_the_tensors_are(cl_device):
     loss.backward()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.matrix)])
 def test_models_run_in_half(device, dtype):
     x = np.random.default_rng(0).standard_normal((2, 1, 28, 28)).astype(np.float32)
     model = nn.LeNet().eval()
