@@ -16,9 +16,10 @@ import pytest
 import netcl
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?P<kind>python|pycon)\n(?P<code>.*?)^```$", re.M | re.S)
 NEEDS_OPENCL = "<!-- needs OpenCL -->"
+ONE_DEVICE = "<!-- one device -->"  # of a page that trains: once is enough
 MODULES = sorted(m.name for m in pkgutil.walk_packages(netcl.__path__, "netcl.") if not m.name.endswith("__main__"))
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -40,10 +41,13 @@ def run_page(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_page(page, device, request, tmp_path, monkeypatch):
-    if NEEDS_OPENCL in page.read_text(encoding="utf-8") and device.backend != "cl":
+def test_page(page, device, request, one_target, tmp_path, monkeypatch):
+    text, target = page.read_text(encoding="utf-8"), request.node.callspec.params["device"]
+    if NEEDS_OPENCL in text and device.backend != "cl":
         pytest.skip("the page is about OpenCL")
-    monkeypatch.setenv("NETCL_DEVICE", request.node.callspec.params["device"].selector)
+    if ONE_DEVICE in text and target is not one_target:
+        pytest.skip("the page runs on one device")
+    monkeypatch.setenv("NETCL_DEVICE", target.selector)
     monkeypatch.chdir(tmp_path)
     run_page(page)
 
