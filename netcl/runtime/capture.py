@@ -30,7 +30,7 @@ __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 log = logging.getLogger("netcl")
 
 MOST_CASES = 16  # kinds of arguments that are recorded; more would hold too much memory
-MOST_TRIALS = 4  # recordings that may differ from the one before until a step is left alone
+MOST_TRIALS = 8  # recordings that do not lead to a replay until a step is left alone
 
 
 class _Calls:
@@ -97,10 +97,13 @@ class _Program:
 class Guards:
     """What must still hold for a graph to be replayed, and what the host notes after a replay: changed tensors, gradients of leaves."""
 
-    def __init__(self, recorder: Recorder):
+    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], cells: Sequence[Any]):
         self.facts = recorder.facts
+        self.cells = [(cell, tensor) for cell in cells if isinstance(tensor := _inside(cell), Tensor)]
+        used = {id(v.buffer) for v in recorder.values if v.kind == OUTSIDE and v.first >= 0}
+        self.gradients = [(leaf, buffer) for leaf, buffer in gradients if id(buffer) in used]
         dependencies = recorder.dependencies.values()
-        self.parts = [(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts]
+        self.parts = [(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts()]
         owned = [(t, t.buffer) for d in dependencies for t in d.tensors()]
         outside = [(ref, v.buffer) for v in recorder.values if v.kind == OUTSIDE for ref in v.owners]
         known = {id(t) for t, _ in owned}
@@ -111,11 +114,17 @@ class Guards:
 
     def hold(self) -> bool:
         """Whether the recorded launches still mean what they did."""
+        for cell, tensor in self.cells:
+            if _inside(cell) is not tensor:
+                return False
         for attributes, name, part in self.parts:
             if attributes.get(name) is not part:
                 return False
         for t, buffer in self.owned:
             if t.buffer is not buffer:
+                return False
+        for leaf, buffer in self.gradients:
+            if leaf.grad is None or leaf.grad.buffer is not buffer:
                 return False
         for ref, buffer in self.outside:
             owner = ref()
@@ -215,11 +224,7 @@ class CompiledFunction:
 
     def _surroundings(self) -> tuple[Any, ...]:
         """Numbers and texts that the function reads from around it: another value is another recording."""
-        try:
-            found = [cell.cell_contents for cell in self._cells]
-        except ValueError:  # a name that is not bound yet
-            found = []
-        found += [self._globals.get(name) for name in self._names]
+        found = [_inside(cell) for cell in self._cells] + [self._globals.get(name) for name in self._names]
         return tuple((type(value).__name__, value) for value in found if isinstance(value, (bool, int, float, str)))
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -253,6 +258,7 @@ class CompiledFunction:
     def _recorded(self, case: _Case, state: Any, call: _Calls) -> Any:
         """Run as it is, listening; the first time of a case only to see what its state is made of."""
         recorder = Recorder(call.tensors)
+        gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
         with recorder:
             run = _Run(self._plain(call.args, call.kwargs), recorder)
         recorder.finish()
@@ -261,13 +267,18 @@ class CompiledFunction:
         if recorder.queue is not None:
             self._queue = recorder.queue
             if known:
-                self._compare(case.programs.setdefault(state, _Program()), recorder, run, call.tensors)
+                program = case.programs.setdefault(state, _Program())
+                if self._agrees(program, recorder, run, call.tensors):
+                    run.copy_result(recorder)
+                    program.graph = Graph().build(recorder, call.tensors, run.tree)
+                    program.guards = Guards(recorder, gradients, self._cells)
         return run.result
 
-    def _compare(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor]) -> None:
+    def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor]) -> bool:
+        """Whether this recording tells the story of the one before."""
         if recorder.problem:
             self._give_up(program, recorder.problem)
-            return
+            return False
         story = [*recorder.story(), _told(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
         before, program.story = program.story, story
         moved = [t.buffer is not old for t, old in zip(tensors, program.buffers, strict=False)]
@@ -277,11 +288,9 @@ class CompiledFunction:
             program.trials += 1
             if program.trials > MOST_TRIALS:
                 self._give_up(program, unlike or "the memory it works on is another one at every call")
-            return
+            return False
         program.trusted = [new or old for new, old in zip(moved, program.trusted or [False] * len(moved), strict=True)]
-        run.copy_result(recorder)
-        program.graph = Graph().build(recorder, tensors, run.tree)
-        program.guards = Guards(recorder)
+        return True
 
     def _give_up(self, program: _Program, reason: str) -> None:
         program.refused = reason
@@ -297,6 +306,14 @@ class CompiledFunction:
         if reason not in self._warned:
             self._warned.add(reason)
             log.warning("%s", text)
+
+
+def _inside(cell: Any) -> Any:
+    """What a closure holds under a name; ``None`` if the name is not bound."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _outputs(result: Any, recorder: Recorder) -> Any:

@@ -49,8 +49,8 @@ class Value:
         return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
 
     def known_as(self) -> tuple[Any, ...]:
-        """What two recordings of one step agree on."""
-        return (self.kind, id(self.buffer)) if self.kind == OUTSIDE else (self.kind, self.place)
+        """What two recordings of one step agree on. The buffer itself, since a number of one that is gone may belong to another."""
+        return (self.kind, self.buffer) if self.kind == OUTSIDE else (self.kind, self.place)
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class Node:
 
     def story(self) -> tuple[Any, ...]:
         """The node in a form that is equal for two recordings of the same step."""
-        return (self.kind, id(self.kernel), self.sizes, self.local, tuple(_told(arg) for arg in self.args))
+        return (self.kind, self.kernel, self.sizes, self.local, tuple(_told(arg) for arg in self.args))
 
 
 def _told(arg: Any) -> Any:

@@ -23,15 +23,19 @@ class CaptureError(RuntimeError):
 
 
 class Dependency:
-    """An object whose attributes a recording rests on: ``modes`` are plain values, ``parts`` must stay the same objects."""
+    """An object whose attributes a recording rests on: ``modes`` are plain values, parts must stay the same objects."""
 
     def __init__(self, owner: Any, modes: Sequence[str], parts: Sequence[str]):
         self.owner = owner
         self.modes = tuple(modes)
-        self.parts = tuple((name, owner.__dict__[name]) for name in parts if name in owner.__dict__)
+        self.names = frozenset(parts)
+
+    def parts(self) -> list[tuple[str, Any]]:
+        """The named attributes and every tensor, as they are now."""
+        return [(name, part) for name, part in vars(self.owner).items() if name in self.names or isinstance(part, Tensor)]
 
     def tensors(self) -> list[Tensor]:
-        return [part for _, part in self.parts if isinstance(part, Tensor)]
+        return [part for _, part in self.parts() if isinstance(part, Tensor)]
 
 
 class Recorder:

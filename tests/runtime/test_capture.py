@@ -177,6 +177,23 @@ def test_gradients_are_where_they_would_be(cl_device):
     both_ways(run)
 
 
+def test_gradients_of_several_batches_add_up(cl_device):
+    def run(way):
+        model = nn.Linear(6, 3)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        gradients = way(lambda x, y: ag.cross_entropy(model(x), y).backward())
+        for i, (x, y) in enumerate(batches(24)):
+            gradients(x, y)
+            if i % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        if way is netcl.compile:
+            assert len(gradients.graphs) == 2, gradients.refused
+        return model.parameters()
+
+    both_ways(run)
+
+
 def test_training_and_evaluation_and_settings_are_told_apart(cl_device):
     def run(way):
         model = small_net()
@@ -239,7 +256,7 @@ def test_a_number_that_changes_by_itself_is_found(cl_device, warnings_of):
         counter["steps"] += 1.0
         return x + counter["steps"]
 
-    assert [step(Tensor.zeros((1,))).tolist() for _ in range(8)] == [[float(i)] for i in range(1, 9)]
+    assert [step(Tensor.zeros((1,))).tolist() for _ in range(12)] == [[float(i)] for i in range(1, 13)]
     (told,) = warnings_of()
     assert "two runs differ: argument" in told and "op_add" in told
 
@@ -283,6 +300,21 @@ def test_a_tensor_that_is_reached_on_two_ways(cl_device):
         assert mixed(weights).tolist() == [11.0, 22.0]
     for value in (3.0, 4.0, 5.0):
         assert mixed(Tensor.full((2,), value)).tolist() == [10 * value + 1, 10 * value + 2]
+
+
+def test_tensors_around_the_function_may_be_replaced(cl_device):
+    model = nn.Identity()
+    model.shift, added = Tensor.ones((2,)), Tensor.ones((2,))
+    kept = [model.shift, added]  # still alive when they are replaced
+    mixed = netcl.compile(lambda x: model(x) * model.shift + added)
+    told = []
+    for i in range(3 * (RECORDED + 1)):
+        if i == 4:
+            added = Tensor.full((2,), 5.0)
+        elif i == 8:
+            model.shift = Tensor.full((2,), 3.0)
+        told.append(mixed(Tensor.full((2,), float(i))).tolist()[0])
+    assert told == [*(i + 1.0 for i in range(4)), *(i + 5.0 for i in range(4, 8)), *(3.0 * i + 5.0 for i in range(8, 12))] and kept
 
 
 def test_what_the_device_would_not_like_is_told_before_and_after(cl_device):
