@@ -36,29 +36,36 @@ def variant(request, monkeypatch):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=config_id, indirect=True)
 @pytest.mark.parametrize("name", ["matmul", "affine"])
-def test_every_variant_passes_the_samples(name, variant, cl_device):
+def test_every_variant_passes_the_samples(name, variant, cl_device, in_turn):
     if variant.tile_m == 128 and cl_device.device_type == "cpu":
         pytest.skip("compilers for CPUs take minutes to unroll it")
-    for case in selftest.cases(REGISTRY[name], "float32", ()):
+    for case in in_turn(selftest.cases(REGISTRY[name], "float32", ()), variant.extra.get("tier", ""), cl_device, VARIANTS.index(variant)):
         selftest.check_forward(REGISTRY[name], case, cl_device, "float32")
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.tile_m < 128], ids=config_id, indirect=True)
-@pytest.mark.parametrize("shape", [(1, 257, 70), (67, 1, 300), (129, 131, 33), (24, 100, 1030)], ids=str)
-def test_every_variant_at_odd_sizes(variant, shape, cl_device, rng):
-    m, n, k = shape
-    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
-    wanted = a.astype(np.float64) @ b
-    got = ops.matmul(*tensors(cl_device.queue, a, b)).to_host()
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * math.sqrt(k))
+def test_every_variant_at_odd_sizes(variant, cl_device, rng, in_turn):
+    shapes = [(1, 257, 70), (67, 1, 300), (129, 131, 33), (24, 100, 1030)]
+    for m, n, k in in_turn(shapes, variant.extra.get("tier", ""), cl_device, VARIANTS.index(variant)):
+        a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+        wanted = a.astype(np.float64) @ b
+        got = ops.matmul(*tensors(cl_device.queue, a, b)).to_host()
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * math.sqrt(k), err_msg=f"{(m, n, k)}")
 
 
 VECTORS = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 32, 32, 8, 4, extra={"tier": "simt", "rows_per_item": 8})
 
 
+SIDES = [(False, False), (False, True), (True, False), (True, True)]
+LOADS = [pytest.param("float32", *sides) for sides in SIDES] + [
+    pytest.param(dtype, *sides, marks=() if sides == (False, True) else pytest.mark.matrix)
+    for dtype in ("float16", "bfloat16")
+    for sides in SIDES
+]
+
+
 @pytest.mark.parametrize("variant", [VECTORS], ids=["vectors"], indirect=True)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("dtype", "trans_a", "trans_b"), LOADS)
 def test_tiles_are_loaded_four_values_at_a_time(variant, trans_a, trans_b, dtype, cl_device, rng):
     m, n, k = 44, 36, 20
     a, b = (rng.integers(-4, 4, s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
