@@ -23,11 +23,16 @@ HALVES = ("float16", "bfloat16")
 
 
 class _Cast(NamedTuple):
-    """A parameter, how often it had been written, and its half that the tape knows."""
+    """A parameter, its half that the tape knows, how often it had been written then, and the recording it was cast in, if any."""
 
     parameter: Tensor
-    version: int
     half: Tensor
+    version: int
+    recorder: Any
+
+    def good(self, wanted: str) -> bool:
+        same = self.version == self.parameter._version and self.recorder is recording.active.recorder
+        return same and self.half.dtype == wanted and self.half.grad_fn.rule is not None
 
 
 class _Active(threading.local):
@@ -173,13 +178,16 @@ def cast(tensor: Tensor, wanted: str) -> Tensor:
 
 
 def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
-    """One cast per parameter and step. A kept one is good until the parameter is written, or its graph has been walked."""
+    """One cast per parameter and step. A kept one is good until the parameter is written, or its graph has been walked.
+
+    A replay repeats the casts of its own recording and no others.
+    """
     known = active.casts.get(id(parameter))
-    if known is not None and known.version == parameter._version and known.half.dtype == wanted and known.half.grad_fn.rule is not None:
+    if known is not None and known.good(wanted):
         return known.half
     half = parameter.to(wanted)
     if half.grad_fn is not None and active.depth:
-        active.casts[id(parameter)] = _Cast(parameter, parameter._version, half)
+        active.casts[id(parameter)] = _Cast(parameter, half, parameter._version, recording.active.recorder)
     return half
 
 

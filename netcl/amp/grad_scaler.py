@@ -7,9 +7,11 @@ nothing is read back, so nothing waits, and a step can be recorded and replayed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from netcl import ops
+from netcl.core import recording
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
@@ -78,6 +80,7 @@ class GradScaler:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss times the scale: call ``.backward()`` on it."""
+        recording.requires(lambda: self.enabled)
         return loss * self._on(loss).scale if self.enabled else loss  # type: ignore[operator]
 
     def unscale_grads(self, optimizer: Any, params: Iterable[Tensor] | None = None) -> None:
@@ -91,7 +94,8 @@ class GradScaler:
             what = "the gradients of this optimizer were unscaled already"
             raise RuntimeError(message("unscale_grads", what, "call it once between backward and update()"))
         gradients = _by_device(_gradients(optimizer, params))
-        self._unscaled[id(optimizer)] = self._check(gradients)
+        found = self._check(gradients)
+        recording.again(lambda: self._unscaled.update({id(optimizer): found}))
         for place, tensors in gradients.items():
             update.scale(tensors, self._devices[place].inverse)
 
@@ -120,9 +124,12 @@ class GradScaler:
 
     def update(self) -> None:
         """Adapt the scale to what the steps since the last call found; once per step of training."""
-        rates = (self.growth_factor, self.backoff_factor, float(self.growth_interval))
+        rates = recording.again(lambda: [self.growth_factor, self.backoff_factor, float(self.growth_interval)])
         for place, verdict in self._found.items():
             update.apply(_UPDATE, [[number] for number in self._devices[place]], rates, verdict)
+        recording.again(self._forget)
+
+    def _forget(self) -> None:
         self._found.clear()
         self._unscaled.clear()
 
@@ -181,7 +188,8 @@ class GradScaler:
             self._on(tensors[0])
             found[place] = update.nonfinite(tensors)
             earlier = self._found.get(place)
-            self._found[place] = found[place] if earlier is None else ops.maximum(earlier, found[place])
+            both = found[place] if earlier is None else ops.maximum(earlier, found[place])
+            recording.again(partial(self._found.__setitem__, place, both))
         return found
 
 

@@ -222,3 +222,42 @@ def test_digits_are_learnt_as_well_as_in_float32(device, dtype):
 
     plain, half = final(False), final(True)
     assert plain < 0.8 and abs(half / plain - 1) < 0.01
+
+
+def small_step(compiled: bool, update_inside: bool):
+    """A step of mixed precision with what it returns, its optimizer and scaler; ``k`` multiplies the loss."""
+    import netcl
+    import netcl.autograd as ag
+    from netcl.ops import random
+
+    random.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    opt, scaler = optim.Adam(model.parameters(), lr=1e-2), GradScaler(2.0**10, growth_interval=4)
+
+    def step(x, y, k):
+        opt.zero_grad()
+        with autocast():
+            loss = ag.cross_entropy(model(x), y) * k
+        scaler.scale_loss(loss).backward()
+        scaler.step(opt, max_norm=1.0)
+        if update_inside:
+            scaler.update()
+        return loss
+
+    return netcl.compile(step) if compiled else step, opt, scaler
+
+
+@pytest.mark.parametrize("update_inside", [True, False])
+def test_a_compiled_step_skips_and_scales_as_an_eager_one(cl_device, update_inside):
+    x, y = np.random.default_rng(0).random((8, 6), np.float32), np.arange(8) % 3
+    told = []
+    for compiled in (False, True):
+        step, opt, scaler = small_step(compiled, update_inside)
+        losses = []
+        for i in range(12):
+            losses.append(step(x, y, Tensor.from_host(np.float32(np.inf if i in (6, 9) else 1.0))).item())
+            if not update_inside:
+                scaler.update()
+        told.append((losses, scaler.state_dict(), opt.state_dict()["state"][0]["step"]))
+    assert told[0] == told[1] and told[0][2] == 10
+    assert len(step.graphs) == 1 and step.refused == []
