@@ -167,7 +167,7 @@ class DistributedDataParallel(Module):
 
     @property
     def spans(self) -> list[Span]:
-        """When each bucket was with the other ranks; for a trace that shows the overlap."""
+        """When backward ran, and when each bucket was with the other ranks; for a trace that shows the overlap."""
         return self._courier.spans if self.world.size > 1 else []
 
     # ---- while backward runs
@@ -190,6 +190,7 @@ class DistributedDataParallel(Module):
 
     def _begin(self) -> None:
         self._fired, self._begun, self._listening = {}, 0, True
+        self._started = time.perf_counter()
         for bucket in self._buckets:
             bucket.waiting = sum(self._counts[id(p)] for p in bucket.params) if self._learned else -1
             bucket.sent = None
@@ -208,6 +209,7 @@ class DistributedDataParallel(Module):
 
     def _finish(self) -> None:
         self._listening = False
+        self._courier.spans.append(Span("backward", self._started, time.perf_counter()))
         for bucket in self._buckets[self._begun :]:
             self._send(bucket)
         for bucket in self._buckets:

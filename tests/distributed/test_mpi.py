@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -135,3 +137,23 @@ def test_positions_are_those_of_the_whole_batch():
     assert parts[0].state_dict() == whole.state_dict()
     with pytest.raises(ValueError, match=r"\[ShardedLoader\] a batch must divide into equal parts; batch_size=8, world=3"):
         ShardedLoader(data, 8, seed=3, world=thread_worlds(3)[0])
+
+
+def namespaces_can_be_made() -> bool:
+    if os.name != "posix" or os.geteuid() or not shutil.which("ip"):
+        return False
+    made = subprocess.run(["ip", "netns", "add", "netcl-probe"], capture_output=True, check=False).returncode == 0
+    subprocess.run(["ip", "netns", "del", "netcl-probe"], capture_output=True, check=False)
+    return made
+
+
+@pytest.mark.skipif(not namespaces_can_be_made(), reason="network namespaces need Linux, root and ip")
+def test_ranks_with_addresses_of_their_own(tmp_path):
+    """Two namespaces with a cable between them; what the cable carried is more than what the ranks had to say to each other."""
+    out = tmp_path / "out.npz"
+    command = [sys.executable, str(ROOT / "tools" / "namespaces.py"), "-n", "2", str(JOB), "mlp", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert_same(saved(out), single("mlp"))
+    sent = int(re.search(r"bytes (\d+)", done.stdout)[1])
+    assert json.loads(done.stdout.strip().splitlines()[-1])["bytes on the cable"]["rank 0"] > sent

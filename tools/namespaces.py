@@ -1,0 +1,96 @@
+"""Ranks in network namespaces of their own, as if on machines of their own: addresses, a switch between them, counted bytes.
+
+    sudo python tools/namespaces.py [-n 2] program.py [arguments]
+
+Makes a bridge and ``n`` namespaces with one cable each, starts one rank in each through mpiexec, prints the bytes every cable carried
+and takes everything down again. Needs Linux, root and ``ip``; mpiexec must be MPICH's (hydra), whose remote launcher is replaced here
+by ``ip netns exec``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from netcl.distributed.launch import mpiexec
+
+NET = "10.97.0"
+LAUNCHER = """#!/bin/sh
+# Called as a remote shell would be: options, host, command.
+while [ "${1#-}" != "$1" ]; do shift; done
+host="$1"; shift
+exec ip netns exec "netcl${host##*.}" sh -c "$*"
+"""
+
+
+def ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], check=check, capture_output=not check)
+
+
+def put_up(count: int) -> None:
+    """A bridge, and a namespace on each of its cables."""
+    ip("link", "add", "netcl-br", "type", "bridge")
+    ip("addr", "add", f"{NET}.1/24", "dev", "netcl-br")
+    ip("link", "set", "netcl-br", "up")
+    for number in range(2, count + 2):
+        name, cable = f"netcl{number}", f"netcl-v{number}"
+        ip("netns", "add", name)
+        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("link", "set", cable, "master", "netcl-br", "up")
+        for words in (["addr", "add", f"{NET}.{number}/24", "dev", "eth0"], ["link", "set", "eth0", "up"], ["link", "set", "lo", "up"]):
+            ip("-n", name, *words)
+
+
+def take_down(count: int) -> None:
+    """Also what an earlier run left."""
+    for number in range(2, count + 2):
+        ip("netns", "del", f"netcl{number}", check=False)
+        ip("link", "del", f"netcl-v{number}", check=False)
+    ip("link", "del", "netcl-br", check=False)
+
+
+def carried(count: int) -> dict[str, int]:
+    """Bytes each rank has sent: what its end of the cable at the bridge has received."""
+    path = "/sys/class/net/netcl-v{}/statistics/rx_bytes"
+    return {f"rank {number - 2}": int(Path(path.format(number)).read_text()) for number in range(2, count + 2)}
+
+
+def run(count: int, program: list[str]) -> int:
+    hosts = ",".join(f"{NET}.{number}" for number in range(2, count + 2))
+    with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
+        file.write(LAUNCHER)
+    os.chmod(file.name, 0o700)
+    # Without shared memory between ranks, as on machines of their own.
+    apart = ["-genv", "MPIR_CVAR_NOLOCAL", "1", "-genv", "FI_PROVIDER", "tcp", "-genv", "UCX_TLS", "tcp,self"]
+    remote = ["-launcher", "ssh", "-launcher-exec", file.name, "-localhost", f"{NET}.1", "-iface", "netcl-br"]
+    command = [mpiexec(), "-hosts", hosts, "-ppn", "1", "-n", str(count), *remote, *apart, sys.executable, *program]
+    try:
+        before = carried(count)
+        status = subprocess.run(command, check=False).returncode
+        sent = {name: total - before[name] for name, total in carried(count).items()}
+    finally:
+        os.unlink(file.name)
+    sys.stdout.write(json.dumps({"bytes on the cable": sent}) + "\n")
+    return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("-n", type=int, default=2, help="ranks, one namespace each")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    take_down(given.n)
+    try:
+        put_up(given.n)
+        return run(given.n, given.program)
+    finally:
+        take_down(given.n)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
