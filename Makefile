@@ -2,13 +2,14 @@
 # make test: the same with the development tools; everything CI checks
 # make test-full: the same with every op in every dtype and every kernel on every OpenCL device; an hour on two cores
 # make quick: the inner loop
+# make site: the pages of docs/ as a site, in build/site
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test test-full quick lint docs-tables clean
+.PHONY: demo test test-full quick lint docs-tables site clean
 
 demo: $(VENV)/.cpu
 	-$(BIN)/netcl doctor
@@ -34,12 +35,15 @@ docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_tables.py
 	$(BIN)/python tools/op_stubs.py
 
+site: $(VENV)/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: this Python cannot make environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
 # One stamp per extra: pip runs again only after pyproject.toml has changed.
-$(VENV)/.cpu $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.cpu $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	touch $@
 

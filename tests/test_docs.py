@@ -9,6 +9,8 @@ import doctest
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,23 @@ def test_links_of_page(page):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("index", ["docs/index.md", "docs/tutorials/index.md"])
+def test_every_page_is_in_the_contents(index):
+    """The site's contents are made from these tables too."""
+    path = ROOT / index
+    listed = re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"), re.M)
+    there = {page.name for page in path.parent.glob("*.md")} | {f"{page.parent.name}/index.md" for page in path.parent.glob("*/index.md")}
+    assert {*listed} == there - {"index.md"} and len(listed) == len({*listed})
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path):
+    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", ROOT / "docs", tmp_path / "site"]
+    done = subprocess.run(sphinx, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Train a CNN" in (tmp_path / "site/index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", MODULES)
