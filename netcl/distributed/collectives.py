@@ -6,14 +6,15 @@ Tensors of one context stay on their device. Results are written into the given 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from netcl import ops
 from netcl.core import dtype as dtypes
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.device import manager
+from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.distributed.comm import check_op, combine
 from netcl.ops import update
@@ -21,6 +22,22 @@ from netcl.ops import update
 Tensors = Sequence[Tensor]
 
 _ON_DEVICE = {"sum": ops.add, "mean": ops.add, "max": ops.maximum, "min": ops.minimum}
+
+
+def queues_of(devices: Iterable[Any]) -> list[Any]:
+    """The queues of selectors, handles or queues."""
+    found = []
+    for device in devices:
+        if hasattr(device, "finish"):
+            found.append(device)
+            continue
+        handle = device if hasattr(device, "queue") else manager.default(device, strict=True)
+        if handle is None:
+            raise DeviceError(message("distributed", "no such device", f"there are: {manager.describe()}", selector=repr(device)))
+        found.append(handle.queue)
+    if not found:
+        raise DeviceError(message("distributed", "there are no devices", "name at least one"))
+    return found
 
 
 def _check(name: str, tensors: Tensors, alike: bool = True) -> list[Tensor]:
@@ -129,11 +146,9 @@ def broadcast(tensors: Tensors, root: int = 0) -> list[Tensor]:
     return given
 
 
-def scatter(tensor: Tensor | np.ndarray, queues: Sequence[Any], weights: Sequence[float] | None = None) -> list[Tensor]:
+def scatter(tensor: Tensor | np.ndarray, devices: Sequence[Any], weights: Sequence[float] | None = None) -> list[Tensor]:
     """Rows of one tensor, spread over devices: as equal as they can be, or in proportion to ``weights``."""
-    where = [getattr(queue, "queue", queue) for queue in queues]
-    if not where:
-        raise ShapeError(message("scatter", "there are no devices"))
+    where = queues_of(devices)
     values = tensor.to_host() if isinstance(tensor, Tensor) else np.asarray(tensor)
     if not values.ndim:
         raise ShapeError(message("scatter", "a 0-d tensor has no rows"))

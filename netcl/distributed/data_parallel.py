@@ -19,28 +19,13 @@ from netcl.core.device import manager, score, set_active_device
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.distributed import collectives
+from netcl.distributed.collectives import queues_of
 from netcl.distributed.comm import thread_worlds
 from netcl.distributed.sync_norm import convert_sync_batchnorm
 from netcl.nn.module import Module
 from netcl.ops import update
 
 Parameters = list[Tensor]
-
-
-def queues_of(devices: Iterable[Any]) -> list[Any]:
-    """The queues of selectors, handles or queues."""
-    found = []
-    for device in devices:
-        if hasattr(device, "finish"):
-            found.append(device)
-            continue
-        handle = device if hasattr(device, "queue") else manager.default(device, strict=True)
-        if handle is None:
-            raise DeviceError(message("distributed", "no such device", f"there are: {manager.describe()}", selector=repr(device)))
-        found.append(handle.queue)
-    if not found:
-        raise DeviceError(message("distributed", "there are no devices", "name at least one"))
-    return found
 
 
 def all_devices() -> list[Any]:
