@@ -32,6 +32,7 @@ _SHORTCUTS = {
 _PACKAGES = ("autograd", "data", "io", "nn", "ops", "optim")
 
 dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
+dispatch.fill("tuned_kernel", lambda problem: importlib.import_module("netcl.profiling.autotuner").tuned(problem))
 
 
 def __getattr__(name: str) -> Any:

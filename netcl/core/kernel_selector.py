@@ -1,7 +1,7 @@
 """Which kernel variant runs for a problem on a device: policy as tables, measured choices first.
 
-An answer is looked for in this order: what the program registered, what was measured on this device (:attr:`KernelSelector.measured`),
-the policy tables below. Policy answers are decided once per (op, shape, dtype, flags) and kept.
+An answer is looked for in this order: what the program registered, what was measured (:attr:`KernelSelector.measured`, then the
+tuning store of the device), the policy tables below. Policy answers are decided once per (op, shape, dtype, flags) and kept.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
-from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile, kernel_strategy
 from netcl.core.device import get_active_device
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
@@ -187,6 +187,7 @@ VENDORS: tuple[VendorRow, ...] = (
 # Gradients are measured apart from the op they belong to; what a program registers for the op holds for them, unless it names them.
 GRADIENTS = {"conv2d_input_grad": "conv2d", "conv2d_weight_grad": "conv2d"}
 RULES |= {gradient: RULES[op] for gradient, op in GRADIENTS.items()}
+TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer a tuner more than one configuration
 
 # The variables an op's answers depend on; programs and tests may change them.
 _CONV_SWITCHES = ("NETCL_KERNEL_STRATEGY", "NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL")
@@ -240,6 +241,10 @@ def _unmeasured(op: str, key: tuple[Hashable, ...]) -> KernelConfig | None:
     return None
 
 
+def _untuned(problem: Problem) -> KernelConfig | None:
+    return None
+
+
 class KernelSelector:
     """Chooses kernels for a device, that of ``profile`` or else the active one.
 
@@ -252,12 +257,13 @@ class KernelSelector:
         self.profile = profile
         self.revision = 0  # grows when an answer may have changed: plans made before do not count any more
         self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _unmeasured
+        self.tuned: Callable[[Problem], KernelConfig | None] = _untuned  # the tuning store's lookup, asked after ``measured``
         self._registered: dict[str, list[tuple[Callable[[Any, DeviceProfile], bool], Any]]] = {}
         self._cache: dict[Hashable, KernelConfig] = {}
 
     @property
     def measured(self) -> Callable[[str, tuple[Hashable, ...]], KernelConfig | None]:
-        """Where a tuning store puts its lookup: ``measured(op, key)``, key = (op, shape, dtype, flags); None where nothing was measured."""
+        """What a program has measured itself: ``measured(op, key)``, key = (op, shape, dtype, flags); None where nothing was."""
         return self._measured
 
     @measured.setter
@@ -341,6 +347,8 @@ class KernelSelector:
         explicit = self._find_registered(op, shapes, device) if self._registered else None
         if explicit is None:
             explicit = self.measured(op, problem.key)
+        if explicit is None and op in TUNABLE:
+            explicit = self.tuned(problem)
         if explicit is None and op in GRADIENTS and self._registered:
             explicit = self._find_registered(GRADIENTS[op], shapes, device)
         if explicit is not None:
@@ -374,6 +382,7 @@ _FROM_SHAPES: dict[str, Callable[[Sequence[Sequence[int]]], tuple[tuple[int, ...
 }
 
 _selector = KernelSelector()
+_selector.tuned = lambda problem: dispatch.call("tuned_kernel", problem)
 
 
 def set_matmul_precision(precision: str) -> None:

@@ -28,6 +28,15 @@ MAX_BYTES = 1 << 30  # the oldest entries go when the folder outgrows this
 _TRIM_EVERY = 64
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one whole, whoever else writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
+
+
 class ProgramCache:
     """Binaries keyed by source, options, device, driver and platform version; ``get`` hands out kernels."""
 
@@ -65,11 +74,7 @@ class ProgramCache:
         if path is None:
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(binary).digest() + binary)
-            os.replace(temporary, path)
+            replace_file(path, _MAGIC + hashlib.sha256(binary).digest() + binary)
         except OSError as error:
             log.info("[cache] a compiled program was not saved: %s", error)
         self._saved += 1

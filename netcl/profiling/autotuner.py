@@ -1,0 +1,372 @@
+"""The tuner: which of a problem's configurations is fastest on a device, among those that compute what they should.
+
+A search takes the candidates of the problem's family (:mod:`netcl.ops.families`), compares each result with a float64 reference before
+its time may count, and keeps the winner per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
+finds it, also for neighbouring shapes. Nothing is measured unless asked for: by the functions here, by ``netcl tune``, or by
+``NETCL_AUTOTUNE=on`` at the first use of a shape, for at most its budget of seconds per process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dispatch, env, platforms, recording
+from netcl.core.device import get_active_device, handle_of
+from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, get_matmul_precision
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.families import FAMILIES, Family
+from netcl.profiling import timing
+from netcl.runtime import tuning
+
+BUDGET = 10.0  # seconds for one problem when a caller names none
+UNASKED_BUDGET = 10.0  # seconds per process under NETCL_AUTOTUNE=on
+SHARE = 3  # an unasked search takes at most this part of what is left
+MARGIN = 0.97  # a winner must be this much faster than the policy's choice, or noise would choose
+FINALISTS = 3
+SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
+CHECKED_PRODUCTS = 1 << 30  # multiply-adds above which the reference is taken of a part of the problem
+NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbours
+_TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
+_FAILURES = (KernelBuildError, OutOfMemoryError, ShapeError, DtypeError, DeviceError, ValueError, LookupError)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate with its seconds per call, or the reason it was rejected."""
+
+    config: KernelConfig
+    seconds: float = math.inf
+    rejected: str = ""
+
+
+@dataclass(frozen=True)
+class AutotuneResult:
+    """What a search found. ``config`` is the winner, ``policy_seconds`` what the untuned choice takes.
+
+    ``complete`` says whether the budget sufficed for every candidate; ``stored`` whether the winner was kept for later.
+    """
+
+    problem: Problem
+    config: KernelConfig
+    seconds: float
+    policy_seconds: float
+    trials: tuple[Trial, ...]
+    complete: bool
+    stored: bool
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than the untuned choice; 1 where that won."""
+        return self.policy_seconds / self.seconds if self.seconds else 1.0
+
+    @property
+    def rejected(self) -> tuple[Trial, ...]:
+        """Candidates that computed something else, or could not be run."""
+        return tuple(trial for trial in self.trials if trial.rejected)
+
+
+class Autotuner:
+    """Searches the configurations of problems on one device.
+
+    - **queue**: a queue or a device handle; the active device without one.
+    - **budget**: seconds for one problem. A search ends before a candidate that would probably exceed it; the untuned choice is always
+      measured.
+    - **store**: where winners are kept; **families**: whose candidates are tried. Both by default those of the process.
+
+    >>> from netcl.core.device import manager
+    >>> tuner = Autotuner(manager.default("cl"), budget=0)
+    >>> tuner.tune("matmul", 24, 16, 8).complete
+    False
+    """
+
+    def __init__(self, queue: Any = None, budget: float = BUDGET, store: tuning.TuningStore | None = None,
+                 families: Mapping[str, Family] | None = None):  # fmt: skip
+        self.queue = getattr(queue, "queue", queue) if queue is not None else get_active_device().queue
+        if getattr(self.queue, "backend", "cl") == "cpu":
+            platforms.opencl()
+            raise DeviceError(message("autotune", "the NumPy backend has nothing to tune", "name an OpenCL device: netcl.device('cl')"))
+        self.profile = handle_of(self.queue).profile
+        self.budget = budget
+        self.store = tuning.store if store is None else store
+        self.families = FAMILIES if families is None else families
+
+    def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
+        """Search for ``(M, N, K)`` of a ``matmul`` or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
+        if op not in self.families:
+            raise ShapeError(message("autotune", "there is nothing to tune for this op", f"known: {', '.join(self.families)}", op=repr(op)))
+        found = self.search(self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags))
+        get_kernel_selector().clear_cache()
+        return found
+
+    def search(self, problem: Problem, budget: float | None = None) -> AutotuneResult:
+        """Try the candidates of a problem, keep the winner. Plans made before stay as they are."""
+        family, start = self.families[problem.op], time.perf_counter()
+        allowed = self.budget if budget is None else budget
+        check = _Check(family, problem, self.queue)
+        trials: list[Trial] = []
+        longest, candidates = 0.0, _allowed(family.configurations(problem))
+        for config in candidates:
+            begin = time.perf_counter()
+            if trials and begin - start + longest > allowed:
+                break
+            trials.append(self._try(check, config))
+            longest = max(longest, time.perf_counter() - begin)
+        best, policy = self._final(check, trials, allowed - (time.perf_counter() - start))
+        entry = {"config": tuning.to_json(best.config) if best.config is not candidates[0] else None, "seconds": best.seconds,
+                 "policy_seconds": policy if math.isfinite(policy) else None}  # fmt: skip
+        stored = math.isfinite(best.seconds) and self.store.put(self.profile, _key(family, problem), entry)
+        return AutotuneResult(problem, best.config, best.seconds, policy, tuple(trials), len(trials) == len(candidates), stored)
+
+    def _try(self, check: _Check, config: KernelConfig) -> Trial:
+        """Run a candidate, compare its result, time it."""
+        try:
+            wrong = check.what_is_wrong(config)
+            if wrong:
+                return Trial(config, rejected=wrong)
+            run = partial(check.run, config)
+            once = timing.measure(run, repeat=1, warmup=0, queue=self.queue).best
+            calls = max(1, min(100, int(SAMPLE / max(once, 1e-9))))
+            found = timing.measure(run, repeat=2, calls=calls, warmup=0, queue=self.queue).best
+            return Trial(config, min(once, found))
+        except (*_FAILURES, platforms.opencl().Error) as error:
+            return Trial(config, rejected=f"{type(error).__name__}: {error}")
+
+    def _final(self, check: _Check, trials: Sequence[Trial], seconds_left: float) -> tuple[Trial, float]:
+        """The winner and the time of the policy's choice: the fastest few once more, in turns, if there is time for it."""
+        policy, *others = trials
+        right = sorted((t for t in others if t.seconds < math.inf), key=lambda t: t.seconds)[:FINALISTS]
+        few = [policy, *right] if policy.seconds < math.inf else right
+        if not few:
+            return policy, math.inf
+        rounds = int(min(5, max(0.0, seconds_left) / (2 * sum(max(t.seconds, SAMPLE) for t in few))))
+        if rounds:
+            calls = max(1, int(SAMPLE / max(t.seconds for t in few)))
+            ways = {str(i): partial(check.run, t.config) for i, t in enumerate(few)}
+            again = timing.compare(repeat=rounds, calls=calls, warmup=0, queue=self.queue, **ways)
+            few = [replace(t, seconds=again[str(i)].best) for i, t in enumerate(few)]
+        best = min(few, key=lambda t: t.seconds)
+        if policy.seconds == math.inf:
+            return best, math.inf
+        return (best if best.seconds < MARGIN * few[0].seconds else few[0]), few[0].seconds
+
+
+class _Check:
+    """A problem with its operands, and what a right result is.
+
+    A float64 product of a large problem takes longer than the search; there a part of it (fewer rows, fewer images) is compared with
+    the reference and the whole with the result of the first candidate that passed.
+    """
+
+    def __init__(self, family: Family, problem: Problem, queue: Any):
+        self.family, self.problem = family, problem
+        self.operands = family.operands(problem, queue)
+        part = _part(family, problem)
+        self.part, self.part_operands = part, self.operands if part is problem else family.operands(part, queue)
+        self.exact = family.reference(part, *self.part_operands)
+        self.bound = family.tolerance(part, *self.part_operands)
+        self.whole: np.ndarray | None = None
+
+    def run(self, config: KernelConfig) -> Tensor:
+        return self.family.run_with(config, self.problem, *self.operands)
+
+    def what_is_wrong(self, config: KernelConfig) -> str:
+        """Empty for a configuration whose results are right."""
+        result = self.family.run_with(config, self.part, *self.part_operands).to_host()
+        wrong = _beyond(result, self.exact, self.bound)
+        if wrong or self.part is self.problem:
+            return wrong
+        whole = self.run(config).to_host()
+        if self.whole is None:
+            self.whole = whole
+        return _beyond(whole, self.whole, 2 * self.family.tolerance(self.problem, *self.operands))
+
+
+def _beyond(result: np.ndarray, exact: np.ndarray, bound: float) -> str:
+    error = float(np.max(np.abs(np.asarray(result, np.float64) - exact), initial=0.0)) if result.shape == exact.shape else math.inf
+    return "" if error <= bound else f"wrong: off by {error:.3g}, allowed is {bound:.3g}"
+
+
+def _part(family: Family, problem: Problem) -> Problem:
+    """A problem small enough for a reference: its first size (rows, images) reduced."""
+    work = math.prod(problem.shape) * problem.flags.get("batches", 1)
+    first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))
+    return problem if first >= problem.shape[0] else replace(problem, shape=(first, *problem.shape[1:]))
+
+
+def _allowed(candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+    if env.value("NETCL_CONV_WINOGRAD"):
+        return list(candidates)
+    return [config for config in candidates if config.variant is not KernelVariant.CONV2D_WINOGRAD]
+
+
+# ---- asked for by name
+
+
+def autotune_matmul(
+    M: int, N: int, K: int, dtype: str = "float32", queue: Any = None, *, budget: float = BUDGET, **flags: Any
+) -> KernelConfig:
+    """The fastest right configuration for an (M, K) x (K, N) product, kept for later; ``trans_a``, ``trans_b``, ``batches`` as flags."""
+    return Autotuner(queue, budget).tune("matmul", M, N, K, dtype=dtype, **flags).config
+
+
+def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, stride: int = 1, pad: int = 0, dtype: str = "float32",
+                    queue: Any = None, *, budget: float = BUDGET, part: str = "conv2d", **flags: Any) -> KernelConfig:  # fmt: skip
+    """The fastest right configuration for a convolution, kept for later; ``part`` may name one of its gradients instead."""
+    return Autotuner(queue, budget).tune(part, N, C, H, W, F, KH, KW, dtype=dtype, stride=stride, pad=pad, **flags).config
+
+
+def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = None, told: Callable[[AutotuneResult], None] | None = None,
+             again: bool = False) -> list[AutotuneResult]:  # fmt: skip
+    """Tune every product and convolution that ``function`` runs, within ``budget`` seconds, the most work first.
+
+    What is already measured is left out unless ``again``; ``told`` is called after each search.
+    """
+    start, tuner = time.perf_counter(), Autotuner(queue)
+    todo = [p for p in problems_of(function, tuner.profile) if again or recall(p, near=False) is None]
+    results: list[AutotuneResult] = []
+    for i, problem in enumerate(todo):
+        left = budget - (time.perf_counter() - start)
+        if left <= 0:
+            break
+        results.append(tuner.search(problem, left / (len(todo) - i)))
+        if told is not None:
+            told(results[-1])
+    get_kernel_selector().clear_cache()
+    return results
+
+
+def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
+    """The problems a function runs on a device, one per class, the most work first."""
+    selector, found = get_kernel_selector(), dict[str, tuple[float, Problem]]()
+    usual = selector.tuned
+
+    def note(problem: Problem) -> KernelConfig | None:
+        asked = _complete(problem)
+        if asked is not None and _same_device(asked.profile, profile):
+            work, _ = found.get(key := _key(FAMILIES[asked.op], asked), (0.0, asked))
+            found[key] = (work + math.prod(asked.shape) * asked.flags.get("batches", 1), asked)
+        return usual(problem)
+
+    selector.tuned = note
+    selector.clear_cache()
+    try:
+        function()
+    finally:
+        selector.tuned = usual
+        selector.clear_cache()
+    return [problem for _, problem in sorted(found.values(), key=lambda pair: -pair[0])]
+
+
+# ---- what the selector asks
+
+
+class _Unasked:
+    """What this process has spent on searches nobody asked for by name, and which classes it has searched."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.spent = 0.0
+        self.searched: set[str] = set()
+        self.busy = False
+
+
+_unasked = _Unasked()
+
+
+def tuned(problem: Problem) -> KernelConfig | None:
+    """The measured configuration of a problem or of its neighbours; ``None`` where the policy decides.
+
+    Under ``NETCL_AUTOTUNE`` what is not yet measured is measured now, as long as the budget lasts.
+    """
+    asked = _complete(problem)
+    if asked is None:
+        return None
+    mode, seconds = env.value("NETCL_AUTOTUNE")
+    if mode != "off":
+        _search_unasked(asked, mode, UNASKED_BUDGET if seconds is None else seconds)
+    entry = recall(asked)
+    return _usable(entry, asked) if entry else None
+
+
+def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
+    key, handle = _key(FAMILIES[problem.op], problem), get_active_device()
+    here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
+    watched = recording.active.recorder is not None or bool(program.launch_observers)  # who records or profiles wants the user's launches
+    with _unasked.lock:
+        left = budget - _unasked.spent
+        if not here or watched or _unasked.busy or key in _unasked.searched or left <= 0:
+            return
+        if mode == "on" and recall(problem) is not None:
+            return
+        _unasked.searched.add(key)
+        _unasked.busy, start = True, time.perf_counter()
+        try:
+            Autotuner(handle).search(problem, left / SHARE)
+        finally:
+            _unasked.busy = False
+            _unasked.spent += time.perf_counter() - start
+
+
+def _complete(problem: Problem) -> Problem | None:
+    """The problem with every flag of its family; ``None`` for what is not tuned."""
+    family = FAMILIES.get(problem.op)
+    if family is None or problem.dtype not in _TUNED_DTYPES or 0 in problem.shape:
+        return None
+    return family.problem(*problem.shape, profile=problem.profile, dtype=problem.dtype, **problem.flags)
+
+
+def _same_device(one: Any, other: Any) -> bool:
+    return (one.platform, one.name, one.driver_version) == (other.platform, other.name, other.driver_version)
+
+
+def _key(family: Family, problem: Problem) -> str:
+    """The name of a problem's class in the store. Looser sums allow other kernels, so the precision is part of it."""
+    return json.dumps([*family.problem_class(problem), get_matmul_precision()])
+
+
+def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
+    """The entry of a problem's class, or of the nearest class that differs in sizes only, and little."""
+    entries = tuning.store.entries(problem.profile)
+    key = _key(FAMILIES[problem.op], problem)
+    if key in entries or not near or not entries:
+        return entries.get(key)
+    wanted = json.loads(key)
+    ranked = sorted((distance, other) for other in entries if (distance := _distance(wanted, json.loads(other))) is not None)
+    return entries[ranked[0][1]] if ranked else None
+
+
+def _distance(one: list[Any], other: list[Any]) -> float | None:
+    """How many doublings lie between two classes; ``None`` for classes that are no neighbours."""
+    if len(one) != len(other) or [type(a) for a in one] != [type(b) for b in other]:
+        return None
+    sizes = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, int)]
+    if any(a != b for a, b in zip(one, other, strict=True) if not isinstance(a, int)) or any(min(pair) < 1 for pair in sizes):
+        return None
+    apart = [abs(math.log2(a / b)) for a, b in sizes]
+    windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbour of 5x5
+    return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
+
+
+def _usable(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | None:
+    """The configuration of an entry, if the family still offers it for this very problem."""
+    if not entry.get("config"):
+        return None
+    try:
+        config = tuning.from_json(entry["config"])
+    except ValueError:
+        return None
+    return config if config in _allowed(FAMILIES[problem.op].configurations(problem)) else None
+
+
+dispatch.fill("tuned_kernel", tuned)

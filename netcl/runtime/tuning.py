@@ -1,0 +1,166 @@
+"""Measured kernel configurations on disk: one JSON file per device and driver, and what is shipped for devices known.
+
+A file holds entries by problem class. Writes merge under a lock and replace the file in one piece, so any number of processes may
+tune at once; a damaged file is told about once and begun anew. What an entry means is known to :mod:`netcl.profiling.autotuner`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from netcl.core import env
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.runtime.cache import replace_file
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes that finish at the same moment may lose one entry, never the file
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("netcl")
+FORMAT = 1  # grows when configurations change their meaning: older files are then begun anew
+SHIPPED = Path(__file__).with_name("tuned.json")
+Entry = Mapping[str, Any]
+_PLAIN = {field.name: field.default for field in fields(KernelConfig) if field.name not in ("variant", "extra")}
+
+
+def to_json(config: KernelConfig) -> dict[str, Any]:
+    """A configuration as plain data, only what differs from the defaults; reasons of the policy are left out.
+
+    >>> to_json(KernelConfig(KernelVariant.MATMUL_TILED, tile_k=16, extra={"why": "large", "tier": "simt"}))
+    {'variant': 'MATMUL_TILED', 'tile_k': 16, 'extra': {'tier': 'simt'}}
+    """
+    changed = {name: getattr(config, name) for name, default in _PLAIN.items() if getattr(config, name) != default}
+    extra = {name: value for name, value in config.extra.items() if name != "why"}
+    return {"variant": config.variant.name, **changed, **({"extra": extra} if extra else {})}
+
+
+def from_json(data: Mapping[str, Any]) -> KernelConfig:
+    """What :func:`to_json` was given; ``ValueError`` for what it could not have written."""
+    given = dict(data)
+    try:
+        variant = KernelVariant[given.pop("variant")]
+        if "local_size_2d" in given:
+            given["local_size_2d"] = tuple(given["local_size_2d"])
+        return KernelConfig(variant, **given)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no configuration: {data!r}") from error
+
+
+class TuningStore:
+    """Entries by device and problem class: the user's own first, then what is shipped."""
+
+    def __init__(self, shipped: Path = SHIPPED) -> None:
+        self._shipped = shipped
+        self._read: dict[Path, tuple[Any, dict[str, Entry]]] = {}
+        self._warned = False
+
+    def folder(self) -> Path | None:
+        """Where the files are; ``None`` if nothing can be written."""
+        base = env.cache_dir()
+        return None if base is None else base / "tuning"
+
+    def path(self, profile: DeviceProfile) -> Path | None:
+        """The file of a device and driver."""
+        folder = self.folder()
+        facts = (profile.platform, profile.name, profile.driver_version)
+        label = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")[:40]
+        return None if folder is None else folder / f"{label}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.json"
+
+    def entries(self, profile: DeviceProfile) -> dict[str, Entry]:
+        """Everything known of a device, by problem class."""
+        path = self.path(profile)
+        own = {} if path is None else self._own(path)
+        shipped = _shipped(self._shipped).get((profile.platform, profile.name), {})
+        return {**shipped, **own} if own else shipped
+
+    def put(self, profile: DeviceProfile, key: str, entry: Entry) -> bool:
+        """Keep an entry; whether it could be written."""
+        path = self.path(profile)
+        if path is None:
+            return False
+        head = {"format": FORMAT, "platform": profile.platform, "device": profile.name, "driver": profile.driver_version}
+        try:
+            with _locked(path):
+                merged = {**self._own(path), key: entry}
+                replace_file(path, json.dumps({**head, "entries": merged}, indent=1, sort_keys=True).encode())
+        except OSError as error:
+            log.info("[tuning] a measured configuration was not saved: %s", error)
+            return False
+        return True
+
+    def clear(self) -> int:
+        """Remove every file of the user's; returns how many devices are forgotten."""
+        folder, gone = self.folder(), 0
+        for path in folder.glob("*") if folder and folder.exists() else ():
+            gone += path.suffix == ".json"
+            path.unlink(missing_ok=True)
+        return gone
+
+    def info(self) -> dict[str, Any]:
+        """The folder, and the number of entries in it."""
+        folder = self.folder()
+        files = sorted(folder.glob("*.json")) if folder and folder.exists() else []
+        return {"tuning folder": str(folder or "none"), "tuned problems": sum(len(self._own(path)) for path in files)}
+
+    def _own(self, path: Path) -> dict[str, Entry]:
+        try:
+            status = path.stat()
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            known = self._read.get(path)
+            if known is None or known[0] != stamp:
+                known = self._read[path] = (stamp, _parsed(path.read_bytes()))
+            return known[1]
+        except OSError:
+            return {}
+        except ValueError as error:
+            self._damaged(path, error)
+            return {}
+
+    def _damaged(self, path: Path, error: ValueError) -> None:
+        path.unlink(missing_ok=True)
+        if not self._warned:
+            self._warned = True
+            text = f"[tuning] measured configurations were lost and will be measured again: {error}; file={path}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+def _parsed(data: bytes) -> dict[str, Entry]:
+    """The entries of a file; ``ValueError`` if it is none of ours. A file of another format has none."""
+    content = json.loads(data)
+    if not isinstance(content, dict) or not isinstance(content.get("entries"), dict):
+        raise ValueError("the file holds no entries")
+    if content.get("format") != FORMAT:
+        return {}
+    if not all(isinstance(entry, dict) for entry in content["entries"].values()):
+        raise ValueError("an entry is not what was written")
+    return content["entries"]
+
+
+@cache
+def _shipped(path: Path) -> dict[tuple[str, str], dict[str, Entry]]:
+    content = json.loads(path.read_text()) if path.exists() else {"devices": []}
+    return {(row["platform"], row["device"]): row["entries"] for row in content["devices"]}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "a") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+store = TuningStore()
