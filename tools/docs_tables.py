@@ -72,7 +72,23 @@ def op_table() -> str:
     return _table(("op", "float dtypes", "devices", "gradient", "fuses (JIT)", "autocast", "what it does"), rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"environment": environment, "error_classes": error_classes, "dtypes": dtypes, "ops": op_table}
+def amp_policy() -> str:
+    """Every op under what autocast does with it."""
+    from netcl.ops.registry import REGISTRY
+
+    meaning = {"half": "inputs become float16 or bfloat16", "float": "inputs become float32", "keep": "takes what comes"}
+    rows = ((_code(policy), text, ", ".join(_code(name) for name in sorted(REGISTRY) if REGISTRY[name].amp == policy))
+            for policy, text in meaning.items())  # fmt: skip
+    return _table(("policy", "inside `autocast`", "ops"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "environment": environment,
+    "error_classes": error_classes,
+    "dtypes": dtypes,
+    "ops": op_table,
+    "amp_policy": amp_policy,
+}
 
 
 def render(text: str) -> str:
