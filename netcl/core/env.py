@@ -12,6 +12,7 @@ from platformdirs import user_cache_path
 
 from netcl.core.errors import EnvironmentVariableError, message
 
+FUSE_FROM = 1 << 16  # elements; a chain over fewer costs less in single launches than a kernel of its own
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -44,6 +45,13 @@ def _level(text: str) -> int:
     if not 0 <= value <= 4:
         raise ValueError
     return value
+
+
+def _elements(text: str) -> int:
+    """``0`` or off: never; ``1`` or on: from a size that pays; else that many elements."""
+    low = text.strip().lower()
+    value = int(low) if low.isdigit() else _flag(low)
+    return FUSE_FROM if value == 1 else int(value)
 
 
 def _autotune(text: str) -> tuple[str, float | None]:
@@ -94,6 +102,7 @@ _ROWS = (
              "Forces portable or optimized kernels; auto decides by the device."),
     Variable("NETCL_CONV_WINOGRAD", _flag, "1", "0, 1", "0 disables the selection of Winograd for 3x3 convolutions."),
     Variable("NETCL_CONV_TILED_LOCAL", _flag, "0", "0, 1", "1 allows the tiled-local convolution on small outputs."),
+    Variable("NETCL_AMX", _flag, "0", "0, 1", "1 lets products use the AMX tile registers of x86 CPUs that have them (amx_bf16)."),
     Variable("NETCL_MAX_CACHED_GB", _positive, "4", "a number of gigabytes, 0 or more",
              "How much free device memory a PersistentBufferPool may keep."),
     Variable("NETCL_ASYNC_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(async_copy=...)."),
@@ -101,8 +110,9 @@ _ROWS = (
     Variable("NETCL_PROFILE_EVENTS", _flag, "0", "0, 1", "1 requests profiling on every queue made from then on."),
     Variable("NETCL_AUTOTUNE", _autotune, "off", "off, on, force, or with a budget in seconds: on:5",
              "Whether unmeasured kernel configurations are measured at first use."),
-    Variable("NETCL_FUSION", _flag, "0", "0, 1",
-             "1 lets chains of pointwise ops over large tensors run as one kernel in plain eager code, when a value is first needed."),
+    Variable("NETCL_FUSION", _elements, "0", "0, 1, or a number of elements",
+             "1 lets chains of pointwise ops over large tensors run as one kernel in plain eager code, when a value is first needed; "
+             "a larger number says from how many elements on."),
     Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
     Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds",

@@ -14,7 +14,7 @@ from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.matmul import VARIANTS, build_matmul_kernel, gemm
+from netcl.ops.matmul import VARIANTS, amx, build_matmul_kernel, gemm
 from netcl.ops.matmul.gemm import TIERS, Product, plan_for
 from netcl.ops.registry import REGISTRY
 
@@ -93,7 +93,7 @@ def test_a_product_with_fewer_tiles_than_cores_is_split_along_k(trans_a, trans_b
     many = dataclasses.replace(cl_device.profile, max_compute_units=64)
     plan = gemm._panels(cl_device.queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED), many)
     assert len(plan.launches) == 2
-    got = gemm._run(plan, cl_device.queue, *tensors(cl_device.queue, a, b, bias), Tensor.empty((m, n), queue=cl_device.queue)).to_host()
+    got = gemm.run(plan, cl_device.queue, *tensors(cl_device.queue, a, b, bias), Tensor.empty((m, n), queue=cl_device.queue)).to_host()
     exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b) + bias
     np.testing.assert_allclose(got, np.maximum(exact, 0), rtol=1e-5, atol=1e-3)
 
@@ -304,3 +304,43 @@ def test_a_tile_no_device_has_is_refused(cl_device):
 def test_unknown_dtypes_are_refused(cl_device):
     with pytest.raises(DtypeError, match=r"\[build_matmul_kernel\] unknown dtype; dtype='complex64'"):
         build_matmul_kernel(cl_device.context, dtype="complex64")
+
+
+def test_amx_is_invisible_where_it_is_not_asked_for(cl_device, monkeypatch):
+    p = Product(256, 256, 2048, False, False, "float32", "float32", "float32")
+    monkeypatch.delenv("NETCL_AMX", raising=False)
+    assert amx.tier(cl_device.queue, p, cl_device.profile) is None
+    monkeypatch.setenv("NETCL_AMX", "1")
+    wanted = "amx" if cl_device.device_type == "cpu" and amx.granted() and amx._checked(cl_device.queue) else None
+    assert amx.tier(cl_device.queue, p, cl_device.profile) == wanted
+
+
+def test_amx_splits_only_where_the_bound_holds(monkeypatch):
+    def terms(k, a="float32", b="float32", c="float32", precision="highest"):
+        monkeypatch.setattr(amx, "get_matmul_precision", lambda: precision)
+        return amx.terms_for(Product(64, 64, k, False, False, a, b, c))
+
+    assert [terms(k) for k in (amx.SPLIT_DEPTH - 1, amx.SPLIT_DEPTH)] == [0, 2]
+    assert [terms(64, precision=name) for name in ("highest", "high", "medium")] == [0, 2, 1]
+    assert terms(64, "bfloat16", "bfloat16", "bfloat16") == 1
+    assert terms(4096, "float16", "float16", "float16") == 0 and terms(4096, "float64", "float64", "float64") == 0
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("terms", "dtype"), [(1, "bfloat16"), (2, "float32")])
+def test_amx_products(terms, dtype, trans_a, trans_b, cl_device, rng):
+    if not (cl_device.device_type == "cpu" and amx.granted() and amx._checked(cl_device.queue)):
+        pytest.skip("the device has no AMX")
+    m, n, k = 45, 70, 130
+    a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))
+    a.flat[3] = np.inf
+    a, b = (Tensor.from_host(cl_device.queue, x, dtype) for x in (a, b))
+    p = Product(m, n, k, trans_a, trans_b, dtype, dtype, "float32", "float32", "relu")
+    out = Tensor.empty((m, n), queue=cl_device.queue)
+    got = gemm.run(amx.plan(cl_device.queue, p, terms, 2), cl_device.queue, a, b, Tensor.from_host(cl_device.queue, bias), out).to_host()
+    left, right = (x.to_host().astype(np.float64) for x in (a, b))
+    exact = (left.T if trans_a else left) @ (right.T if trans_b else right) + bias
+    exact = np.where(exact < 0, 0, exact)
+    finite = np.isfinite(exact)
+    np.testing.assert_array_equal(got[~finite], exact[~finite])
+    np.testing.assert_allclose(got[finite], exact[finite], rtol=1e-4, atol=2e-3)

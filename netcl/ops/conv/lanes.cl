@@ -38,7 +38,10 @@ typedef struct __attribute__((packed)) {
   Q v;
 } LooseQuad;
 #define QUAD(space, p) (((space LooseQuad*)(p))->v)
-#define ZERO ((V)((REAL)0))
+// A function, not a macro: LLVM for x86 cuts vectors of 16 lanes into halves, which then do not fit the registers, unless a function
+// that takes or gives one was called.
+static inline V zeros(void) { return (V)((REAL)0); }
+#define ZERO zeros()
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }

@@ -15,6 +15,7 @@ from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, st
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.functions import erf
+from netcl.ops.matmul import amx  # noqa: F401, adds its tier
 from netcl.ops.matmul.einsum import einsum
 from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, product
 from netcl.ops.movement import sum_to

@@ -131,7 +131,7 @@ class Launch(NamedTuple):
     """One kernel of a plan. ``buffers`` names, in order, what it takes: a, b, bias (d), c, packed (p), sums (s)."""
 
     kernel: Any
-    global_size: int
+    global_size: int | tuple[int, ...]
     local_size: int
     buffers: str
     args: tuple[int, ...]
@@ -150,7 +150,8 @@ def sum_dtype(real: str) -> str:
     return {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}[real]
 
 
-def _kernel(queue: Any, file: str, name: str, p: Product, **defines: Any) -> Any:
+def compiled(queue: Any, file: str, name: str, p: Product, **defines: Any) -> Any:
+    """A kernel of the files beside this one, for the dtypes and the epilogue of a product."""
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32"}
     common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index}
     if p.activation:
@@ -165,13 +166,13 @@ def _kernel(queue: Any, file: str, name: str, p: Product, **defines: Any) -> Any
 def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * p.m * p.n
     args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(_kernel(queue, "naive.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdc", args),))
+    return Plan((Launch(compiled(queue, "naive.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdc", args),))
 
 
 def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * -(-p.m // 4) * -(-p.n // 4)
     args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(_kernel(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdc", args),))
+    return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdc", args),))
 
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
@@ -189,7 +190,7 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     depth = -(-p.k // splits // bk) * bk if splits > 1 else p.k
     splits = -(-p.k // depth)
     inner = p if splits == 1 else replace(p, c=sum_dtype(p.real), bias=None, activation=None)
-    kernel = _kernel(queue, "simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
+    kernel = compiled(queue, "simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
     first = Launch(kernel, groups * splits * items, items, "abdc" if splits == 1 else "abds", args)
     if splits == 1:
@@ -203,7 +204,7 @@ def _groups(p: Product, bm: int, bn: int) -> int:
 
 def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
     total = p.batches * p.m * p.n
-    return Launch(_kernel(queue, "naive.cl", "add_parts", p), total, launch.LOCAL_1D, "sdc", (p.n, p.has_bias, p.m * p.n, splits, total))
+    return Launch(compiled(queue, "naive.cl", "add_parts", p), total, launch.LOCAL_1D, "sdc", (p.n, p.has_bias, p.m * p.n, splits, total))
 
 
 def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[int, int, int, int]:
@@ -291,14 +292,14 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
-    pack = _kernel(queue, "pack.cl", "pack_a", p, MR=tile.rows, PANELS=_PACK_PANELS)
+    pack = compiled(queue, "pack.cl", "pack_a", p, MR=tile.rows, PANELS=_PACK_PANELS)
     first = Launch(pack, -(-p.m // (tile.rows * _PACK_PANELS)) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
     return Plan((first, main), packed=p.batches * size, sums=sums)
 
 
 def _panel_kernel(queue: Any, p: Product, tile: _Tile, depth: int, packed: bool) -> Any:
     macros = tile.macros() | {"KC": depth, "PACKED_A": int(packed), "B_PLAIN": p.plain(p.b), "C_PLAIN": p.plain(p.c)}
-    return _kernel(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros, BIAS_PLAIN=p.plain(p.bias))
+    return compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros, BIAS_PLAIN=p.plain(p.bias))
 
 
 def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
@@ -322,7 +323,7 @@ def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     lanes = _tile(p, profile).lanes
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
     columns = max(4, -(-p.n // blocks // 4) * 4)
-    kernel = _kernel(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes)
+    kernel = compiled(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes)
     return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
 
 
@@ -333,7 +334,7 @@ def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
     rows = _rows(p, tile, -(-p.n // tile.columns), profile)
     macros = tile.macros() | {"KC": 1 << 30, "PACKED_B": 0, "C_PLAIN": p.plain(p.c), "BIAS_PLAIN": p.plain(p.bias)}
-    kernel = _kernel(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros)
+    kernel = compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros)
     groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
     return Plan((Launch(kernel, groups, 1, "abdcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
 
@@ -358,6 +359,9 @@ TIERS: dict[str, dict[KernelVariant, Planner]] = {
     "cpu": dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED), _for_shape) | {V.MATMUL_NAIVE: _naive},
 }
 
+#: Tiers of one vendor's hardware: each is asked, with queue, product and profile, and names itself where it would take the product.
+VENDORS: list[Callable[[Any, Product, DeviceProfile], str | None]] = []
+
 
 # ---- doing it
 
@@ -372,7 +376,8 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
     """The selector's choice for a product, or a given configuration, as launches."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
-    tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
+    vendor = next(filter(None, (tier(queue, p, profile) for tier in VENDORS)), None)
+    tier = config.extra.get("tier") or vendor or ("cpu" if profile.device_type == "cpu" else "simt")
     planner = TIERS[tier].get(config.variant)
     if planner is None:
         known = ", ".join(variant.name for variant in TIERS[tier])
@@ -421,10 +426,11 @@ def product(
             a, b = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
             return product(a, b, out_shape, dtype, trans_a, trans_b, bias, activation, config)
         plan = remember(state, "matmul", key, plan_for(queue, described, config))
-    return _run(plan, queue, a, b, bias, Tensor.empty(out_shape, dtype, queue=queue))
+    return run(plan, queue, a, b, bias, Tensor.empty(out_shape, dtype, queue=queue))
 
 
-def _run(plan: Plan, queue: Any, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """Launch a plan; gives ``out`` back."""
     wide = sum_dtype(DTYPES[out.dtype].c_compute)
     buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias}
     if plan.packed:

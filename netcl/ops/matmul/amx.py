@@ -1,0 +1,129 @@
+"""Products on AMX, the tile registers of some x86 CPUs: a tier of its own, asked for with ``NETCL_AMX=1`` and invisible otherwise.
+
+The kernels hold inline assembly, which is no part of OpenCL C; drivers accept it or do not. So a device takes this tier only after
+four questions, asked once per context: does the processor list ``amx_bf16``, does the kernel grant the tile registers, does the
+driver build the kernels, and is a product of odd sizes right.
+
+bfloat16 operands are multiplied as they are. float32 operands are split into two bfloat16 values (three products, about twice the
+speed of float32 arithmetic); what that loses is below the rounding of a plain float32 sum only where sums are long, so
+``set_matmul_precision("highest")`` takes it from :data:`SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core import env
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.errors import KernelBuildError
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.matmul import gemm
+from netcl.ops.matmul.gemm import Launch, Plan, Product
+
+log = logging.getLogger("netcl")
+
+V = KernelVariant
+SPLIT_DEPTH = 1024
+LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than is won
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+_TILE = 512  # values of a packed tile: 16 x 32
+
+
+@cache
+def granted() -> bool:
+    """Whether processor and kernel let this process use the tile registers; asks the kernel for them."""
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists() or "amx_bf16" not in flags.read_text(encoding="utf-8", errors="replace").split():
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+
+
+def terms_for(p: Product) -> int:
+    """How many bfloat16 values an operand becomes; 0 where AMX would not be exact enough, or cannot be used."""
+    if p.real != "float":
+        return 0
+    if p.a == p.b == "bfloat16":
+        return 1
+    if {p.a, p.b} - {"float32", "bfloat16"}:
+        return 0
+    precision = get_matmul_precision()
+    return 1 if precision == "medium" else 2 if precision == "high" or p.k >= SPLIT_DEPTH else 0
+
+
+def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
+    """``"amx"`` for a product that this tier takes over."""
+    if not env.value("NETCL_AMX") or profile.device_type != "cpu" or p.batches * p.m * p.n * p.k < LEAST_WORK or not terms_for(p):
+        return None
+    return "amx" if granted() and _checked(queue) else None
+
+
+def _checked(queue: Any) -> bool:
+    """Whether the driver builds the kernels and they are right; asked once per context."""
+    state = program.state(queue)
+    verdict = state.get(("matmul", "amx"))
+    if verdict is None:
+        state[("matmul", "amx")] = False  # the products of the check itself do not ask again
+        verdict = state[("matmul", "amx")] = _check(queue)
+        log.info("[matmul] AMX is %s; device=%s", "used" if verdict else "not used: its kernels failed", state.device.name)
+    return verdict
+
+
+def _check(queue: Any) -> bool:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((33, 70), np.float32), rng.standard_normal((70, 50), np.float32)
+    exact = a.astype(np.float64) @ b
+    for terms, bound in ((1, 2**-6), (2, 2**-14)):
+        p = Product(33, 50, 70, False, False, "float32", "float32", "float32")
+        try:
+            made = plan(queue, p, terms, 2)
+        except KernelBuildError as error:
+            log.info("[matmul] AMX does not build: %s", str(error).splitlines()[0])
+            return False
+        tensors = (Tensor.from_host(queue, a), Tensor.from_host(queue, b))
+        got = gemm.run(made, queue, *tensors, None, Tensor.empty((33, 50), queue=queue)).to_host()
+        if not np.abs(got - exact).max() <= bound * np.abs(exact).max():
+            return False
+    return True
+
+
+def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
+    """Pack both operands, multiply, and do again what holds infinities or NaN."""
+    rows, columns, depth = 2 * -(-p.m // 32), 2 * -(-p.n // 32), -(-p.k // 32)
+    a_plane, b_plane = p.batches * rows * depth * _TILE, p.batches * columns * depth * _TILE
+    first, flags = terms * a_plane, p.batches * rows
+    direct = int(p.plain(p.c) and not p.has_bias and not p.activation)
+    macros = {"TERMS": terms, "DIRECT": direct, "A_PLAIN": p.plain(p.a), "B_PLAIN": p.plain(p.b)}
+    names = ("pack_a", "pack_b", "multiply", "repair")
+    pack_a, pack_b, multiply, repair = (gemm.compiled(queue, "amx.cl", f"amx_{name}", p, **macros) for name in names)
+    batch = p.batch[1]
+    share = max(1, -(-4 * units // (columns // 2 * p.batches)))
+    block = 2 * max(1, rows // 2 // share)
+    launches = [
+        Launch(pack_a, (rows, p.batches), 1, "aps", (p.m, p.k, *p.a_steps, batch, *p.a_strides, rows, depth, a_plane)),
+        Launch(pack_b, (columns, p.batches), 1, "bps", (p.n, p.k, *p.b_steps, batch, *p.b_strides, columns, depth, b_plane, first, flags)),
+        Launch(multiply, (columns // 2, -(-rows // block), p.batches), 1, "pdc",
+               (p.m, p.n, p.has_bias, rows, columns, depth, a_plane, b_plane, first, block)),
+    ]  # fmt: skip
+    if terms > 1:
+        launches.append(Launch(repair, (columns, rows, p.batches), 1, "abdcs",
+                               (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), rows, columns, flags)))  # fmt: skip
+    return Plan(tuple(launches), packed=terms * (a_plane + b_plane) // 2, sums=p.batches * (rows + columns))
+
+
+def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    return plan(queue, p, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
+
+
+gemm.TIERS["amx"] = dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED, V.MATMUL_NAIVE), _planner)
+gemm.VENDORS.append(tier)
