@@ -1,0 +1,110 @@
+"""``netcl tune``: measure kernel configurations for the shapes of a model or of one product or convolution."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from netcl.cli.command import CommandError, command, pick_device, table
+
+SIZES = {"matmul": "M N K", "conv2d": "N C H W F KH KW [STRIDE [PAD]]"}
+
+
+def _images(batch: int, channels: int, side: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((batch, channels, side, side), np.float32)
+
+
+def _models() -> dict[str, tuple[Callable[[], Any], Callable[[int], np.ndarray]]]:
+    """A model by name, and what it takes."""
+    from netcl import nn
+
+    gpt = {"vocab_size": 65, "block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384}
+    return {
+        "mlp": (lambda: nn.MLP(784, [128], 10), lambda n: _images(n, 1, 28)),
+        "lenet": (nn.LeNet, lambda n: _images(n, 1, 28)),
+        "resnet18": (nn.ResNet18, lambda n: _images(n, 3, 32)),
+        "resnet50": (nn.resnet50, lambda n: _images(n, 3, 224)),
+        "gpt": (lambda: nn.GPT(**gpt), lambda n: np.random.default_rng(0).integers(0, 65, (n, 256))),  # type: ignore[arg-type]
+    }
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in SIZES.items())}")
+    parser.add_argument("sizes", nargs="*", type=int, help="of a matmul or conv2d")
+    parser.add_argument("--batch", type=int, default=8, help="samples in a batch of the model")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for everything")
+    parser.add_argument("--dtype", default="float32", help="of a matmul or conv2d")
+    parser.add_argument("--device", help="as NETCL_DEVICE")
+    parser.add_argument("--forget", action="store_true", help="remove everything that was measured on this machine")
+    parser.add_argument("--again", action="store_true", help="measure also what is already known")
+
+
+@command("tune", _arguments)
+def tune(args: argparse.Namespace) -> int:
+    """Find the fastest kernels for a model, a product or a convolution on this machine, and keep them."""
+    from netcl.core.device import device
+    from netcl.runtime.tuning import store
+
+    if args.forget:
+        print(f"removed the measurements of {store.clear()} devices")
+    if args.what is None:
+        print(table(("", ""), [[name, str(value)] for name, value in store.info().items()]).strip("\n"))
+        return 0
+    handle = pick_device(args.device)
+    start, results = time.perf_counter(), list[Any]()
+
+    def told(result: Any) -> None:
+        results.append(result)
+        print(_line(result), flush=True)
+
+    with device(handle):
+        _tune_sizes(args, handle, told) if args.what in SIZES else _tune_model(args, handle, told)
+    faster = [result for result in results if result.speedup > 1]
+    wrong = sum(len(result.rejected) for result in results)
+    told_of = f"{len(faster)} faster than untuned, {wrong} candidates rejected"
+    print(f"{len(results)} problems in {time.perf_counter() - start:.0f} s: {told_of}; {store.path(handle.profile)}")
+    return 0
+
+
+def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], None]) -> None:
+    from netcl.profiling.autotuner import Autotuner
+
+    product = args.what == "matmul"
+    if len(args.sizes) not in ((3,) if product else (7, 8, 9)):
+        raise CommandError(f"[tune] {args.what} takes its sizes: netcl tune {args.what} {SIZES[args.what]}")
+    flags = dict(zip(("stride", "pad"), args.sizes[7:], strict=False))
+    ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
+    for op in ops:
+        told(Autotuner(handle, args.budget / len(ops)).tune(op, *args.sizes[:7], dtype=args.dtype, **flags))
+
+
+def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], None]) -> None:
+    import netcl.autograd as ag
+    from netcl.core.tensor import Tensor
+    from netcl.profiling.autotuner import autotune
+
+    known = _models()
+    if args.what not in known:
+        raise CommandError(
+            f"[tune] no model of this name; name={args.what!r}; known: {', '.join(known)}, and {', '.join(SIZES)} with sizes"
+        )
+    make, data = known[args.what]
+    model, x = make(), Tensor.from_host(data(args.batch))
+
+    def step() -> None:
+        ag.mean(model(x)).backward()
+
+    autotune(step, args.budget, handle.queue, told, args.again)
+
+
+def _line(result: Any) -> str:
+    problem = result.problem
+    sizes = "x".join(map(str, problem.shape))
+    flags = " ".join(f"{name}={value}" for name, value in problem.flags.items() if value not in (False, 1, (0, 0), (1, 1)))
+    gain = f"{result.speedup:5.2f}x" if result.speedup > 1 else " as it was"
+    tried = f"{len(result.trials)} tried" + ("" if result.complete else ", out of time")
+    return f"{problem.op:<18} {sizes:<26} {1e3 * result.seconds:9.3f} ms {gain}  ({tried})  {flags}"
