@@ -351,12 +351,13 @@ class Graph:
         """As eager code does it, for who listens to launches (a profile)."""
         launches = {id(launch.call): (launch, node) for launch, node in self._launches}
         for call in self._calls:
-            event = call()
             launch, node = launches.get(id(call), (None, None))
-            if launch is not None and node is not None:
-                args = tuple(self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args)
-                for observer in program.launch_observers:
-                    observer(launch.kernel, self.queue, launch.sizes, launch.local, args, event)
+            if launch is None or node is None:
+                call()
+                continue
+            event = launch.observed()
+            for observer in program.launch_observers:
+                observer(launch.kernel, self.queue, launch.sizes, launch.local, node.args, event)
 
     def _renew(self, value: Value) -> BufferHandle:
         """Memory for a result of this replay."""

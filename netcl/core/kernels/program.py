@@ -325,6 +325,11 @@ class Prepared:
             self.set(index, value)
         self.call = partial(kernel.enqueue, queue, self._object, sizes, local)
 
+    def observed(self) -> Any:
+        """The launch as eager code would make it now, on the queue that profiling asks for; returns its event."""
+        target = self.queue if launch_queue is None else launch_queue(self.queue)
+        return self.kernel.enqueue(target, self._object, self.sizes, self.local)
+
     def set(self, index: int, value: Any) -> None:
         """Set an argument: a buffer, local memory, or a number, which takes the type the kernel's text says."""
         kind = self.kernel.kinds[index]
