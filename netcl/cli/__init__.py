@@ -13,7 +13,7 @@ from netcl.cli.command import COMMANDS, CommandError
 from netcl.core.errors import DeviceError, EnvironmentVariableError
 
 # In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
-MODULES = ("doctor", "settings", "ops", "check", "train", "bench", "tune", "bench", "tune")
+MODULES = ("doctor", "settings", "ops", "check", "train", "bench", "tune")
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
