@@ -134,6 +134,12 @@ class _Process:
         except OSError:
             raise self.died() from None
 
+    def hand_over(self, ring: SharedBatchRingBuffer) -> None:
+        try:
+            ring.send(self.pipe, self.process.pid or 0)
+        except OSError:
+            raise self.died() from None
+
     def receive(self, patience: Callable[[], None]) -> Any:
         """The next answer; ``patience()`` raises when the worker has been silent for too long."""
         while True:
@@ -188,7 +194,7 @@ class ProcessPool:
         self.ahead, self.timeout = ahead, timeout
         self._workers: list[_Process] = []
         self._rings: list[SharedBatchRingBuffer] = []
-        self._stale: deque[tuple[Task, int]] = deque()
+        self._pending: deque[tuple[Task, int]] = deque()
         self._finalizer = weakref.finalize(self, _close_all, self._workers, self._rings)
         with _Closing(self):
             self._workers += [_Process(number, fetch) for number in range(workers)]
@@ -204,15 +210,15 @@ class ProcessPool:
         self._rings.append(self._ring)
         for worker in self._workers:
             worker.send(None)
-            self._ring.send(worker.pipe, worker.process.pid)
+            worker.hand_over(self._ring)
 
     def run(self, tasks: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
         """The batches of the tasks, in their order, each valid until the next is asked for."""
         with _Closing(self):
-            while self._stale:
-                self._collect(*self._stale.popleft())
+            while self._pending:
+                self._collect(*self._pending.popleft())
             while self._fill(tasks):
-                task, slot = self._stale.popleft()
+                task, slot = self._pending.popleft()
                 self._collect(task, None)
                 try:
                     yield self._ring.view(slot, len(task.indices))
@@ -220,14 +226,14 @@ class ProcessPool:
                     self._ring.release(slot)
 
     def _fill(self, tasks: Iterator[Task]) -> bool:
-        while len(self._stale) < self.ahead:
+        while len(self._pending) < self.ahead:
             task = next(tasks, None)
             if task is None:
                 break
             slot = self._ring.acquire()
-            self._stale.append((task, slot))
+            self._pending.append((task, slot))
             self._of(task).send((task, slot))
-        return bool(self._stale)
+        return bool(self._pending)
 
     def _of(self, task: Task) -> _Process:
         return self._workers[task.batch % len(self._workers)]
@@ -269,7 +275,7 @@ class ProcessPool:
 
     def close(self) -> None:
         """End the workers and give the shared memory back."""
-        self._stale.clear()
+        self._pending.clear()
         _close_all(self._workers, self._rings)
 
 
