@@ -13,7 +13,7 @@ JOBS ?= 2
 
 demo: $(VENV)/.cpu
 	-$(BIN)/netcl doctor
-	$(BIN)/netcl selftest matmul conv2d cross_entropy
+	$(BIN)/netcl selftest relu
 	$(BIN)/netcl train --data digits --model cnn --run runs/demo
 
 test: lint

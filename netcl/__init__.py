@@ -29,7 +29,7 @@ _SHORTCUTS = {
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
 }
 
-_PACKAGES = ("autograd", "data", "io", "nn", "ops", "optim")
+_PACKAGES = ("autograd", "data", "io", "nn", "ops", "optim", "trainer")
 
 dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
 dispatch.fill("tuned_kernel", lambda problem: importlib.import_module("netcl.profiling.autotuner").tuned(problem))

@@ -354,6 +354,7 @@ class Trainer:
         for metric in self._counting:
             if metric.name in state["metrics"]:
                 metric.load_state_dict(state["metrics"][metric.name])
+                metric.sums = [total.to(self.queue) for total in metric.sums]
         saved = [(name, own) for name, own in state["callbacks"]]
         for callback in self.callbacks.callbacks:
             match = next((pair for pair in saved if pair[0] == type(callback).__name__), None)

@@ -9,6 +9,7 @@ import netcl
 from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
+from netcl.data import DataLoader, TensorDataset
 from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
 
 SILENT = Progress("off")
@@ -101,6 +102,44 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(device, tmp_path, at):
     for column in ("loss", "accuracy", "val_loss"):
         assert resumed.history[column] == straight.history[column]
     assert resumed.learning_rates() == straight.learning_rates()
+
+
+def noise(x, rng):
+    return (x + rng.normal(size=x.shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("at", [5, 8], ids=["within an epoch", "at its end"])
+def test_a_loader_goes_on_where_it_was(tmp_path, at):
+    """Order, augmentation and position come from the loader's state, with workers too."""
+
+    def run(folder, *others, workers=0, resume=None):
+        x, y = (np.concatenate(part) for part in zip(*batches(8), strict=True))
+        trainer = make(CPU, [ModelCheckpoint(folder, every_steps=1), *others])
+        with DataLoader(TensorDataset(x, y), 8, seed=5, augment=noise, num_workers=workers, use_shared_mem=False) as loader:
+            trainer.fit(loader, epochs=3, resume=resume)
+        return trainer
+
+    straight = run(tmp_path / "straight")
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path / "cut", StopAt(at), workers=2)
+    resumed = run(tmp_path / "cut", workers=2, resume="auto")
+    for name, value in weights(straight).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
+    assert resumed.history["loss"] == straight.history["loss"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_mixed_precision_learns_and_resumes(device, tmp_path, dtype):
+    def new():
+        return make(device.queue, [ModelCheckpoint(tmp_path)], dropout=0.0, mixed_precision=dtype, grad_clip=1.0)
+
+    history = new().fit(batches(), epochs=4)
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    trainer = new()
+    trainer.fit(batches(), epochs=5, resume="auto")
+    assert trainer.step == 20 and trainer.history["loss"][:4] == history["loss"]
+    assert all(parameter.dtype == "float32" for parameter in trainer.model.parameters())
+    assert (trainer.scaler is not None) == (dtype == "float16")
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
