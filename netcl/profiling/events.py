@@ -6,6 +6,7 @@ queue that has them, and launches go there one at a time while somebody profiles
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -17,7 +18,6 @@ from netcl.core import platforms
 from netcl.core.device import CPUQueue, get_active_device, handle_of
 from netcl.core.errors import DeviceError, message
 from netcl.core.kernels import program, signature
-from netcl.core.tensor import Tensor
 from netcl.runtime.scheduler import sibling_queue
 
 
@@ -106,47 +106,58 @@ def _timed(launch: Launch, event: Any, offset: float) -> Launch:
 # ---- how much work a launch is
 
 _NAME = re.compile(r"\w+(?=\W*\Z)")
-
-
-def work_of(kernel: Any, args: Sequence[Any]) -> tuple[int, float]:
-    """Bytes of the buffers of a launch, each once, and its multiplications and additions where its arguments tell them."""
-    buffers = {id(arg.buffer): arg.nbytes for arg in args if isinstance(arg, Tensor)}
-    buffers |= {id(arg): int(arg.size) for arg in args if not isinstance(arg, Tensor) and hasattr(arg, "hostbuf")}
-    declared = signature.parameters(kernel.program.source, kernel.name) or ()
-    given = dict(zip((_NAME.search(part)[0] for part in declared), args, strict=False))  # type: ignore[index]
-    return sum(buffers.values()), _flops(kernel.name, given)
-
-
-def _flops(name: str, given: Mapping[str, Any]) -> float:
-    """Of products, convolutions and attention: the kernels whose limit may be arithmetic."""
-    try:
-        if name.startswith("gemm") or name == "matmul":
-            return 2.0 * _first(given, "c", "C").size * _first(given, "k", "K")
-        if name.startswith("conv"):
-            sizes = [given[key] for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
-            return 2.0 * _product(sizes) * _first(given, "KW", "apart")
-        if name in _ATTENTION:
-            by_depth, by_depth_v = _ATTENTION[name]
-            rows = given["q"].size // given["depth"]
-            return 2.0 * rows * given["m"] * (by_depth * given["depth"] + by_depth_v * given["depth_v"])
-    except KeyError:
-        return 0.0
-    return 0.0
-
-
+_POINTED = re.compile(r"(\w+)\s*\*")
+_ITEM = {"char": 1, "uchar": 1, "half": 2, "short": 2, "ushort": 2, "long": 8, "ulong": 8, "double": 8}
 #: How many products over the depth of queries, and over that of values, a kernel of attention makes.
 _ATTENTION = {"attention": (1, 1), "attention_query_grad": (2, 1), "attention_key_grad": (2, 2)}
 
 
-def _first(given: Mapping[str, Any], *names: str) -> Any:
-    return given[next((name for name in names if name in given), names[0])]
+def work_of(kernel: Any, args: Sequence[Any]) -> tuple[int, float]:
+    """Bytes of the buffers of a launch, each once, and its multiplications and additions where its arguments tell them.
+
+    Memory is given as tensors, as anything else with ``buffer`` and ``nbytes`` (values of a graph that is replayed), or as buffers.
+    """
+    memory = {id(getattr(arg, "buffer", None) or arg): _bytes(arg) for arg in args if _bytes(arg)}
+    source = kernel.program.source
+    declared = signature.parameters(source, kernel.name) or ()
+    given = {_NAME.search(part)[0]: (part, arg) for part, arg in zip(declared, args, strict=False)}  # type: ignore[index]
+    return sum(memory.values()), _flops(kernel.name, source, given)
 
 
-def _product(values: Sequence[float]) -> float:
-    result = 1.0
-    for value in values:
-        result *= value
-    return result
+def _bytes(arg: Any) -> int:
+    if hasattr(arg, "buffer"):
+        return int(arg.nbytes)
+    return int(arg.size) if hasattr(arg, "hostbuf") else 0
+
+
+def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
+    """Of products, convolutions and attention: the kernels whose limit may be arithmetic."""
+    if name.startswith("gemm") or name == "matmul":
+        k = _number(given, "k") or _number(given, "K")
+        return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))
+    if name.startswith("conv"):
+        sizes = [_number(given, key) for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
+        return 2.0 * math.prod(sizes) * (_number(given, "KW") or _number(given, "apart"))
+    if name in _ATTENTION:
+        depth, depth_v = (_number(given, key) for key in ("depth", "depth_v"))
+        pairs = _elements(source, given, "q") / max(depth, 1) * _number(given, "m")
+        return 2.0 * pairs * (_ATTENTION[name][0] * depth + _ATTENTION[name][1] * depth_v)
+    return 0.0
+
+
+def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
+    _, arg = given.get(name, ("", 0))
+    return int(arg) if isinstance(arg, (int, float)) else 0
+
+
+def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
+    """How many elements the argument ``name`` has, by the type it is declared with; macros may name that."""
+    declared, arg = given.get(name, ("", 0))
+    pointed = _POINTED.search(declared)
+    if pointed is None:
+        return 0
+    macro = re.search(rf"^#define {pointed[1]} (\w+)$", source, re.M)
+    return _bytes(arg) // _ITEM.get(macro[1] if macro else pointed[1], 4)
 
 
 # ---- a stop watch

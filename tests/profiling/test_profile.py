@@ -128,3 +128,18 @@ def test_ways_are_timed_in_turns():
     assert "".join(order) == "ab" + "aabb" * 3
     assert len(times["a"].rounds) == 3 and times["a"].best <= times["a"].median and times["a"].spread >= 0
     assert measure(lambda: np.ones(10), repeat=2).best > 0
+
+
+def test_a_replayed_step_is_seen_like_an_eager_one(cl_device):
+    import netcl
+
+    a, b = Tensor.ones((33, 65)), Tensor.ones((65, 17))
+    twice = netcl.compile(lambda x, y: (x @ y) * 2.0)
+    for _ in range(4):
+        twice(a, b)
+    seen = []
+    for call in (twice, lambda x, y: (x @ y) * 2.0):
+        with profile(roofline=False) as p:
+            assert call(a, b).to_host()[0, 0] == 130
+        seen.append([(launch.name, launch.flops) for launch in p.events])
+    assert len(twice.graphs) == 1 and seen[0] == seen[1] and seen[0][0][1] == 2 * 33 * 65 * 17
