@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from netcl import ops
-from netcl.core.backend.side import SideQueue, beside
+from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import Tensor
 from netcl.data import augment
+from netcl.runtime.scheduler import Stream
 
 __all__ = [
     "ColorJitter", "CutMix", "Cutout", "Feed", "Mixup", "Normalize", "RandomAffine", "RandomCrop", "RandomErasing",
@@ -24,29 +25,29 @@ __all__ = [
 class Feed:
     """Sends batches to a device while it works on the ones before.
 
-    On a device with memory of its own, copies go through page-locked memory and a queue of their own, so that they run beside
+    On a device with memory of its own, copies go through page-locked memory and a stream of their own, so that they run beside
     kernels; where host and device share memory, a copy is finished when :meth:`send` returns.
     """
 
     def __init__(self, device_queue: Any, pinned: bool = False):
         self.queue = getattr(device_queue, "queue", device_queue)
         self.pinned = True if pinned else None
-        self._side: SideQueue | None = beside(self.queue)
+        shared = getattr(self.queue, "context", None) is None or is_integrated_gpu(self.queue)
+        self._copies = None if shared else Stream(self.queue)
 
     def send(self, arrays: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
-        """Start copying; the arrays may be changed when this returns. :meth:`ready` says when tensors may be used."""
-        if self._side is None:
-            return tuple(Tensor.from_host(self.queue, array, use_pinned=self.pinned) for array in arrays)
-        with self._side as queue:
-            return tuple(Tensor.from_host(queue, array, use_pinned=self.pinned) for array in arrays)
+        """Start copying; the arrays may be changed when this returns, the tensors may be used after :meth:`ready`."""
+        queue = self.queue if self._copies is None else self._copies.queue
+        tensors = tuple(Tensor.from_host(queue, array, use_pinned=self.pinned) for array in arrays)
+        queue.flush()
+        return tensors
 
     def ready(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The tensors, for kernels of the device's queue: those queued from now on wait for the copies."""
-        if self._side is not None:
-            self._side.join([tensor.pending_event for tensor in tensors if tensor.pending_event is not None])
-            for tensor in tensors:
-                tensor.queue = self.queue
-        return tensors
+        """The tensors, for kernels of the device's queue, which wait for all copies sent so far: ask before sending the next."""
+        if self._copies is None:
+            return tensors
+        kernels = Stream.of(self.queue)
+        return tuple(kernels.use(tensor) for tensor in tensors)
 
 
 def _like(x: Any, array: np.ndarray) -> Any:

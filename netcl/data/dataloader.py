@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -118,16 +119,16 @@ class DataLoader:
         """The batches on the device: while one is worked on, the next is on its way."""
         from netcl.data.augment_gpu import Feed
 
-        feed, sent = Feed(self.device_queue, self.pin_memory), None
-        for batch, arrays in enumerate(batches, start):
-            coming = (feed.send(arrays), np.random.default_rng(self._key(epoch, batch)))
-            if sent is not None:
-                yield self._augmented(feed.ready(sent[0]), sent[1])
-            sent = coming
-        if sent is not None:
-            yield self._augmented(feed.ready(sent[0]), sent[1])
+        feed = Feed(self.device_queue, self.pin_memory)
+        sent: tuple[Any, ...] | None = None
+        for batch, arrays in enumerate(chain(batches, [None]), start):
+            tensors = None if sent is None else self._augmented(feed.ready(sent), epoch, batch - 1)
+            sent = None if arrays is None else feed.send(arrays)
+            if tensors is not None:
+                yield tensors
 
-    def _augmented(self, tensors: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
+    def _augmented(self, tensors: tuple[Any, ...], epoch: int, batch: int) -> tuple[Any, ...]:
+        rng = np.random.default_rng(self._key(epoch, batch))
         for step in self._on_device:
             tensors = step(tensors, rng)
         return tensors

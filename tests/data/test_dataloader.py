@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from netcl.core.backend.opencl import backend_of
 from netcl.data import DataLoader, Dataset, SharedBatchRingBuffer, TensorDataset, augment, augment_gpu
 from netcl.data.fetch import Field
 from netcl.io import load_checkpoint, save_checkpoint
+from netcl.runtime.scheduler import Stream
 
 
 class Numbered(Dataset):
@@ -142,20 +144,16 @@ def test_batches_on_a_device(device):
 
 def test_copies_beside_kernels_keep_their_order(cl_device):
     """As on a device with memory of its own: copies in a second queue, buffers reused while kernels still read them."""
-    from netcl.core.backend.opencl import backend_of
-    from netcl.core.backend.side import SideQueue
-
     feed = augment_gpu.Feed(cl_device)
-    assert feed._side is None or not backend_of(cl_device.queue).integrated
-    feed._side = SideQueue(cl_device.queue)
-    backend_of(feed._side.side).integrated = False
+    feed._copies = Stream(cl_device)
+    backend_of(feed._copies.queue).integrated = False
     total, coming = 0, feed.send((np.zeros((64, 64), np.float32),))
     for number in range(1, 30):
         (x,) = feed.ready(coming)
         coming = feed.send((np.full((64, 64), number, np.float32),))
         total = x + total
     assert total.to_host().tolist() == np.full((64, 64), sum(range(29))).tolist()
-    assert x.queue is cl_device.queue
+    assert x.queue is cl_device.queue and coming[0].queue is not cl_device.queue
 
 
 def test_device_augmentation_is_seeded_by_the_loader(device):
