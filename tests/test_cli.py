@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import netcl
 from netcl import cli
-from netcl.cli.command import table
+from netcl.cli.command import COMMANDS, table
 from netcl.core import env
 from netcl.core.device import manager, score
 from netcl.ops.registry import REGISTRY
@@ -94,6 +95,12 @@ def test_selftest_fails_with_what_is_wrong(capsys, monkeypatch):
 def test_ops_lists_the_table(capsys):
     status, text, _ = run(capsys, "ops")
     assert status == 0 and any(line.split()[:4] == ["relu", "pointwise", "gradient", "keep"] for line in text.splitlines())
+
+
+def test_the_page_names_every_command():
+    cli.parser()
+    page = (Path(__file__).parent.parent / "docs/command-line.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"`netcl {name}" not in page] == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["cache"], ["cache", "burn"]])

@@ -51,7 +51,7 @@ class Recipe:
     mixed_precision: str = ""  # float16 or bfloat16
     compile: bool = False
     workers: int = 0
-    log_every: int = 20
+    log_every: int = 10
     seed: int = 0
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
