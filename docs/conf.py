@@ -27,7 +27,7 @@ def setup(app):
     """The contents of the site are the tables of the index pages, in their order: a forge has no use for a toctree."""
 
     def add_contents(_, name, source):
-        pages = re.findall(r"^\| \[[^]]+\]\(([\w/]+)\.md\)", source[0], re.M)
+        pages = re.findall(r"^\| \[[^]]+\]\(([\w/-]+)\.md\)", source[0], re.M)
         if name.endswith("index") and pages:
             source[0] += "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
 
