@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from netcl.core import platforms
+from netcl.core import dispatch, platforms
 from netcl.core.device import CPUQueue, get_active_device, handle_of
 from netcl.core.errors import DeviceError, message
 from netcl.core.kernels import program, signature
@@ -66,14 +66,16 @@ class Observer:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Start observing; the host's clock is read as the origin of all times."""
+        """Start observing, after what was deferred until now; the host's clock is read as the origin of all times."""
+        dispatch.call("flush")
         self._origin = time.perf_counter()
         program.launch_observers.append(self._launched)
         if program.launch_queue is None:
             program.launch_queue, self._redirected = timed_queue, True
 
     def end(self) -> None:
-        """Stop observing and read the times of what still runs."""
+        """Let what is deferred run, stop observing and read the times of what still runs."""
+        dispatch.call("flush")
         program.launch_observers.remove(self._launched)
         if self._redirected:
             program.launch_queue, self._redirected = None, False
@@ -194,6 +196,7 @@ class EventTimer:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        dispatch.call("flush")
         self.queue.finish()
         self.wall = self.seconds = time.perf_counter() - self._began
         if self._observer is not None:

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from netcl.core import dispatch
 from netcl.core.device import get_active_device, manager
 from netcl.core.errors import DeviceError, message
 from netcl.profiling import report, trace
@@ -52,6 +53,7 @@ class profile:
 
     def __exit__(self, *exc: object) -> None:
         assert self._observer is not None
+        dispatch.call("flush")
         self.device.queue.finish()
         self.seconds += time.perf_counter() - self._began
         self._observer.end()

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from netcl.core import dispatch
+
 #: Told (name, begin, end) of every region that ends, in seconds of ``time.perf_counter``; a trace listens here.
 listeners: list[Callable[[str, float, float], None]] = []
 
@@ -101,4 +103,5 @@ def timing_region(name: str, into: PerfCounter | None = None, queue: Any = None)
 
 def _finish(queue: Any) -> None:
     if queue is not None:
+        dispatch.call("flush")
         queue.finish()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from netcl.core import platforms
+from netcl.core import dispatch, platforms
 from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager
 from netcl.core.errors import DeviceError, message
 from netcl.core.memory import BufferHandle
@@ -62,6 +62,7 @@ class Stream:
         """An event that is complete when everything enqueued so far is; ``None`` on the NumPy backend."""
         if isinstance(self.queue, CPUQueue):
             return None
+        dispatch.call("flush")
         event = platforms.opencl().enqueue_marker(self.queue)
         self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
         return event
@@ -102,6 +103,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait, on the host, until everything enqueued so far is done."""
+        dispatch.call("flush")
         self.queue.finish()
 
     finish = synchronize

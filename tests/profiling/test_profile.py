@@ -48,6 +48,20 @@ def test_every_kernel_is_seen_with_its_time_and_work(cl_device, product):
     assert gemm.name in str(p) and json.loads(json.dumps(p.to_dict()))["rows"][0] == asdict(p.rows[0])
 
 
+def test_what_is_deferred_belongs_to_the_block_it_was_written_in(cl_device):
+    big = Tensor.ones((1 << 18,))
+    before = big * 2.0
+    with profile(roofline=False) as p:
+        inside = big * 3.0 + 1.0
+    assert p.events and all(launch.end <= p.seconds + 1 for launch in p.events)
+    seen = len(p.events)
+    assert (before.to_host()[0], inside.to_host()[0], len(p.events)) == (2.0, 4.0, seen)
+    with EventTimer() as timer:
+        later = big * 5.0
+    assert timer.launches and later.to_host()[0] == 5.0
+    assert measure(lambda: big * 7.0, repeat=2).best > 0
+
+
 def test_nothing_is_left_behind(cl_device, product):
     with pytest.raises(RuntimeError, match="stop"), profile():
         raise RuntimeError("stop")
