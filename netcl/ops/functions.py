@@ -115,6 +115,17 @@ _ROWS = (
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
 
+
+def _bits_test(name: str, order: str) -> str:
+    """How the bits of a number, without its sign, compare with those of infinity: fast math cannot take that for granted."""
+    return f"""mask {name}(real a) {{
+  union {{ real value; mask bits; }} x;
+  x.value = a;
+  const mask top = (mask)(sizeof(element) == 8 ? 0x7ff0000000000000L : 0x7f800000L);
+  return (x.bits & (mask)(sizeof(element) == 8 ? 0x7fffffffffffffffL : 0x7fffffffL)) {order} top;
+}}"""
+
+
 #: What OpenCL C does not have, or has with another NaN, sign or zero than NumPy. Emitted only where used.
 #: ``PICK(no, yes, mask)`` is the ternary operator, which works on vectors as ``select`` does; PoCL's ``select`` takes ten times longer.
 HELPERS: dict[str, str] = {
@@ -125,9 +136,9 @@ HELPERS: dict[str, str] = {
     "netcl_and": "mask netcl_and(mask a, mask b) { return a & b; }",
     "netcl_or": "mask netcl_or(mask a, mask b) { return a | b; }",
     "netcl_not": "mask netcl_not(mask a) { return !a; }",
-    "netcl_isnan": "mask netcl_isnan(real a) { return a != a; }",
-    "netcl_isinf": "mask netcl_isinf(real a) { return fabs(a) == (real)(INFINITY); }",
-    "netcl_isfinite": "mask netcl_isfinite(real a) { return fabs(a) < (real)(INFINITY); }",
+    "netcl_isnan": _bits_test("netcl_isnan", ">"),
+    "netcl_isinf": _bits_test("netcl_isinf", "=="),
+    "netcl_isfinite": _bits_test("netcl_isfinite", "<"),
     "netcl_never": "mask netcl_never(real a) { return a != a; }",
     "netcl_always": "mask netcl_always(real a) { return a == a; }",
     "netcl_same": "real netcl_same(real a) { return a; }",
