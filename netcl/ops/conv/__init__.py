@@ -74,6 +74,7 @@ _SAMPLES = [
     S((3, 17, 5, 5), (19, 17, 1, 1), (19,)),
     S((1, 3, 16, 21), (7, 3, 7, 7), stride=(3, 2), padding=((3, 2), (1, 4))),
     S((2, 65, 4, 4), (13, 65, 3, 3), padding=1),
+    S((2, 33, 5, 6), (34, 33, 3, 3), (34,), padding=1),
     S((1, 2, 1, 41), (3, 2, 1, 5), padding="valid", dilation=(1, 3)),
 ]
 _ERRORS: list[Any] = [
@@ -143,6 +144,7 @@ def _input_grad_vjp(F, g, dy, w, needs, stride, padding, dilation, groups):
         S((1, 9, 4, 5), (9, 4, 2, 3), size=(12, 17), stride=3, dilation=(1, 2)),
         S((1, 70, 3, 3), (70, 8, 1, 1), size=(5, 6), stride=2),
         S((2, 65, 4, 4), (65, 13, 3, 3), size=(4, 4), padding=1),
+        S((1, 34, 3, 4), (34, 33, 3, 3), size=(6, 7), stride=2, padding=1),
     ],
     errors=[
         (S((1, 4, 5, 5), (4, 3, 3, 3), size=(8, 8)),
@@ -183,6 +185,7 @@ def _weight_grad_vjp(F, g, dy, x, needs, stride, padding, dilation, groups):
         S((1, 7, 6, 7), (1, 3, 16, 21), kernel=(7, 7), stride=3, padding=(3, 2)),
         S((3, 7, 20, 20), (3, 2, 20, 20), kernel=(3, 3), padding=1),
         S((2, 13, 4, 4), (2, 65, 4, 4), kernel=(3, 3), padding=1),
+        S((2, 34, 5, 6), (2, 33, 5, 6), kernel=(3, 3), padding=1),
     ],
     errors=[
         (S((1, 4, 5, 5), (1, 3, 8, 8), kernel=(3, 3)),
