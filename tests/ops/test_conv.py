@@ -133,6 +133,17 @@ def test_the_three_are_transposes_of_each_other(queue, rng):
         assert abs((a.to_host().astype(np.float64) * b).sum() - inner) < 1e-6 * scale
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_weights_far_apart_are_swapped_first(cl_queue, rng, stride):
+    """Sums of an input gradient over several panels, groups included, by the kernels of CPUs."""
+    dy, w = rng.normal(size=(2, 66, 4, 5)).astype("f"), rng.normal(size=(66, 60, 3, 3)).astype("f")
+    options = {"size": (4 * stride, 5 * stride), "stride": stride, "padding": 1, "groups": 2}
+    want = registry.lookup("conv2d_input_grad").ref(dy.astype(np.float64), w.astype(np.float64), **options)
+    with forced(KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "KC": 64, "ROWS": 12, "NT": 2})):
+        got = call("conv2d_input_grad", cl_queue, [dy, w], options)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize(("out", "bound"), [(2, 3e-6), (4, 1e-4)])
 def test_winograd_is_as_accurate_as_it_says(cl_queue, rng, out, bound):
     x, w, b = rng.normal(size=(2, 33, 9, 14)), rng.normal(size=(20, 33, 3, 3)), rng.normal(size=20)

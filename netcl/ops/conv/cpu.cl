@@ -19,8 +19,8 @@
 #ifndef RELU_OUT
 #define RELU_OUT 0  // 1: negative results become zero
 #endif
-#ifndef Y_VECTORS
-#define Y_VECTORS 1  // 0: y holds another type than REAL and is written element by element
+#ifndef SWAPPED
+#define SWAPPED 0  // 1: an input gradient finds its weights as swap_weights leaves them
 #endif
 
 #define TILE (KC * NR)   // elements of a panel's tile
@@ -107,6 +107,21 @@ static inline V finished(V v, REAL bias) {
   return v;
 }
 
+#if SWAPPED
+// to[group][row][channel][tap] of w[group][channel][row][tap]: a sum then walks neighbours, not a page per channel. Work-groups: groups * rows.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void swap_weights(__global const REAL* restrict w, __global REAL* restrict to,
+                                                                          int C, int M, int taps) {
+  const int row = get_group_id(0) % M, group = get_group_id(0) / M;
+  w += ((size_t)group * C * M + row) * taps;
+  to += (size_t)get_group_id(0) * C * taps;
+  for (int c = 0; c < C; ++c, w += (size_t)M * taps, to += taps) {
+    int t = 0;
+    for (; t + 4 <= taps; t += 4) QUAD(__global, to + t) = QUAD(__global const, w + t);
+    for (; t < taps; ++t) to[t] = w[t];
+  }
+}
+#endif
+
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
 // Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
@@ -158,10 +173,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
     for (int c = 0; c < channels; ++c)
       for (int t = 0; t < taps; ++t) {
         const int r = h.w_first + t / v.taps * h.w_step, s = v.w_first + t % v.taps * v.w_step;
-        weight_at[c * taps + t] = c * M * all_taps + r * KW + s;
+        weight_at[c * taps + t] = c * (SWAPPED ? 1 : M) * all_taps + r * KW + s;
       }
-    __global const REAL* weights = w + ((size_t)group * C + c0) * M * all_taps;
-    const size_t weight_row = all_taps;
+    __global const REAL* weights = w + ((size_t)group * C * M + (size_t)c0 * (SWAPPED ? 1 : M)) * all_taps;
+    const size_t weight_row = (size_t)all_taps * (SWAPPED ? C : 1);
 #define WEIGHT_AT(k) weight_at[k]
 #else
     __global const REAL* weights = w + ((size_t)group * M * C + c0) * taps;
@@ -207,7 +222,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
           continue;
         }
         const int at = tile * NR, n = least(NR, pixels - at);
-        const int whole = Y_VECTORS && n == NR && place[at + n - 1] - place[at] == NR - 1;
+        const int whole = n == NR && place[at + n - 1] - place[at] == NR - 1;
 #pragma unroll
         for (int i = 0; i < MR; ++i) {
           if (m + i >= row_end) break;
@@ -216,13 +231,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 #if BIAS
           add = bias[group * M + m + i];
 #endif
-#if Y_VECTORS
           if (whole) {
 #pragma unroll
             for (int j = 0; j < NV; ++j) VECTOR(__global, y + place[at] + plane + j * VW) = finished(acc[i][j], add);
             continue;
           }
-#endif
           REAL lanes[NR];
 #pragma unroll
           for (int j = 0; j < NV; ++j) VECTOR(__private, lanes + j * VW) = finished(acc[i][j], add);

@@ -42,11 +42,21 @@ V = KernelVariant
 VARIANTS = (V.CONV2D_NAIVE, V.CONV2D_IM2COL, V.CONV2D_IMPLICIT_GEMM, V.CONV2D_TILED_LOCAL, V.CONV2D_WINOGRAD)
 THIN = 2  # filters of a group up to which tiles are mostly empty
 WINOGRAD_CHANNELS = 128  # where the products outweigh reading and writing what the transforms make
+TAPS_CHANNELS = 32  # channels and filters of a group from which the tiles of taps.cl are full enough
+TAPS_DEPTH = 16  # terms of a step there
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
 WIDE = 32  # bytes of a vector
+ROWS_KEPT = (96, 192, 384)
+SWAP_FROM = 512  # weights between neighbours of a sum of an input gradient: from here on each lies in another part of a page, or another
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
-_BEFORE = {"cpu.cl": "axes.cl lanes.cl", "weights.cl": "lanes.cl", "simt.cl": "axes.cl", "winograd.cl": ""}  # what a file builds on
+_BEFORE = {
+    "cpu.cl": "axes.cl lanes.cl",
+    "weights.cl": "lanes.cl",
+    "simt.cl": "axes.cl",
+    "taps.cl": "axes.cl",
+    "winograd.cl": "",
+}  # what a file builds on
 Launch = Callable[..., None]
 
 
@@ -139,19 +149,21 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
         _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if variant is V.CONV2D_NAIVE else _cpu_panel
-        return _widened(job, make(job, config, queue))
+        return _widened(job, make(job._replace(dtype=job.accumulator), config, queue))
     return _SIMT.get(variant, _simt_gemm)(job, config, queue)
 
 
 def _widened(job: Job, go: Launch) -> Launch:
-    """Half and bfloat16 are storage only: on CPUs one pass widens them, and the kernels know one type."""
+    """Half and bfloat16 are storage only: on CPUs one pass widens them, one rounds the result, and the kernels know one type."""
     if job.dtype == job.accumulator:
         return go
 
     def wide(queue: Any, *tensors: Tensor) -> None:
         *inputs, result = tensors
         known = {id(t): cast(t, job.accumulator) for t in inputs}
-        go(queue, *(known[id(t)] for t in inputs), result)
+        exact = Tensor.empty(result.shape, job.accumulator, queue=queue)
+        go(queue, *(known[id(t)] for t in inputs), exact)
+        cast(exact, job.dtype, out=result)
 
     return wide
 
@@ -201,12 +213,21 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     width = tiles["VW"] * tiles["NV"]
     tiles["NT"] = config.extra.get("NT", max(1, min(256 // size // width, -(-columns // width))))
     strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
-    tiles["ROWS"] = config.extra.get("ROWS", max(1, min(96, room // 4 // (strip * size)) // tiles["MR"]) * tiles["MR"])
-    room -= strip * size * (tiles["ROWS"] + (strip if job.kind == WEIGHT_GRAD else 0))
     # A tile of the panel should stay in the first-level cache, or, where vectors make it too wide for that, in the second.
     depth = config.extra.get("KC", 512 if tiles["NT"] > 1 else 1024)
+    tiles["ROWS"] = config.extra.get("ROWS") or _rows_kept(job, tiles["MR"], room // (strip * size), depth)
+    room -= strip * size * (tiles["ROWS"] + (strip if job.kind == WEIGHT_GRAD else 0))
     tiles["KC"] = min(depth, max(8, room // (strip * size + 4) // 8 * 8))
     return tiles
+
+
+def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
+    """Rows whose sums wait in local memory between panels: none where one panel holds the whole depth, else as many as there are filters,
+    in a few sizes and up to half of the room; for further rows everything is packed again."""
+    if job.kind != WEIGHT_GRAD and job.sizes[1] * job.g.taps <= min(depth, (room - step) // 8 * 8):
+        return step
+    wanted = 96 if job.kind == WEIGHT_GRAD else next((n for n in ROWS_KEPT if n >= job.filters), ROWS_KEPT[-1])
+    return max(1, min(wanted, room // (4 if job.kind == WEIGHT_GRAD else 2)) // step) * step
 
 
 def _span(g: Geometry) -> tuple[int, int]:
@@ -233,14 +254,28 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     if job.g.taps > tiles["KC"]:
         _say_once(queue, job, "the kernel has more taps than a panel has rows: one output row at a time instead")
         return _cpu_rows(job, config, queue)
-    tiles["Y_VECTORS"] = job.dtype == job.accumulator
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
     blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_wanted(queue) // max(1, strips * third))))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
-    kernel = _kernel(queue, job, "cpu.cl", "conv_panel", tiles)
-    return _direct(kernel, (strips, -(-job.filters // rows), third), None, *job.sizes, rows)
+    size = (strips, -(-job.filters // rows), third)
+    if job.kind == INPUT_GRAD and job.filters * job.g.taps >= SWAP_FROM:
+        return _swapped(job, tiles, queue, size, rows)
+    return _direct(_kernel(queue, job, "cpu.cl", "conv_panel", tiles), size, None, *job.sizes, rows)
+
+
+def _swapped(job: Job, tiles: dict[str, Any], queue: Any, size: tuple[int, ...], rows: int) -> Launch:
+    """The input gradient with the weights' two channel axes exchanged before."""
+    tiles = {**tiles, "SWAPPED": 1}
+    swap, panel = (_kernel(queue, job, "cpu.cl", name, tiles) for name in ("swap_weights", "conv_panel"))
+
+    def go(queue: Any, dy: Tensor, w: Tensor, bias: Tensor, dx: Tensor) -> None:
+        turned = Tensor.empty(w.shape, job.accumulator, queue=queue)
+        swap(queue, (job.g.groups * job.filters,), None, w, turned, job.sizes[1], job.filters, job.g.taps)
+        panel(queue, size, None, dy, turned, bias, dx, *job.sizes, rows)
+
+    return go
 
 
 def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
@@ -318,6 +353,8 @@ def _items(tiles: dict[str, int]) -> int:
 
 
 def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> Launch:
+    if _suits_taps(job, config, queue) and not result:
+        return (_taps_weights if job.kind == WEIGHT_GRAD else _taps)(job, config, queue)
     tiles, g = simt_tiles(job, config, queue), job.g
     items, rows = _items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
@@ -327,6 +364,47 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> 
     kernel = _kernel(queue, job, "simt.cl", "conv_gemm", tiles, result)
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
     return _direct(kernel, size, (items, 1, 1), *job.sizes)
+
+
+def _suits_taps(job: Job, config: KernelConfig, queue: Any) -> bool:
+    """Whether channels and filters fill the tiles of ``taps.cl``, and the device has room for them."""
+    profile = handle_of(queue).profile
+    roomy = profile.local_mem_size >= 2 * 4 * TAPS_DEPTH * 2 * (128 + 4) and profile.max_work_group_size >= 256
+    filled = min(job.sizes[1], job.filters) >= TAPS_CHANNELS
+    return config.extra.get("form", "taps") == "taps" and filled and roomy and job.compute == "float"
+
+
+def _taps_tiles(job: Job, config: KernelConfig, queue: Any, columns: int) -> dict[str, Any]:
+    """Macros of ``taps.cl``: large tiles, unless they are too few to keep the device busy."""
+    tiles: dict[str, Any] = {"BM": 128 if job.filters > 64 else 64, "BN": 128, "BK": TAPS_DEPTH, "TM": 8, "TN": 8}
+    if -(-job.filters // tiles["BM"]) * columns // 128 * job.g.groups * job.classes < handle_of(queue).profile.max_compute_units:
+        tiles |= {"BM": 64, "BN": 64}
+    return tiles | {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4"}
+
+
+def _taps(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    tiles, c, m = _taps_tiles(job, config, queue, job.pixels), job.sizes[1], job.filters
+    deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _items(tiles)
+    n = job.g.groups * job.g.taps * deep * wide
+    pack = _kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
+    kernel = _kernel(queue, job, "taps.cl", "conv_taps", tiles | {"PART": 2})
+    size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
+
+    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
+        packed = Tensor.empty((n,), job.accumulator, queue=queue)
+        pack(queue, (n,), (launch.LOCAL_1D,), weight, packed, c, m, job.g.taps, deep, wide, n)
+        kernel(queue, size, (items, 1, 1), source, packed, bias, result, *job.sizes, deep, wide)
+
+    return go
+
+
+def _taps_weights(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
+    tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
+    items, g = _items(tiles), job.g
+    columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
+    splits = max(1, min(-(-_wanted(queue) // (columns * rows * g.groups)), job.pixels // (16 * tiles["BK"]), 256))
+    return _split(job, queue, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
 
 
 def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:

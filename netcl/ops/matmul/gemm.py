@@ -22,6 +22,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.pointwise import cast
 from netcl.ops.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
 
 V = KernelVariant
@@ -52,6 +53,7 @@ _QUADS = {
     "float16": "vload_half4(0, p)",
     "bfloat16": "as_float4(convert_uint4(*(__global const ushort4*)(p)) << 16)",
 }
+_WIDEN_FROM = 64**3  # multiply-adds; below, two more launches cost more
 _SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 
@@ -138,11 +140,15 @@ class Launch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a product does: its launches, and the memory between them in values of the type sums are kept in."""
+    """What a product does: its launches, and the memory between them in values of the type sums are kept in.
+
+    ``widens`` says that the operands are cast to that type first and the result back: where kernels would convert value by value.
+    """
 
     launches: tuple[Launch, ...]
     packed: int = 0
     sums: int = 0
+    widens: bool = False
 
 
 def sum_dtype(real: str) -> str:
@@ -384,6 +390,9 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
         raise ShapeError(
             message("matmul", "the selected variant is not one of products", f"known are {known}", variant=config.variant.name)
         )
+    # Only where policy decides: a configuration that was measured or named means the kernel as it is.
+    if tier == "cpu" and "why" in config.extra and DTYPES[p.c].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
+        return Plan((), widens=True)
     return (planner if p.k else _naive)(queue, p, config, profile)
 
 
@@ -426,6 +435,10 @@ def product(
             a, b = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
             return product(a, b, out_shape, dtype, trans_a, trans_b, bias, activation, config)
         plan = remember(state, "matmul", key, plan_for(queue, described, config))
+    if plan.widens:
+        wide = sum_dtype(DTYPES[dtype].c_compute)
+        given = (cast(a, wide), cast(b, wide), out_shape, wide, trans_a, trans_b, None if bias is None else cast(bias, wide), activation)
+        return cast(product(*given), dtype)
     return run(plan, queue, a, b, bias, Tensor.empty(out_shape, dtype, queue=queue))
 
 
