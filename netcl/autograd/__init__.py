@@ -33,7 +33,7 @@ from netcl.autograd.tape import (
 )
 from netcl.core import dispatch
 from netcl.core.tensor import Tensor
-from netcl.ops.fusion import TraceNode
+from netcl.ops.fusion import TraceNode, fusing
 from netcl.ops.registry import Pointwise, register
 
 __all__ = [
@@ -104,6 +104,7 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 _twins.fill_slots()
 dispatch.fill("backward", backward)
 dispatch.fill("no_grad", no_grad)
+dispatch.fill("fusing", fusing)
 _LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
 
 

@@ -226,7 +226,10 @@ class _Walk:
             gradient = _replaced(gradient, hook(gradient))
         self.leaves.append(leaf)
         if leaf.grad is not None:
-            leaf.grad = self.F.add(leaf.grad, gradient)
+            if self.F is ops and leaf.grad.grad_fn is None:
+                ops.add(leaf.grad, gradient, out=leaf.grad)  # in place, as torch does it: no second copy, and recorded launches find it
+            else:
+                leaf.grad = self.F.add(leaf.grad, gradient)
             return
         # Rules may hand one tensor to several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
         if id(_storage(gradient)) in self.handed:

@@ -50,8 +50,6 @@ class _Active(threading.local):
 active = _Active()
 #: What else a recorded program rests on, asked at every call: autograd and autocast say here in which mode they are.
 modes: list[Callable[[], Any]] = []
-#: Called before and after a recording and before a replay: whoever defers work to later does it now.
-settlers: list[Callable[[], None]] = []
 
 
 def again(function: Callable[[], Any]) -> Any:
@@ -94,9 +92,3 @@ class paused:
 
     def __exit__(self, *exc: object) -> None:
         active.recorder = self.recorder
-
-
-def settle() -> None:
-    """Let everything that is deferred be enqueued."""
-    for settler in settlers:
-        settler()

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any
 
 import numpy as np
@@ -178,10 +178,11 @@ class CompiledFunction:
     beside netcl, such as appending to a list, happens only while it is not replayed.
     """
 
-    def __init__(self, function: Callable[..., Any], strict: bool = False):
+    def __init__(self, function: Callable[..., Any], strict: bool = False, fuse: bool = False):
         update_wrapper(self, function, updated=())
         self.function = function
         self.strict = strict
+        self.fuse = fuse
         self._cases: dict[Any, _Case] = {}
         self._warned: set[str] = set()
         self._lock = threading.RLock()
@@ -228,7 +229,10 @@ class CompiledFunction:
         return tuple((type(value).__name__, value) for value in found if isinstance(value, (bool, int, float, str)))
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self.function(*args, **kwargs)
+        if not self.fuse:
+            return self.function(*args, **kwargs)
+        with dispatch.call("fusing"):
+            return self.function(*args, **kwargs)
 
     def _run(self, case: _Case, call: _Calls) -> Any:
         state = case.state()
@@ -372,15 +376,15 @@ class _Inference(CompiledFunction):
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.function.training:  # type: ignore[attr-defined]
-            return self.function(*args, **kwargs)
+            return super()._plain(args, kwargs)
         with dispatch.call("no_grad"):
-            return self.function(*args, **kwargs)
+            return super()._plain(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["function"], name)
 
 
-def compile(function: Callable[..., Any] | None = None) -> Any:  # named as torch names it
+def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -> Any:  # named as torch names it
     """Make a model, a function or a whole training step replayable: recorded once, then enqueued without its Python.
 
     >>> import netcl
@@ -391,13 +395,16 @@ def compile(function: Callable[..., Any] | None = None) -> Any:  # named as torc
     A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
     and random numbers go on as they would without. What cannot be replayed is told once and runs as it is. On the NumPy backend nothing
     is recorded. Arrays among the arguments become tensors. A module is compiled for evaluation.
+
+    What eager code fuses is recorded fused. ``fuse=True`` fuses small tensors too, and joins softmaxes, norms and other folds of rows with
+    what surrounds them: fewer launches, for a little more memory and sums that may be rounded otherwise.
     """
     if function is None:
-        return compile
+        return partial(compile, fuse=fuse)
     if isinstance(function, CompiledFunction):
         return function
     is_module = hasattr(function, "forward") and hasattr(function, "training")
-    return (_Inference if is_module else CompiledFunction)(function)
+    return (_Inference if is_module else CompiledFunction)(function, fuse=fuse)
 
 
 def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = ()) -> Any:

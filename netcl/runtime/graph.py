@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core import dispatch, platforms
 from netcl.core import dtype as dtypes
-from netcl.core import platforms, recording
 from netcl.core.backend.opencl import backend_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
@@ -92,19 +92,39 @@ def _told(arg: Any) -> Any:
 # ---- memory
 
 
-def share(values: Iterable[Value]) -> list[tuple[int, list[Value]]]:
-    """Blocks of memory as (bytes, values that take turns in it): the largest value first, each into the smallest block that is free
-    during its life."""
-    blocks: list[tuple[int, list[Value], list[tuple[int, int]]]] = []
-    for value in sorted(values, key=lambda v: (-v.nbytes, v.first)):
-        free = (block for block in reversed(blocks) if all(end < value.first or value.last < start for start, end in block[2]))
-        block = next(free, None)  # of the later ones, which are smaller
+@dataclass(eq=False)
+class Block:
+    """Memory that values take turns in; ``lives`` are the first and last node of each. ``buffer`` is there before, or leased later."""
+
+    nbytes: int
+    buffer: Any = None
+    members: list[Value] = field(default_factory=list)
+    lives: list[tuple[int, int]] = field(default_factory=list)
+
+    def takes(self, value: Value) -> bool:
+        return all(end < value.first or value.last < start for start, end in self.lives)
+
+    def add(self, value: Value, last: int | None = None) -> Block:
+        self.members.append(value)
+        insort(self.lives, (value.first, value.last if last is None else last))
+        return self
+
+
+def share(values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[Block] = ()) -> list[Block]:
+    """The blocks for values that live only inside a step: the largest value first, each into the smallest block that is free all its life.
+
+    ``size_of`` says what so many bytes take, since pools round up; ``there`` are blocks that exist anyway.
+    """
+    blocks = list(there)
+    for value in sorted(values, key=lambda v: (-size_of(v.nbytes), v.first)):
+        nbytes = size_of(value.nbytes)
+        free = [block for block in blocks if block.nbytes >= nbytes and block.takes(value)]
+        block = min(free, key=lambda b: b.nbytes, default=None)
         if block is None:
-            block = (value.nbytes, [], [])
+            block = Block(nbytes)
             blocks.append(block)
-        block[1].append(value)
-        insort(block[2], (value.first, value.last))
-    return [(nbytes, members) for nbytes, members, _ in blocks]
+        block.add(value)
+    return blocks[len(there) :]
 
 
 def lease_blocks(queue: Any, sizes: Sequence[int]) -> list[BufferHandle]:
@@ -180,23 +200,30 @@ class Graph:
         self._leases: list[Any] = []
         self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
         self._known = self._filled_once()
-        passing = []
+        passing, left = [], []
         for value in self.values:
             lease = value.held()
-            if value.kind == MADE and lease is None:
-                if value in self._known:
-                    self._keep_filled(value)
-                elif value not in self._fresh:
-                    passing.append(value)
-            else:
+            if value.kind != MADE or lease is not None:
                 value.lease = lease
                 self._leases.append(lease)
-        blocks = share(value for value in passing if value.first >= 0)
-        for (nbytes, members), lease in zip(blocks, lease_blocks(self.queue, [nbytes for nbytes, _ in blocks]), strict=True):
+                if value.kind == MADE and value.first >= 0 and value.buffer.size >= lease.bucket:
+                    left.append(Block(lease.bucket, lease.buffer).add(value, len(self.nodes)))
+            elif value in self._known:
+                self._keep_filled(value)
+            elif value not in self._fresh and value.first >= 0:
+                passing.append(value)
+        self._share(passing, left)
+
+    def _share(self, passing: Sequence[Value], left: Sequence[Block]) -> None:
+        """Memory for passing values. What the step leaves behind is free for them until the step writes it."""
+        new = share(passing, get_persistent_pool(self.queue).bucket_of, left)
+        for block, lease in zip(new, lease_blocks(self.queue, [block.nbytes for block in new]), strict=True):
             self._leases.append(lease)
-            self.planned_bytes += nbytes
-            for value in members:
-                self._buffers[value] = lease.buffer
+            self.planned_bytes += block.nbytes
+            block.buffer = lease.buffer
+        for block in (*new, *left):
+            for value in block.members:
+                self._buffers[value] = block.buffer
 
     def _renewable(self) -> list[Value]:
         """Results that nobody else holds and that only launches touch: they can be bound to fresh memory instead of being copied."""
@@ -284,7 +311,7 @@ class Graph:
         self._check_inputs(inputs)
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
-        recording.settle()
+        dispatch.call("flush")  # before anything it rests on is overwritten
         with program.state(self.queue).lock:
             self._bind(inputs)
             self._ask_numbers()

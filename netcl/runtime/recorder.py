@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import recording
+from netcl.core import dispatch, recording
 from netcl.core.kernels import program
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor
@@ -67,14 +67,14 @@ class Recorder:
         self.inputs.append(self._add(value))
 
     def __enter__(self) -> Recorder:
-        recording.settle()
+        dispatch.call("flush")  # what is deferred until here is no part of the step
         recording.active.recorder = self
         program.launch_observers.append(self.launch)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
-            recording.settle()
+            dispatch.call("flush")
         program.launch_observers.remove(self.launch)
         recording.active.recorder = None
 

@@ -18,7 +18,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import random
 from netcl.runtime.capture import CaptureError, capture_graph
-from netcl.runtime.graph import MADE, Value, share
+from netcl.runtime.graph import MADE, Block, Value, share
 
 RECORDED = 3  # calls until a function is replayed
 
@@ -126,6 +126,16 @@ def test_a_hundred_steps_of_a_model_are_the_same(cl_device, name):
 
     state = rng.bit_generator.state
     both_ways(run)
+
+
+def test_small_ops_may_be_fused(cl_device):
+    def chain(x):
+        return ag.softmax(ag.relu(x * 2 + 1) * 0.5 - x)
+
+    plain, fused = netcl.compile(chain), netcl.compile(chain, fuse=True)
+    for x, _ in batches(RECORDED + 1):
+        np.testing.assert_allclose(fused(x).to_host(), plain(x).to_host(), rtol=1e-6)
+    assert len(fused.graphs[0].nodes) < len(plain.graphs[0].nodes)
 
 
 def test_other_shapes_are_recorded_apart(cl_device):
@@ -366,18 +376,22 @@ def test_memory_is_planned_by_lifetimes():
     lives = [(100, 0, 2), (80, 1, 3), (100, 3, 4), (10, 4, 9), (90, 5, 6), (20, 6, 9)]
     values = [Value(MADE, None, nbytes, None, i, first, last) for i, (nbytes, first, last) in enumerate(lives)]
     blocks = share(values)
-    assert sum(len(members) for _, members in blocks) == len(values)
-    for nbytes, members in blocks:
-        assert nbytes == max(v.nbytes for v in members)
-        ordered = sorted(members, key=lambda v: v.first)
+    assert sum(len(block.members) for block in blocks) == len(values)
+    for block in blocks:
+        assert block.nbytes == max(v.nbytes for v in block.members)
+        ordered = sorted(block.members, key=lambda v: v.first)
         assert all(a.last < b.first for a, b in pairwise(ordered))
-    assert sum(nbytes for nbytes, _ in blocks) == 190  # 180 live at once at the most; 400 are made
+    assert sum(block.nbytes for block in blocks) == 190  # 180 live at once at the most; 400 are made
+
+    left_behind = Value(MADE, None, 100, None, 6, 5, 5)  # written by node 5 and read after the step: free before
+    (smaller,) = share(values[:3], there=[Block(100).add(left_behind, 10)])
+    assert smaller.nbytes == 80
 
 
 def test_replaying_takes_no_more_memory_than_running(cl_device):
     model = small_net()
     step = training(model, optim.Adam(model.parameters(), lr=0.01))
-    x, y = batches(1, rows=4096)[0]
+    x, y = batches(1, rows=16384)[0]
 
     def held() -> float:
         gc.collect()
