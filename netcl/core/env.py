@@ -110,9 +110,9 @@ _ROWS = (
     Variable("NETCL_PROFILE_EVENTS", _flag, "0", "0, 1", "1 requests profiling on every queue made from then on."),
     Variable("NETCL_AUTOTUNE", _autotune, "off", "off, on, force, or with a budget in seconds: on:5",
              "Whether unmeasured kernel configurations are measured at first use."),
-    Variable("NETCL_FUSION", _elements, "0", "0, 1, or a number of elements",
-             "1 lets chains of pointwise ops over large tensors run as one kernel in plain eager code, when a value is first needed; "
-             "a larger number says from how many elements on."),
+    Variable("NETCL_FUSION", _elements, "1", "0, 1, or a number of elements",
+             "Chains of pointwise ops over large tensors run as one kernel in plain eager code, when a value is first needed. 0 turns "
+             "that off, a number says from how many elements on."),
     Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
     Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds",

@@ -31,9 +31,6 @@ _MOST_INT = 2**31 - 2**17
 CPU_WIDTH = 16
 
 
-FUSE_FROM = 1 << 16  # elements; below, plain eager code launches at once: a launch costs less there than a new kernel
-
-
 class Mode(NamedTuple):
     """How ops are deferred inside ``ag.jit_compile``: folds too, and with which compiler."""
 
@@ -344,7 +341,7 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
     if params:
         key.extend(map(type, params))
     if out is None and fusing_modes.mode is not None:
-        return _deferred(row, queue, values, params, _fused_types(tuple(key), row, values, params, dtype), dtype)
+        return deferred(row, queue, values, params, _fused_types(tuple(key), row, values, params, dtype), dtype)
     signature = tuple(key)
     try:
         plan = queue._netcl_state["plans"][signature]
@@ -354,7 +351,7 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
         plan = cached_plan(program.state(queue), signature, lambda: _forward_plan(row, queue, values, params, dtype))
     if plan.deferred is not None:
         if out is None:
-            return _deferred(row, queue, values, params, plan.deferred, dtype)
+            return deferred(row, queue, values, params, plan.deferred, dtype)
         plan = _launched_plan(row, queue, values, params, dtype)
     result = Tensor.empty(plan.shape, plan.dtypes[0], queue=queue) if out is None else check_out(row.name, out, plan.shape, plan.dtypes[0])
     launch(plan, queue, (*values, *params) if params else values, (result,))
@@ -394,7 +391,7 @@ def _check_params(row: Pointwise, params: Sequence[Any]) -> None:
 
 def _forward_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
     types = _forward_types(row, values, params, dtype)
-    if fusable(queue, *types, values) and later.worth(queue, types[0], FUSE_FROM):
+    if fusable(queue, *types, values) and later.worth(queue, types[0]):
         return Plan(types[0], (types[2].name,), None, 0, 0, (), (), float, (), types)
     return _launched_plan(row, queue, values, params, dtype)
 
@@ -428,8 +425,9 @@ def _fused_types(key: tuple[Any, ...], row: Pointwise, values: Sequence[Operand]
     return _types[key]
 
 
-def _deferred(row: Pointwise, queue: Any, values: Sequence[Any], params: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
-    if types is None:  # this one cannot wait
+def deferred(row: Pointwise, queue: Any, values: Sequence[Any], params: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
+    """A row over its operands as a deferred tensor, or at once where ``types`` says that it cannot wait."""
+    if types is None:
         if isinstance(queue, CPUQueue):
             return _run_numpy(row, queue, values, params, None, dtype)
         plan = _launched_plan(row, queue, values, params, dtype)
@@ -519,7 +517,7 @@ def _vjp_kernel(
     scalars = [float(params[name]) for name in body.scalars]
     targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
     queue = g.queue
-    if fusing_modes.mode is not None or later.worth(queue, g.shape, FUSE_FROM):
+    if fusing_modes.mode is not None or later.worth(queue, g.shape):
         compute = _float_compute(inputs, targets)
         if all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
             return [_deferred_vjp(row, i, bound, params, g, compute) for i, w in enumerate(wanted) if w]

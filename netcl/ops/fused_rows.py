@@ -246,7 +246,7 @@ def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """A tensor repeated along axes, deferred: whoever reads it reads the small one."""
     real = DTYPES[x.dtype].c_compute
-    wanted = fusing_modes.mode is not None or fusion.worth_deferring(x.queue, shape, elementwise.FUSE_FROM)
+    wanted = fusing_modes.mode is not None or fusion.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):
         return None
     return fusion.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)

@@ -22,11 +22,13 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, memory_of
+from netcl.ops import rows
 from netcl.ops.codegen import Body
 from netcl.ops.elementwise import Mode, fusing_modes, later
 
 log = logging.getLogger("netcl")
 
+GPU_FACTOR = 16  # a GPU moves values that much faster, while the host takes as long
 MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
 MOST_LEAVES = 12  # memory streams of a kernel
 MOST_WAITING = 512  # nodes of a thread that are alive and not computed
@@ -51,8 +53,8 @@ class Space(NamedTuple):
 class TraceNode:
     """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
 
-    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "made", "mode", "name", "narrow", "numbers", "queue", "real",
-                 "shape", "skipped", "space", "tensors", "users", "weight")  # fmt: skip
+    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "made", "mode", "name", "narrow", "numbers", "queue",
+                 "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight")  # fmt: skip
 
     def __init__(
         self, kind: str, name: str, body: Body, inputs: tuple[Any, ...], numbers: tuple[Any, ...], shape: tuple[int, ...], dtype: str,
@@ -61,6 +63,7 @@ class TraceNode:
         self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
         self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
         self.mode = fusing_modes.mode
+        self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
         self.made: Tensor | None = None
         self.skipped = False
         self.tensors: list[weakref.ref[Tensor]] = []
@@ -208,8 +211,7 @@ def _tell(what: str, *nodes: TraceNode) -> None:
 
 def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real: str) -> bool:
     """Whether a waiting input, seen under a shape, can be computed inside the kernel of an op whose result has ``shape``."""
-    row = DTYPES[node.dtype]
-    if node.kind == "columns" or node.mode != fusing_modes.mode or node.real != real or (row.c_compute != real and row.name != "bool"):
+    if node.real != real or node.mode != fusing_modes.mode or not node.readable or node.kind == "columns":
         return False
     if node.space is None:
         return seen == node.shape and (seen == shape or fusing_modes.mode is not None or math.prod(seen) == 1)
@@ -258,6 +260,29 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
     if space is not None:
         found = [_in_space(x, space, dropped) for x in found]
     return tuple(found), space
+
+
+def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[Any, ...]:
+    """What an op of plain eager code reads: waiting nodes of the result's own shape, everything else as tensors."""
+    found: list[Any] = []
+    weight, leaves = 0, 0
+    for x in values:
+        node = x._source if type(x) is Tensor else None
+        if type(node) is TraceNode and node.made is None:
+            if _joins(node, x.shape, shape, real):
+                weight, leaves = weight + node.weight, leaves + len(node.leaves)
+                found.append(node)
+                continue
+            node.compute()
+        leaves += 1
+        found.append(x)
+    if weight >= MOST_NODES or (leaves > MOST_LEAVES and _leaf_count(found) > MOST_LEAVES):
+        for node in found:
+            if type(node) is TraceNode and node.made is None:
+                _tell("the chain is long enough", node)
+                node.compute()
+        return tuple(values)
+    return tuple(found)
 
 
 def _under_shape(x: Any) -> TraceNode | None:
@@ -317,6 +342,9 @@ def defer(
     """A formula over tensors and numbers as a deferred tensor."""
     if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
+    if fusing_modes.mode is None:
+        operands = _eager_operands(values, shape, real)
+        return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, None, False))
     operands, space = _operands(values, shape, real)
     narrow = space is not None and shape != space.shape
     return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, space, narrow))
@@ -392,19 +420,17 @@ def gather(root: TraceNode, wanted: Sequence[TraceNode] = ()) -> list[TraceNode]
 
 def _below(node: TraceNode) -> list[TraceNode]:
     """A node and every waiting node it rests on, inputs first."""
-    order: list[TraceNode] = []
-    seen: set[TraceNode] = set()
+    order: dict[TraceNode, None] = {}
+    _collect(node, order)
+    return list(order)
 
-    def visit(at: TraceNode) -> None:
-        if at not in seen:
-            seen.add(at)
-            for x in at.inputs:
-                if type(x) is TraceNode and x.made is None:
-                    visit(x)
-            order.append(at)
 
-    visit(node)
-    return order
+def _collect(node: TraceNode, order: dict[TraceNode, None]) -> None:
+    if node not in order:
+        for x in node.inputs:
+            if type(x) is TraceNode and x.made is None:
+                _collect(x, order)
+        order[node] = None
 
 
 def in_order(roots: Sequence[TraceNode]) -> list[TraceNode]:
@@ -431,12 +457,34 @@ def stored(order: Sequence[TraceNode], roots: Sequence[TraceNode]) -> list[Trace
     return [node for node in order if node in chosen]
 
 
-_eager = bool(env.value("NETCL_FUSION"))  # read once: asking costs as much as a launch
+class _Eager:
+    """From how many elements on plain eager code defers; 0 is never. Read once: asking the environment costs as much as a launch."""
+
+    least = int(env.value("NETCL_FUSION"))
 
 
-def worth_deferring(queue: Any, shape: tuple[int, ...], least: int) -> bool:
-    """Whether plain eager code defers an op: on OpenCL devices, from ``least`` elements on."""
-    return _eager and math.prod(shape) >= least and not isinstance(queue, CPUQueue)
+def worth_deferring(queue: Any, shape: tuple[int, ...]) -> bool:
+    """Whether plain eager code defers an op over this shape: on OpenCL devices, where moving the values costs more than deferring."""
+    least = _Eager.least
+    if not least or isinstance(queue, CPUQueue):
+        return False
+    size = math.prod(shape)
+    return size >= least and (size >= GPU_FACTOR * least or least != env.FUSE_FROM or rows.device_of(queue)[0])
+
+
+@contextmanager
+def eager_fusion(least: int) -> Iterator[None]:
+    """Inside, plain eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
+
+    Decisions are kept per context with the plans of calls, so these are forgotten on the way in and out.
+    """
+    before, _Eager.least = _Eager.least, least
+    program.forget("plans")
+    try:
+        yield
+    finally:
+        _Eager.least = before
+        program.forget("plans")
 
 
 later.defer, later.worth = defer, worth_deferring

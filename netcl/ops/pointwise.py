@@ -19,7 +19,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops.elementwise import fusing_modes, run, tensor, tensors
+from netcl.ops.elementwise import deferred, fusing_modes, run, tensor, tensors
 from netcl.ops.expression import differentiate
 from netcl.ops.functions import erf
 from netcl.ops.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
@@ -200,6 +200,8 @@ def {name}({head}):
                 result = empty(plan.shape, plan.dtypes[0], queue=queue)
                 plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {scalars}*plan.sizes)
                 return result
+            if plan.deferred is not None{same_queue}:
+                return deferred(row, queue, {inputs}, {params}, plan.deferred, None)
         except (AttributeError, KeyError):
             pass
     return {slow}
@@ -225,8 +227,9 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
         same = "".join(f" and {x}.queue is queue" for x in row.inputs[1:])
         scalars = "".join(f"plan.cast({p}), " for p in row.params)
         parts = {"name": row.name, "head": head, "first": row.inputs[0], "key": key, "same_queue": same, "values": inputs[1:-2]}
+        parts |= {"inputs": inputs, "params": f"({''.join(f'{name}, ' for name in row.params)})"}
         text = _FAST.format(**parts, scalars=scalars, slow=slow)
-    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor.empty, "modes": fusing_modes}
+    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor.empty, "modes": fusing_modes, "deferred": deferred}
     scope.update({f"default_{name}": value for name, value in row.params.items()})
     exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]

@@ -36,12 +36,17 @@ class Region(NamedTuple):
     """Nodes that are computed together: their description, what they read, and what is kept of them."""
 
     order: list[TraceNode]
-    steps: tuple[Step, ...]
+    key: tuple[tuple[Any, ...], ...]
     leaves: list[Tensor]
     numbers: list[Any]
     kept: list[TraceNode]
     space: Space | None
     shape: tuple[int, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The key in words; made only for kernels that are new."""
+        return tuple(Step(*parts) for parts in self.key)
 
     @property
     def name(self) -> str:
@@ -80,13 +85,15 @@ def describe(roots: Sequence[TraceNode]) -> Region:
                 numbers.append(x)
         numbers.extend(node.numbers)
         slots[node] = f"s{k}"
-        steps.append(Step(node.kind, node.name, node.body, tuple(refs), node.dtype, _rounds(node), node.narrow))
+        steps.append((node.kind, node.name, node.body, tuple(refs), node.dtype, _rounds(node), node.narrow))
     kept = [node for node in fusion.stored(order, roots) if node.shape == shape or node.narrow or node.kind == "columns"]
     return Region(order, tuple(steps), leaves, numbers, kept, space, shape)
 
 
 def _rounds(node: TraceNode) -> str:
     """The dtype a value must be rounded to before others read it, if that is not the one it is computed in."""
+    if node.dtype == "float32":
+        return ""
     if node.dtype in ("float16", "bfloat16"):
         return node.dtype
     if node.dtype != "bool" or (isinstance(node.body, Body) and is_truth(node.body.lines[-1][1])):
@@ -116,12 +123,12 @@ later.run = run
 
 
 @lru_cache(maxsize=4096)
-def chain_body(steps: tuple[Step, ...], leaves: int, kept: tuple[int, ...]) -> Body:
+def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, ...]) -> Body:
     """One body for a chain: inputs ``v0``.., a line per formula, the values of the kept steps as outputs."""
     lines: list[tuple[str, ast.expr]] = []
     scalars: list[str] = []
     rounds = {}
-    for k, step in enumerate(steps):
+    for k, step in enumerate(Step(*parts) for parts in key):
         lines += row_source.step_lines(k, step)
         scalars += row_source.number_names(k, step)
         if step.rounds:
@@ -141,10 +148,10 @@ def _chain_cl(region: Region) -> list[Tensor]:
     state = program.state(queue)
     if len(region.order) == 1 and not options:
         return [_single(region.order[0], state)]
-    key = (region.steps, region.slots, shape, options, *((x.dtype, x.shape) for x in region.leaves))
+    key = (region.key, region.slots, shape, options, *((x.dtype, x.shape) for x in region.leaves))
     plan = state["plans"].get(key) if "plans" in state else None
     if plan is None:
-        body = chain_body(region.steps, len(region.leaves), region.slots)
+        body = chain_body(region.key, len(region.leaves), region.slots)
         arguments = (region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
         plan = cached_plan(state, key, lambda: prepare(*arguments))
     results = [Tensor.empty(shape, dtype.name, queue=queue) for dtype in outputs]
@@ -169,7 +176,7 @@ def _single(node: TraceNode, state: Any) -> Tensor:
 
 def _chain_numpy(region: Region) -> list[Tensor]:
     real, queue = region.order[0].real, region.order[0].queue
-    body = chain_body(region.steps, len(region.leaves), region.slots)
+    body = chain_body(region.key, len(region.leaves), region.slots)
     with np.errstate(all="ignore"):
         values = numpy_function(body, real)(*(as_compute(x, real) for x in (*region.leaves, *region.numbers)))
     if fusing_modes.shown is not None:

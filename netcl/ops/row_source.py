@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -188,7 +189,7 @@ def _parameters(ports: Sequence[Port], kept: Sequence[tuple[int, Port]], numbers
     text += [f"const {layout.integer} {name}" for name in ("inner", "rows", "each")]
     text += [f"const {layout.integer} size{d}" for d in range(1, layout.rank)]
     text += [f"const {layout.integer} step_{p.name}_{d}" for p in ports for d in range(layout.rank)]
-    return ",\n    ".join(text)
+    return "\n    ".join(textwrap.wrap(", ".join(text), 130, break_long_words=False))
 
 
 def source(

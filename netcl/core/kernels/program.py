@@ -86,6 +86,13 @@ def state(queue: Any) -> ContextState:
         return queue._netcl_state
 
 
+def forget(key: Any) -> None:
+    """Drop what every context keeps under ``key``."""
+    with _states_lock:
+        for of in _states.values():
+            of.pop(key, None)
+
+
 def get(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kernel:
     """The kernel ``name`` of ``source`` for a queue's context; built at most once per context."""
     return build(queue.context, source, options, state(queue)).kernel(name)
