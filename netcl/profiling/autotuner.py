@@ -34,6 +34,8 @@ UNASKED_BUDGET = 10.0  # seconds per process under NETCL_AUTOTUNE=on
 SHARE = 3  # an unasked search takes at most this part of what is left
 MARGIN = 0.97  # a winner must be this much faster than the policy's choice, or noise would choose
 FINALISTS = 3
+FINAL = 0.1  # part of a budget that is kept for the finalists
+SLOW_ROUND = 0.2  # seconds of a round of finalists above which one round must do when the budget is spent
 SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
 CHECKED_PRODUCTS = 1 << 30  # multiply-adds above which the reference is taken of a part of the problem
 NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbours
@@ -111,50 +113,96 @@ class Autotuner:
 
     def search(self, problem: Problem, budget: float | None = None) -> AutotuneResult:
         """Try the candidates of a problem, keep the winner. Plans made before stay as they are."""
-        family, start = self.families[problem.op], time.perf_counter()
-        allowed = self.budget if budget is None else budget
-        check = _Check(family, problem, self.queue)
-        trials: list[Trial] = []
-        longest, candidates = 0.0, _allowed(family.configurations(problem))
-        for config in candidates:
-            begin = time.perf_counter()
-            if trials and begin - start + longest > allowed:
-                break
-            trials.append(self._try(check, config))
-            longest = max(longest, time.perf_counter() - begin)
-        best, policy = self._final(check, trials, allowed - (time.perf_counter() - start))
-        entry = {"config": tuning.to_json(best.config) if best.config is not candidates[0] else None, "seconds": best.seconds,
-                 "policy_seconds": policy if math.isfinite(policy) else None}  # fmt: skip
-        stored = math.isfinite(best.seconds) and self.store.put(self.profile, _key(family, problem), entry)
-        return AutotuneResult(problem, best.config, best.seconds, policy, tuple(trials), len(trials) == len(candidates), stored)
+        return self.search_all([problem], budget)[0]
 
-    def _try(self, check: _Check, config: KernelConfig) -> Trial:
+    def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
+        """Several problems of one op under one budget, candidate by candidate: what is compiled for one serves the others."""
+        start, allowed = time.perf_counter(), self.budget if budget is None else budget
+        searches, costs = [_Search(self, problem) for problem in problems], _Costs()
+        for rank in range(max((len(search.candidates) for search in searches), default=0)):
+            for search in (search for search in searches if rank < len(search.candidates)):
+                begin, config = time.perf_counter(), search.candidates[rank]
+                if rank and begin - start + costs.expected(config) > allowed * (1 - FINAL):
+                    continue
+                search.attempt(config)
+                costs.note(config, time.perf_counter() - begin)
+        results = []
+        for i, search in enumerate(searches):
+            left = allowed - (time.perf_counter() - start)
+            results.append(search.result(left / (len(searches) - i)))
+        return results
+
+
+class _Costs:
+    """What trying a configuration costs: the first time it is compiled."""
+
+    def __init__(self) -> None:
+        self.fresh = 0.0
+        self.again: dict[str, float] = {}
+
+    def expected(self, config: KernelConfig) -> float:
+        return self.again.get(repr(config), self.fresh)
+
+    def note(self, config: KernelConfig, seconds: float) -> None:
+        name = repr(config)
+        if name in self.again:
+            self.again[name] = max(self.again[name], seconds)
+        else:
+            self.again[name], self.fresh = 0.0, max(self.fresh, seconds)
+
+
+class _Search:
+    """A problem, its candidates and what became of those that were tried."""
+
+    def __init__(self, tuner: Autotuner, problem: Problem):
+        self.tuner, self.problem = tuner, problem
+        self.family = tuner.families[problem.op]
+        self.candidates = _known_first(tuner, _allowed(self.family.configurations(problem)), _key(self.family, problem))
+        self.check = _Check(self.family, problem, tuner.queue)
+        self.trials: list[Trial] = []
+
+    def attempt(self, config: KernelConfig) -> None:
         """Run a candidate, compare its result, time it."""
+        queue, run = self.tuner.queue, partial(self.check.run, config)
         try:
-            wrong = check.what_is_wrong(config)
+            wrong = self.check.what_is_wrong(config)
             if wrong:
-                return Trial(config, rejected=wrong)
-            run = partial(check.run, config)
-            once = timing.measure(run, repeat=1, warmup=0, queue=self.queue).best
+                self.trials.append(Trial(config, rejected=wrong))
+                return
+            once = timing.measure(run, repeat=1, warmup=0, queue=queue).best
             calls = max(1, min(100, int(SAMPLE / max(once, 1e-9))))
-            found = timing.measure(run, repeat=2, calls=calls, warmup=0, queue=self.queue).best
-            return Trial(config, min(once, found))
+            found = timing.measure(run, repeat=2, calls=calls, warmup=0, queue=queue).best
+            self.trials.append(Trial(config, min(once, found)))
         except (*_FAILURES, platforms.opencl().Error) as error:
-            return Trial(config, rejected=f"{type(error).__name__}: {error}")
+            self.trials.append(Trial(config, rejected=f"{type(error).__name__}: {error}"))
 
-    def _final(self, check: _Check, trials: Sequence[Trial], seconds_left: float) -> tuple[Trial, float]:
-        """The winner and the time of the policy's choice: the fastest few once more, in turns, if there is time for it."""
-        policy, *others = trials
+    def result(self, seconds_left: float) -> AutotuneResult:
+        """The winner, kept in the store."""
+        best, policy = self._final(seconds_left)
+        chosen = tuning.to_json(best.config) if best.config is not self.candidates[0] else None
+        key, complete = _key(self.family, self.problem), len(self.trials) == len(self.candidates)
+        entry = {
+            "config": chosen,
+            "seconds": best.seconds,
+            "policy_seconds": policy if math.isfinite(policy) else None,
+            "complete": complete,
+        }
+        stored = math.isfinite(best.seconds) and self.tuner.store.put(self.tuner.profile, key, entry)
+        return AutotuneResult(self.problem, best.config, best.seconds, policy, tuple(self.trials), complete, stored)
+
+    def _final(self, seconds_left: float) -> tuple[Trial, float]:
+        """The winner and the time of the policy's choice: the fastest few once more, in turns, since machines drift."""
+        policy, *others = self.trials
         right = sorted((t for t in others if t.seconds < math.inf), key=lambda t: t.seconds)[:FINALISTS]
         few = [policy, *right] if policy.seconds < math.inf else right
         if not few:
             return policy, math.inf
-        rounds = int(min(5, max(0.0, seconds_left) / (2 * sum(max(t.seconds, SAMPLE) for t in few))))
-        if rounds:
-            calls = max(1, int(SAMPLE / max(t.seconds for t in few)))
-            ways = {str(i): partial(check.run, t.config) for i, t in enumerate(few)}
-            again = timing.compare(repeat=rounds, calls=calls, warmup=0, queue=self.queue, **ways)
-            few = [replace(t, seconds=again[str(i)].best) for i, t in enumerate(few)]
+        one_round = sum(max(t.seconds, SAMPLE) for t in few)
+        rounds = int(min(7, max(1 if one_round > SLOW_ROUND else 3, seconds_left / (2 * one_round))))
+        calls = max(1, int(SAMPLE / max(t.seconds for t in few)))
+        ways = {str(i): partial(self.check.run, t.config) for i, t in enumerate(few)}
+        again = timing.compare(repeat=rounds, calls=calls, warmup=0, queue=self.tuner.queue, **ways)
+        few = [replace(t, seconds=again[str(i)].best) for i, t in enumerate(few)]
         best = min(few, key=lambda t: t.seconds)
         if policy.seconds == math.inf:
             return best, math.inf
@@ -204,6 +252,12 @@ def _part(family: Family, problem: Problem) -> Problem:
     return problem if first >= problem.shape[0] else replace(problem, shape=(first, *problem.shape[1:]))
 
 
+def _known_first(tuner: Autotuner, candidates: list[KernelConfig], key: str) -> list[KernelConfig]:
+    """The policy's choice, then the winner of an earlier search that ran out of time, then the others."""
+    earlier = tuner.store.entries(tuner.profile).get(key, {}).get("config")
+    return sorted(candidates, key=lambda c: 0 if c is candidates[0] else 1 if earlier and tuning.to_json(c) == earlier else 2)
+
+
 def _allowed(candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
     if env.value("NETCL_CONV_WINOGRAD"):
         return list(candidates)
@@ -228,20 +282,23 @@ def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, st
 
 def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = None, told: Callable[[AutotuneResult], None] | None = None,
              again: bool = False) -> list[AutotuneResult]:  # fmt: skip
-    """Tune every product and convolution that ``function`` runs, within ``budget`` seconds, the most work first.
+    """Tune every product and convolution that ``function`` runs, within about ``budget`` seconds.
 
-    What is already measured is left out unless ``again``; ``told`` is called after each search.
+    What was searched to the end before is left out unless ``again``; ``told`` is called with each result. A search that is compiling
+    when the budget ends finishes that one kernel.
     """
     start, tuner = time.perf_counter(), Autotuner(queue)
-    todo = [p for p in problems_of(function, tuner.profile) if again or recall(p, near=False) is None]
+    todo: dict[str, list[Problem]] = {}
+    for problem in problems_of(function, tuner.profile):
+        if again or not (recall(problem, near=False) or {}).get("complete"):
+            todo.setdefault(problem.op, []).append(problem)
     results: list[AutotuneResult] = []
-    for i, problem in enumerate(todo):
+    for i, problems in enumerate(todo.values()):
         left = budget - (time.perf_counter() - start)
-        if left <= 0:
-            break
-        results.append(tuner.search(problem, left / (len(todo) - i)))
-        if told is not None:
-            told(results[-1])
+        for result in tuner.search_all(problems, left / (len(todo) - i)) if left > 0 else ():
+            results.append(result)
+            if told is not None:
+                told(result)
     get_kernel_selector().clear_cache()
     return results
 

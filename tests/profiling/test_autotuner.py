@@ -164,12 +164,19 @@ def test_by_name(cl_device, empty_store):
         Autotuner(cl_device).tune("relu", 4)
 
 
-def test_a_function_is_tuned_as_a_whole(cl_device, empty_store):
+def test_a_function_is_tuned_as_a_whole_and_goes_on_where_time_ran_out(cl_device, planted, monkeypatch):
+    monkeypatch.setitem(families.FAMILIES, "matmul", planted["matmul"])
     told = []
-    results = autotune(lambda: (product(cl_device, 8, 16, 32), product(cl_device, 30, 16, 32), product(cl_device, 32, 15, 33)),
-                       budget=0.5, queue=cl_device.queue, told=told.append)  # fmt: skip
-    assert [result.problem.shape[0] for result in results] == [32, 8] == [result.problem.shape[0] for result in told]
-    assert autotune(lambda: product(cl_device, 8, 16, 32), queue=cl_device.queue) == []
+
+    def work():
+        product(cl_device, 8, 16, 32), product(cl_device, 30, 16, 32), product(cl_device, 32, 15, 33)
+
+    results = autotune(work, 0.001, cl_device.queue)
+    assert [result.complete for result in results] in ([], [False, False])
+    results = autotune(work, 30.0, cl_device.queue, told.append)
+    assert [result.problem.shape[0] for result in results] == [32, 8] and results == told
+    assert [result.config for result in results] == [NAIVE, NAIVE] and all(result.complete for result in results)
+    assert autotune(work, 30.0, cl_device.queue) == [] and len(autotune(work, 30.0, cl_device.queue, again=True)) == 2
 
 
 def test_numpy_has_nothing_to_tune():

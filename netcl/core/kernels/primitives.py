@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from netcl.core import dispatch, platforms
 from netcl.core import dtype as dtypes
-from netcl.core import platforms
 from netcl.core.errors import DeviceError, KernelBuildError, ShapeError, message
 from netcl.core.kernels import program
 
@@ -95,8 +95,8 @@ def _defines_a_macro(src: str) -> bool:
 class BuiltKernel:
     """A compiled kernel: call it, or ``run`` it, with Tensors, buffers and Python numbers.
 
-    A local size of ``None`` takes a safe one; a local size that does not divide the global size is reduced to one that
-    does, since a hand-written kernel need not guard its edge.
+    A local size of ``None`` takes a measured one (``netcl.profiling.local_sizes``) or else a safe one; a local size that does not
+    divide the global size is reduced to one that does, since a hand-written kernel need not guard its edge.
     """
 
     def __init__(self, spec: KernelSpec, kernel: program.Kernel):
@@ -113,18 +113,26 @@ class BuiltKernel:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
         if any(n < 0 for n in sizes):
             raise ShapeError(message(self.name, "a global size cannot be negative", global_size=sizes))
-        return self.kernel(queue, sizes, self._local(sizes, local_size), *args)
+        return self.kernel(queue, sizes, self._local(queue, sizes, local_size), *args)
 
     __call__ = run
 
-    def _local(self, sizes: tuple[int, ...], local_size: program.Size | None) -> tuple[int, ...] | None:
+    def _local(self, queue: Any, sizes: tuple[int, ...], local_size: program.Size | None) -> tuple[int, ...] | None:
         if self.kernel.required_local is not None or 0 in sizes:
             return None
-        wanted = ((256, 1, 1)[: len(sizes)]) if local_size is None else local_size
+        wanted = self._measured(queue, sizes) or (256, 1, 1)[: len(sizes)] if local_size is None else local_size
         local = self.kernel.clamp((wanted,) if isinstance(wanted, int) else tuple(wanted))
         if len(local) != len(sizes):
             raise ShapeError(message(self.name, "global and local size differ in rank", global_size=sizes, local_size=local))
         return local if self.spec.guarded else tuple(largest_divisor(n, most) for n, most in zip(sizes, local, strict=True))
+
+    def _measured(self, queue: Any, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The local size that a tuner has kept for this kernel and these sizes; asked for once."""
+        known = self.kernel.program.state
+        slot = ("local size", self.kernel.program.key, self.name, sizes)
+        if slot not in known:
+            known[slot] = dispatch.call("tuned_local_size", queue, self, sizes)
+        return known[slot]
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,109 @@
+"""Local sizes of kernels people write: measured on request, kept in the tuning store, taken where a launch names none."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dispatch
+from netcl.core.device import handle_of
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernels.primitives import BuiltKernel, KernelSpec
+from netcl.core.tensor import Tensor
+from netcl.profiling import timing
+from netcl.runtime import tuning
+
+Sizes = tuple[int, ...]
+TOLERANCE = 1e-5  # of the largest value: another order of a sum, not another result
+MARGIN = 0.97
+_OUTER = (1, 2, 4, 8, 16, 32)
+
+
+def candidates(sizes: Sizes, limit: int) -> list[Sizes]:
+    """Powers of two along each axis whose product a work-group may have.
+
+    >>> candidates((100,), 64)
+    [(1,), (2,), (4,), (8,), (16,), (32,), (64,)]
+    """
+    first = [1 << p for p in range(max(1, limit).bit_length()) if 1 << p <= max(sizes[0], 1)]
+    axes = [first, *([n for n in _OUTER if n <= max(size, 1)] for size in sizes[1:])]
+    return [local for local in itertools.product(*axes) if math.prod(local) <= limit]
+
+
+def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_size: int | Sequence[int], *args: Any,
+                        budget: float = 2.0) -> Sizes:  # fmt: skip
+    """The fastest local size for a launch, kept for launches of the same kernel and sizes with a local size of ``None``.
+
+    Every candidate must leave the same in all tensors as the safe default does. They are put back as they were.
+
+    >>> from netcl.core.device import manager
+    >>> queue = manager.default("cl").queue
+    >>> x = Tensor.ones((64,), queue=queue)
+    >>> spec = KernelSpec("twice", src="__kernel void twice(__global float* x) { x[get_global_id(0)] *= 2.0f; }")
+    >>> len(autotune_local_size(spec, queue, 64, x, budget=0)), x.to_host().max().item()
+    (1, 1.0)
+    """
+    queue = getattr(queue, "queue", queue)
+    built = kernel.build(queue) if isinstance(kernel, KernelSpec) else kernel
+    sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
+    if built.kernel.required_local is not None or 0 in sizes:
+        what = "the kernel fixes its local size, or there is nothing to launch"
+        raise ShapeError(message("autotune_local_size", what, kernel=built.name, global_size=sizes))
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    before = [t.to_host().copy() for t in tensors]
+    safe = built.kernel.clamp((256, 1, 1)[: len(sizes)])
+    start, times = time.perf_counter(), dict[Sizes, float]()
+    expected = _outcome(built, queue, sizes, safe, args, tensors, before)
+    for local in [safe, *(c for c in candidates(sizes, built.kernel.max_work_group) if c != safe)]:
+        if times and time.perf_counter() - start > budget:
+            break
+        if _same(_outcome(built, queue, sizes, local, args, tensors, before), expected):
+            times[local] = timing.measure(partial(built.run, queue, sizes, local, *args), repeat=5, warmup=1, queue=queue).best
+    for tensor, values in zip(tensors, before, strict=True):
+        tensor.from_host(values)
+    best = min(times, key=lambda local: times[local]) if times else safe
+    chosen = best if times and times[best] < MARGIN * times.get(safe, math.inf) else safe
+    tuning.store.put(handle_of(queue).profile, _key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
+    built.kernel.program.state["local size", built.kernel.program.key, built.name, sizes] = chosen
+    return chosen
+
+
+def _outcome(built: BuiltKernel, queue: Any, sizes: Sizes, local: Sizes, args: Sequence[Any], tensors: Sequence[Tensor],
+             before: Sequence[np.ndarray]) -> list[np.ndarray]:  # fmt: skip
+    for tensor, values in zip(tensors, before, strict=True):
+        tensor.from_host(values)
+    built.run(queue, sizes, local, *args)
+    return [tensor.to_host().copy() for tensor in tensors]
+
+
+def _same(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+    def close(a: np.ndarray, b: np.ndarray) -> bool:
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        largest = float(np.max(np.abs(y), initial=0.0, where=np.isfinite(y)))
+        return bool(np.allclose(x, y, rtol=TOLERANCE, atol=TOLERANCE * largest, equal_nan=True))
+
+    return all(close(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def _key(built: BuiltKernel, sizes: Sizes) -> str:
+    text = hashlib.sha256("\0".join([built.kernel.program.source, *built.kernel.program.options]).encode()).hexdigest()[:16]
+    return json.dumps(["kernel", built.name, text, *sizes])
+
+
+def tuned(queue: Any, built: BuiltKernel, sizes: Sizes) -> Sizes | None:
+    """What was kept for a kernel and sizes; ``None`` if nothing was."""
+    local = tuning.store.entries(handle_of(queue).profile).get(_key(built, sizes), {}).get("local")
+    if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
+        return None
+    return tuple(local)
+
+
+dispatch.fill("tuned_local_size", tuned)

@@ -1,0 +1,33 @@
+"""``netcl bench`` and ``netcl tune``."""
+
+from __future__ import annotations
+
+import pytest
+
+from netcl.cli import main
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
+
+
+def test_bench_says_which_device_to_use(capsys):
+    assert main(["bench", "--device", "cpu", "--cases", r"^sum 2\^1\d", "--repeats", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "sum 2^16" in out and "sums: NumPy for all of them" in out and "matmul" not in out
+
+
+def test_tune_keeps_what_it_measured(cl_device, capsys, request):
+    selector = request.node.callspec.params["cl_device"].selector
+    assert main(["tune", "matmul", "8", "16", "32", "--device", selector, "--budget", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul             8x16x32" in out and "1 problems in" in out
+    assert main(["tune"]) == 0 and "tuned problems  1" in capsys.readouterr().out
+    assert main(["tune", "--forget"]) == 0 and "measurements of 1 devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, told", [(["resnet19"], "known: mlp, lenet"), (["matmul", "3"], "netcl tune matmul M N K")])
+def test_tune_tells_what_it_takes(cl_device, capsys, words, told):
+    assert main(["tune", *words, "--device", "cl"]) == 1
+    assert told in capsys.readouterr().err
