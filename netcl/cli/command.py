@@ -7,12 +7,17 @@ function in a module of this package, and that module's name in ``MODULES`` of :
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from netcl.core import env
 from netcl.core.device import DeviceHandle, manager
 from netcl.core.errors import DeviceError, message
+
+_LEAST = 5  # columns of a table's column
 
 
 class CommandError(RuntimeError):
@@ -48,11 +53,48 @@ def command(name: str, arguments: Callable[[argparse.ArgumentParser], None] = _n
     return enter
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain text columns."""
+def columns() -> int | None:
+    """How many columns the terminal has; ``None`` where output goes elsewhere, and lines may be as long as they are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def say(text: str, flush: bool = False) -> None:
+    """Print lines; on a terminal that is too narrow, broken between words and indented as they were."""
+    room = columns()
+    print("\n".join(_broken(line, room) for line in text.splitlines()) if room else text, flush=flush)
+
+
+def _broken(line: str, room: int) -> str:
+    if len(line) <= room:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(line.strip(), room, initial_indent=indent, subsequent_indent=indent + "    ", break_on_hyphens=False)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0) -> str:
+    """Plain text columns; on a terminal that is too narrow, the widest ones break their cells into lines."""
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    room = columns()
+    if room is not None:
+        widths = _narrowed(widths, room - indent)
+    lines = [line for row in cells for line in _lines(row, widths)]
+    return "\n".join((" " * indent + line).rstrip() for line in lines)
+
+
+def _narrowed(widths: list[int], room: int) -> list[int]:
+    """Widths that fit into the room, taken from the widest first; none becomes narrower than a short word."""
+    made = list(widths)
+    while sum(made) + 2 * (len(made) - 1) > room and max(made) > _LEAST:
+        made[made.index(max(made))] -= 1
+    return made
+
+
+def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    parts = [textwrap.wrap(cell, width) if len(cell) > width else [cell] for cell, width in zip(row, widths, strict=True)]
+    height = max(len(part) for part in parts)
+    filled = [part + [""] * (height - len(part)) for part in parts]
+    return ["  ".join(part[i].ljust(width) for part, width in zip(filled, widths, strict=True)) for i in range(height)]
 
 
 def pick_device(selector: str | None) -> DeviceHandle:

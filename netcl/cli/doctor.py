@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from netcl import __version__
-from netcl.cli.command import command, table
+from netcl.cli.command import command, say, table
 from netcl.core import env, platforms
 from netcl.core.device import DeviceHandle, Found, manager, score
 from netcl.core.errors import EnvironmentVariableError
@@ -254,29 +254,29 @@ DEVICE_HEADER = ("", "selector", "platform", "device", "type", "units", "memory"
 
 def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
     """Facts first, then what to do."""
-    print(f"netcl {__version__}, Python {machine.python_version()} on {machine.system()} {machine.machine()}")
-    print(f"pyopencl  {facts.pyopencl or 'does not import'}")
-    print(f"loader    {facts.loader or 'none in use'}")
+    say(f"netcl {__version__}, Python {machine.python_version()} on {machine.system()} {machine.machine()}")
+    say(f"pyopencl  {facts.pyopencl or 'does not import'}")
+    say(f"loader    {facts.loader or 'none in use'}")
     told = f"told to read {facts.folder}" if facts.folder else f"reads {facts.loader_folder}"
-    print(f"          {told}" + (f" ({facts.setting[0]} is set by you)" if facts.setting else ""))
-    print(f"cache     {env.cache_dir() or 'none: no folder can be written'}")
-    print("\nRuntimes were looked for in:")
-    print(_indent("\n".join(facts.looked_in)))
-    print(_indent("driver libraries: " + ", ".join(dict.fromkeys(os.path.basename(names[0]) for _, names in platforms.DRIVERS))))
-    print("\nRuntimes found:")
-    print(_indent(table(("name", "from", "library", "state"), _runtime_rows(facts)) if facts.runtimes else "none"))
-    print('\nDevices (* is what "auto" chooses):')
-    print(_indent(table(DEVICE_HEADER, device_rows(facts.found))))
+    say(f"          {told}" + (f" ({facts.setting[0]} is set by you)" if facts.setting else ""))
+    say(f"cache     {env.cache_dir() or 'none: no folder can be written'}")
+    say("\nRuntimes were looked for in:")
+    say(_indent("\n".join(facts.looked_in)))
+    say(_indent("driver libraries: " + ", ".join(dict.fromkeys(os.path.basename(names[0]) for _, names in platforms.DRIVERS))))
+    say("\nRuntimes found:")
+    say(table(("name", "from", "library", "state"), _runtime_rows(facts), 2) if facts.runtimes else "  none")
+    say('\nDevices (* is what "auto" chooses):')
+    say(table(DEVICE_HEADER, device_rows(facts.found), 2))
     for title, chosen in (("Notes", [f for f in findings if f.is_note]), ("Problems", [f for f in findings if not f.is_note])):
         if chosen:
-            print(f"\n{title}:")
+            say(f"\n{title}:")
         for finding in chosen:
-            print(f"  [{finding.code}] {finding.what}" + (f"\n      mend: {finding.mend}" if finding.mend else ""))
+            say(f"  [{finding.code}] {finding.what}" + (f"\n      mend: {finding.mend}" if finding.mend else ""))
     print()
     if facts.usable:
-        print("Ready: there is an OpenCL device fit for work.")
+        say("Ready: there is an OpenCL device fit for work.")
     else:
-        print("Not ready: there is no OpenCL device fit for work. netcl computes with NumPy until there is one.")
+        say("Not ready: there is no OpenCL device fit for work. netcl computes with NumPy until there is one.")
 
 
 @command("doctor")

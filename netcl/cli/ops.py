@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from itertools import groupby
 
-from netcl.cli.command import command, pick_device
+from netcl.cli.command import command, pick_device, say, table
 
 
 def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def selftest(args: argparse.Namespace) -> int:
         counts.update(result.state for result in states)
         failed += [result for result in states if result.state == "FAILED"]
         cells = "  ".join(f"{result.check} {result.state}" for result in states)
-        print(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
+        say(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
     for result in failed:
         print(f"\n{result.op}, {result.check}: {result.detail}")
     print(f"\n{counts['ok']} passed, {counts['FAILED']} failed, {counts['refused']} skipped")
@@ -40,9 +40,11 @@ def ops(args: argparse.Namespace) -> int:
     """The op table: name, kind, gradient, autocast policy, one line of documentation."""
     from netcl.ops.registry import ALIASES, REGISTRY
 
+    rows = []
     for name in sorted([*REGISTRY, *ALIASES]):
         row = REGISTRY[ALIASES.get(name, name)]
         gradient = "gradient" if row.differentiable else "-"
         doc = f"same as {ALIASES[name]}" if name in ALIASES else (row.doc.splitlines() or [""])[0]
-        print(f"{name:28s} {type(row).__name__.lower():10s} {gradient:9s} {row.amp:6s} {doc}")
+        rows.append([name, type(row).__name__.lower(), gradient, row.amp, doc])
+    print(table(("name", "kind", "gradient", "amp", ""), rows))
     return 0

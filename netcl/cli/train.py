@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import CommandError, command, pick_device, table
+from netcl.cli.command import CommandError, command, pick_device, say, table
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def train(args: argparse.Namespace) -> int:
 
     recipe, handle = _recipe(args), pick_device(args.device)
     folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
-    print(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
+    say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
     results = train_run(recipe, folder, handle, args.resume, [TensorBoard(folder / "tensorboard")] if args.tensorboard else [])
     rows = [[name, f"{value:.4f}"] for name, value in results["test"].items()]
     print(table(("test", ""), [*rows, ["seconds", f"{results['seconds']:.1f}"]]))
