@@ -17,7 +17,7 @@ from netcl.core import env
 from netcl.core.device import DeviceHandle, manager
 from netcl.core.errors import DeviceError, message
 
-_LEAST = 5  # columns of a table's column
+_LONGEST = 20  # of a word in a table, before it is broken
 
 
 class CommandError(RuntimeError):
@@ -72,22 +72,38 @@ def _broken(line: str, room: int) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0) -> str:
-    """Plain text columns; on a terminal that is too narrow, the widest ones break their cells into lines."""
+    """Plain text columns. On a terminal too narrow for them cells break between words; where that is not enough, rows become lines."""
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    room = columns()
-    if room is not None:
-        widths = _narrowed(widths, room - indent)
-    lines = [line for row in cells for line in _lines(row, widths)]
+    least = [max(_word(row[i]) for row in cells) for i in range(len(header))]
+    room, gaps = columns(), 2 * (len(header) - 1)
+    if room is not None and sum(least) + gaps + indent > room:
+        lines = [part for line in _records(header, rows) for part in _broken(line, room - indent).split("\n")]
+    else:
+        widths = widths if room is None else _narrowed(widths, least, room - gaps - indent)
+        lines = [line for row in cells for line in _lines(row, widths)]
     return "\n".join((" " * indent + line).rstrip() for line in lines)
 
 
-def _narrowed(widths: list[int], room: int) -> list[int]:
-    """Widths that fit into the room, taken from the widest first; none becomes narrower than a short word."""
+def _word(cell: str) -> int:
+    """The longest word of a cell; a path may be broken."""
+    return min(max(map(len, cell.split()), default=0), _LONGEST)
+
+
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths that fit into the room, taken from the widest first, down to the longest word of each."""
     made = list(widths)
-    while sum(made) + 2 * (len(made) - 1) > room and max(made) > _LEAST:
-        made[made.index(max(made))] -= 1
+    while sum(made) > room:
+        _, i = max((width, i) for i, width in enumerate(made) if width > least[i])
+        made[i] -= 1
     return made
+
+
+def _records(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A block of lines per row: the names of the columns beside the values, those that are empty left out."""
+    width = max(map(len, header))
+    blocks = [[f"{name.ljust(width)}  {cell}" for name, cell in zip(header, row, strict=True) if cell] for row in rows]
+    return [line for i, block in enumerate(blocks) for line in ([""] if i else []) + block]
 
 
 def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
