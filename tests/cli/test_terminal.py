@@ -74,6 +74,6 @@ def test_the_widest_column_gives_way(monkeypatch):
     assert text == "name   meaning\nshort  several words\n       that do not fit"
     rows = [("0:0", "Oclgrind Simulator", "0.1 GB"), ("cpu", "NumPy", "")]
     assert command.table(("selector", "device", "memory"), rows, 2) == (
-        "  selector  0:0\n  device    Oclgrind Simulator\n  memory    0.1 GB\n\n  selector  cpu\n  device    NumPy"
+        "  selector  0:0\n  device    Oclgrind\n      Simulator\n  memory    0.1 GB\n\n  selector  cpu\n  device    NumPy"
     )
     assert command._broken("  one two three four", 12) == "  one two\n      three\n      four"
