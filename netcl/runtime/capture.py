@@ -47,6 +47,8 @@ class _Calls:
         self.with_history = any(isinstance(t, Tensor) and t.grad_fn is not None for t in self.objects)
 
     def _part(self, arg: Any) -> Any:
+        if type(arg) is Tensor:
+            return arg
         if isinstance(arg, np.ndarray):
             return Tensor.from_host(self._queue(), arg)
         if type(arg) in (list, tuple):
@@ -70,7 +72,7 @@ class _Calls:
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
         """A tensor that learns is this very tensor; of any other, only shape, dtype and place are looked at."""
-        if t.requires_grad or t.array is not None:
+        if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
         self.tensors.append(t)
@@ -78,7 +80,7 @@ class _Calls:
 
     @property
     def on_numpy(self) -> bool:
-        return any(isinstance(t, Tensor) and t.array is not None for t in self.objects)
+        return any(isinstance(t, Tensor) and t.context is None for t in self.objects)
 
 
 class _Program:
