@@ -195,10 +195,11 @@ def fresh_process(comparisons: Sequence[Comparison]) -> Case:
 
     def make(where: Setting) -> dict[str, Way]:
         name = where.handle.platform_name if where.handle.backend == "cl" else "cpu"
-        command, path = [sys.executable, "-m", "netcl.bench.fresh"], os.pathsep.join(sys.path)
+        command = [sys.executable, "-m", "netcl.bench.fresh"]
+        settings = {"NETCL_DEVICE": name, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": ""}
 
         def run() -> None:
-            subprocess.run(command, env=env.for_child(NETCL_DEVICE=name, PYTHONPATH=path), check=True, timeout=300)
+            subprocess.run(command, env=env.for_child(**settings), check=True, timeout=300)
 
         return {"ours": Way(run)}
 

@@ -42,6 +42,7 @@ class ProgramCache:
 
     def __init__(self) -> None:
         self._warned = False
+        self._told = False
         self._saved = 0
 
     def folder(self) -> Path | None:
@@ -59,6 +60,7 @@ class ProgramCache:
         try:
             data = path.read_bytes() if path else b""
         except OSError:
+            self._tell_of_a_first_run()
             return None
         if not data:
             return None
@@ -67,6 +69,15 @@ class ProgramCache:
             self.reject(key, "the file is damaged")
             return None
         return binary
+
+    def _tell_of_a_first_run(self) -> None:
+        """The first process of a user compiles everything and seems to hang: say so, once, and that it is not for ever."""
+        folder = self.folder()
+        if self._told or folder is None or env.value("NETCL_PROGRESS") == "off":
+            return
+        self._told = True
+        if not folder.exists():
+            log.warning("netcl: compiling kernels for the first time; they are kept in %s, and the next start is quick", folder)
 
     def save(self, key: str, binary: bytes) -> None:
         """Keep a binary; a folder that cannot be written is no error, the program just compiles again next time."""

@@ -141,3 +141,17 @@ def test_eight_processes_build_the_same_kernel(cl_device, tmp_path):
         _, errors = process.communicate(timeout=100)
         assert process.returncode == 0, errors
     assert len(list(tmp_path.glob("programs/*/*.bin"))) == 1
+
+
+def test_a_first_run_is_told_about_once(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
+    cache = ProgramCache()
+    assert cache.load("ab" * 32) is None and cache.load("cd" * 32) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"netcl: compiling kernels for the first time; they are kept in {tmp_path / 'programs'}, and the next start is quick"
+    ]
+    cache.save("ab" * 32, b"binary")
+    assert ProgramCache().load("cd" * 32) is None and len(caplog.records) == 1
+    monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("NETCL_PROGRESS", "off")
+    assert ProgramCache().load("ab" * 32) is None and len(caplog.records) == 1
