@@ -109,7 +109,7 @@ _ROWS = (
     Variable("NETCL_PINNED_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(use_pinned=...)."),
     Variable("NETCL_PROFILE_EVENTS", _flag, "0", "0, 1", "1 requests profiling on every queue made from then on."),
     Variable("NETCL_AUTOTUNE", _autotune, "off", "off, on, force, or with a budget in seconds: on:5",
-             "Whether unmeasured kernel configurations are measured at first use."),
+             "Whether unmeasured kernel configurations are measured at first use; the seconds are for the whole process, 10 by default."),
     Variable("NETCL_FUSION", _elements, "1", "0, 1, or a number of elements",
              "Chains of pointwise ops over large tensors run as one kernel in plain eager code, when a value is first needed. 0 turns "
              "that off, a number says from how many elements on."),
