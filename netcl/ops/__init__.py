@@ -15,7 +15,7 @@ from typing import Any
 from netcl.ops import fused_rows, pointwise, reduce
 from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, lookup, register, unregister
 
-_NOT_OPS = {"codegen", "elementwise", "expression", "functions", "fused_rows", "fusion", "region", "registry", "row_source"}
+_NOT_OPS = {"codegen", "elementwise", "epilogue", "expression", "functions", "fused_rows", "fusion", "region", "registry", "row_source"}
 
 
 def function(name: str) -> Callable[..., Any]:

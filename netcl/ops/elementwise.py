@@ -54,6 +54,7 @@ class _Later:
 
     defer: Callable[..., Tensor]  # a formula as a deferred tensor
     fold: Callable[..., Tensor | None]  # a reduction as one, or None
+    finish: Callable[..., Tensor | None]  # an activation in the kernel of the product before it, or None
     worth: Callable[..., bool]  # whether plain eager code should
     run: Callable[..., None]  # compute nodes together
 

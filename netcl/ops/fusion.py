@@ -24,7 +24,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, memory_of
 from netcl.ops import rows
 from netcl.ops.codegen import Body
-from netcl.ops.elementwise import Mode, fusing_modes, later
+from netcl.ops.elementwise import Mode, fusing_modes, later, run
 
 log = logging.getLogger("netcl")
 
@@ -119,8 +119,8 @@ def waiting_node(x: Any) -> TraceNode | None:
 
 # ---- who waits for which memory
 
-_readers: dict[int, list[weakref.ref[TraceNode]]] = {}
-_waiting: dict[int, weakref.ref[TraceNode]] = {}
+_readers: dict[int, list[weakref.ref[Any]]] = {}
+_waiting: dict[int, weakref.ref[Any]] = {}
 _held = 0
 
 
@@ -133,7 +133,8 @@ def _before_write(memory: Any) -> None:
             node.compute()
 
 
-def _register(node: TraceNode) -> None:
+def register(node: Any) -> None:
+    """Note that a node waits, and which memory it will read."""
     global _held
     program.before_write = _before_write
     me = weakref.ref(node)
@@ -169,11 +170,11 @@ def _shrink() -> None:
 
 def flush(*values: Any) -> None:
     """Compute the deferred tensors among ``values``, or, without any, everything that waits and that someone still holds."""
-    found = [waiting_node(x) for x in values] if values else [ref() for ref in list(_waiting.values())]
+    found: list[Any] = [x._source for x in values if type(x) is Tensor] if values else [ref() for ref in list(_waiting.values())]
     nodes = [node for node in found if node is not None and node.made is None and (values or node.alive())]
     for node in nodes:
         if node.made is None:
-            node.compute([other for other in nodes if other.made is None])
+            node.compute([other for other in nodes if other.made is None and type(other) is TraceNode])
     if not values:
         _shrink()
 
@@ -201,7 +202,7 @@ def in_mode(mode: Mode | None) -> Iterator[None]:
         fusing_modes.mode = before
 
 
-def _tell(what: str, *nodes: TraceNode) -> None:
+def _tell(what: str, *nodes: Any) -> None:
     if env.value("NETCL_DEBUG") >= 3:
         log.warning("[fusion] %s: %s", what, ", ".join(node.name for node in nodes))
 
@@ -304,7 +305,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
             inputs.append(x._view(shape) if type(x) is Tensor and x.shape == node.shape else x)
         what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
         done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
-        _register(done[node])
+        register(done[node])
     return done[node]
 
 
@@ -328,11 +329,24 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
     return x
 
 
+def activated(name: str, x: Any) -> Tensor | None:
+    """An activation joined to the product it is applied to, if that waits."""
+    if type(x) is not Tensor or x._source is None or type(x._source) is TraceNode or x._source.made is not None:  # type: ignore[attr-defined]
+        return None
+    return later.finish(name, x)
+
+
+def plain(row: Any, x: Tensor) -> Tensor:
+    """A row by its own kernel."""
+    with in_mode(None):
+        return run(row, (x,))
+
+
 def _made(node: TraceNode) -> Tensor:
     tensor = Tensor._deferred(node, node.shape, node.dtype, node.queue)
     if fusing_modes.trace is not None:
         fusing_modes.trace.append(node)
-    _register(node)
+    register(node)
     return tensor
 
 
@@ -340,6 +354,8 @@ def defer(
     name: str, body: Body, values: Sequence[Any], numbers: Sequence[Any], shape: tuple[int, ...], dtype: DType, real: str, queue: Any
 ) -> Tensor:
     """A formula over tensors and numbers as a deferred tensor."""
+    if len(values) == 1 and not numbers and (made := activated(name, values[0])) is not None:
+        return made
     if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if fusing_modes.mode is None:

@@ -429,3 +429,37 @@ def test_a_trace_tells_its_ops(device):
         y = ag.tanh(x * 2.0)
     assert [node.name for node in trace.nodes] == ["mul", "tanh"]
     assert y._source is trace.nodes[-1] and trace.nodes[-1].made is not None
+
+
+@pytest.mark.parametrize("what", ["linear", "conv2d"])
+def test_an_activation_joins_its_product(what, device, rng):
+    def tensor(*shape):
+        return ag.tensor(rng.normal(size=shape).astype(np.float32), requires_grad=True, queue=device.queue)
+
+    x, w, b = (tensor(8, 12), tensor(5, 12), tensor(5)) if what == "linear" else (tensor(2, 3, 8, 8), tensor(4, 3, 3, 3), tensor(4))
+
+    def joined(x, w, b):
+        return ag.relu(getattr(ag, what)(x, w, b)) * 2.0
+
+    def held(x, w, b):  # what the activation is applied to is used once more
+        h = getattr(ag, what)(x, w, b)
+        return ag.relu(h) + h
+
+    for function in (joined, held):
+        compare(both_ways(function, (x, w, b)), both_ways(ag.jit_compile(function), (x, w, b)), False)
+    if device.backend == "cl":
+        with Launches() as seen:
+            ag.jit_compile(lambda: ag.relu(getattr(ag, what)(x, w, b)))().to_host()
+        assert len(seen.names) == 1
+
+
+def test_a_product_that_waits_sees_its_weight_as_it_was(device):
+    x, w = ag.tensor([[1.0, 2.0]], queue=device.queue), ag.tensor([[3.0, 4.0]], queue=device.queue)
+
+    @ag.jit_compile
+    def function(x):
+        y = ag.relu(ag.linear(x, w))
+        w.fill_(0.0)
+        return y
+
+    assert function(x).tolist() == [[11.0]]
