@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -129,7 +130,8 @@ def in_a_process(selector: str, name: str, size: str, compiled: bool, steps: int
     """The same in a process of its own, whose pools start empty."""
     way = ["--one", "compiled" if compiled else "eager"]
     command = [sys.executable, __file__, selector, "--models", name, "--size", size, "--steps", str(steps), *way]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    keep_everything = {**os.environ, "NETCL_MAX_CACHED_GB": "1000"}  # so that what pools hold is what a step needed at the most
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=keep_everything)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -271,6 +271,21 @@ def test_a_number_that_changes_by_itself_is_found(cl_device, warnings_of):
     assert "two runs differ: argument" in told and "op_add" in told
 
 
+def test_a_setting_that_changes_by_itself_is_found(cl_device, warnings_of):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x + self.calls
+
+    count = netcl.compile(Counting().eval())
+    assert [count(Tensor.zeros((1,))).item() for _ in range(20)] == [float(i) for i in range(1, 21)]
+    assert count.graphs == [] and "a setting of a module that changes" in warnings_of()[0]
+
+
 def test_a_number_around_the_function_is_part_of_it(cl_device):
     factor = 2.0
     scaled = netcl.compile(lambda x: x * factor)
