@@ -23,7 +23,8 @@ from netcl.core.recording import active
 
 __all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
 
-_REMEMBERED = 1 << 14  # bytes: the labels of a few thousand samples
+_REMEMBERED = 1 << 14  # bytes: small tensors of any dtype
+_REMEMBERED_LABELS = 1 << 20  # bytes of signed integers: the labels of a large batch, the targets of a language model
 _FILL_STEP = 16  # bytes of the fill pattern; buckets are multiples of it
 
 
@@ -49,7 +50,7 @@ def _pattern(dtype: str, value: float, sign: float) -> np.ndarray:
 
 def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
     """What a small tensor was made of, so that labels can be checked without waiting for the device."""
-    if stored.nbytes > _REMEMBERED:
+    if stored.nbytes > (_REMEMBERED_LABELS if stored.dtype.kind == "i" else _REMEMBERED):
         return None
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
