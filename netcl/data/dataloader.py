@@ -128,7 +128,8 @@ class DataLoader:
                 yield tensors
 
     def _augmented(self, tensors: tuple[Any, ...], epoch: int, batch: int) -> tuple[Any, ...]:
-        rng = np.random.default_rng(self._key(epoch, batch))
+        key = self._key(epoch, batch)
+        rng = np.random.default_rng((*key, 1) if self._fetch.draws else key)  # not what was drawn on the host for the same batch
         for step in self._on_device:
             tensors = step(tensors, rng)
         return tensors

@@ -67,6 +67,11 @@ class Fetch:
         self.transforms = steps(transforms, "transforms")
         self.augment = steps(augment, "augment")
 
+    @property
+    def draws(self) -> bool:
+        """Whether random numbers are used."""
+        return any(step.wants_rng for step in (*self.transforms, *self.augment))
+
     def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...]:
         """The arrays of a batch; ``beat`` is called before each sample, so that a hang can be told from work."""
         rng = np.random.default_rng(task.key)
