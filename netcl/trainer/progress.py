@@ -46,6 +46,8 @@ class Progress(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         stream = self.stream or sys.stderr
         self._out = stream
+        if self.style == "rich" and find_spec("rich") is None:
+            raise ImportError(message("Progress", "rich is not installed", "pip install rich, or style='plain'"))
         rich = self.style == "rich" or (self.style == "auto" and stream.isatty() and find_spec("rich") is not None)
         self._bar = _Bar(stream) if rich else None
         self._said = time.monotonic()

@@ -193,8 +193,8 @@ def test_a_setting_that_does_not_exist_is_named(tmp_path, capsys):
     assert status == 1 and err == "[recipe] there is no setting 'epoch'; did you mean epochs?\n"
 
 
-@pytest.mark.parametrize("settings", [{"NO_COLOR": "1"}, {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, {"COLUMNS": "60"}])
-def test_output_without_a_terminal_is_plain(settings, tmp_path):
+def test_output_without_a_terminal_is_plain(tmp_path):
+    settings = {"NO_COLOR": "1", "LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
     command = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "1", "--run", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **settings})
     text = (done.stdout + done.stderr).decode("ascii")

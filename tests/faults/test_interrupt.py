@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from netcl.core.backend.lifecycle import GRACE_SECONDS
 from netcl.core.backend.opencl import interruptible_finish
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
@@ -72,6 +73,16 @@ def test_a_second_ctrl_c_leaves_at_once(cl_device):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
         assert time.monotonic() - begin < 2.5
+
+
+def test_work_that_wants_to_finish_has_all_the_time_until_a_second_ctrl_c(cl_device):
+    wait = "from netcl.core.backend.lifecycle import finishing_first\nwith finishing_first():\n    x.to_host()"
+    with start(cl_device, wait) as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(GRACE_SECONDS + 1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=3) == 130
 
 
 def test_a_program_that_handles_ctrl_c_goes_on(cl_device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -140,6 +142,31 @@ def test_mixed_precision_learns_and_resumes(device, tmp_path, dtype):
     assert trainer.step == 20 and trainer.history["loss"][:4] == history["loss"]
     assert all(parameter.dtype == "float32" for parameter in trainer.model.parameters())
     assert (trainer.scaler is not None) == (dtype == "float16")
+
+
+class CtrlC(Callback):
+    """Presses Ctrl-C while the second epoch is validated."""
+
+    def on_test_batch_end(self, batch, logs):
+        if self.trainer.epoch == 1 and batch == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_while_validating_loses_nothing(device, tmp_path):
+    def run(folder, *others, resume=None):
+        trainer = make(device.queue, [ModelCheckpoint(folder), *others])
+        trainer.fit(batches(), val=batches(2, seed=1), epochs=3, resume=resume)
+        return trainer
+
+    before = signal.getsignal(signal.SIGINT)
+    straight = run(tmp_path / "straight")
+    with pytest.raises(SystemExit) as left:
+        run(tmp_path / "cut", CtrlC())
+    assert left.value.code == 130 and signal.getsignal(signal.SIGINT) is before
+    resumed = run(tmp_path / "cut", resume="auto")
+    assert resumed.step == straight.step and resumed.history["val_loss"] == straight.history["val_loss"]
+    for name, value in weights(straight).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -32,7 +32,17 @@ _interrupted_at: float | None = None
 _installed = False
 _lock = threading.Lock()
 _snapshot: list[Any] = []
-_finishing = 0  # how many blocks of finishing_first are open: the watcher then waits for the second interrupt, however long
+
+
+class _Finishing:
+    """A block of :func:`finishing_first`: how many interrupts its handler and the watcher have seen. The two run in any order."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.handled = self.watched = 0
+
+
+_finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
 def register(queue: Any) -> None:
@@ -83,18 +93,22 @@ def finishing_first() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
+    block, outer = _Finishing(), _finishing
 
     def handler(signum: int, frame: Any) -> None:
-        if stop.is_set():
+        block.handled += 1
+        if block.handled > 1:
             os._exit(INTERRUPTED)
         stop.set()
 
     previous = signal.signal(signal.SIGINT, handler)
-    _finishing += 1
+    _finishing = block
     try:
         yield stop
     finally:
-        _finishing -= 1
+        block.open = False
+        if outer is not None and outer.open:
+            _finishing = outer
         signal.signal(signal.SIGINT, previous if previous is not None else signal.default_int_handler)
 
 
@@ -135,14 +149,25 @@ def _watch(reader: socket.socket, writer: socket.socket, back: threading.Event) 
     while True:
         if reader.recv(1) != bytes([signal.SIGINT]):
             continue
+        if _is_deferred(_finishing):
+            continue
         reader.settimeout(0.05)
         deadline = time.monotonic() + GRACE_SECONDS
-        deferred = bool(_finishing)
-        while not back.is_set() and (_finishing or not deferred):
-            if _another(reader) or (not deferred and time.monotonic() > deadline):
+        while not back.is_set():
+            if time.monotonic() > deadline or _another(reader):
                 os._exit(INTERRUPTED)
         back.clear()
         reader.settimeout(None)
+
+
+def _is_deferred(block: _Finishing | None) -> bool:
+    """Whether an interrupt belongs to a block that lets work finish; its second one ends the process, wherever the main thread is."""
+    if block is None or not (block.open or block.handled > block.watched):
+        return False
+    block.watched += 1
+    if block.open and block.watched > 1:
+        os._exit(INTERRUPTED)
+    return True
 
 
 def _another(reader: socket.socket) -> bool:
