@@ -158,9 +158,9 @@ def test_copies_beside_kernels_keep_their_order(cl_device):
 
 def test_device_augmentation_is_seeded_by_the_loader(device):
     images = TensorDataset(np.random.default_rng(0).random((12, 3, 8, 8)).astype(np.float32), np.arange(12))
-    on_host = DataLoader(images, 4, seed=2, augment=augment.RandomCrop(8, padding=2))
+    on_host = list(DataLoader(images, 4, seed=2, augment=augment.RandomCrop(8, padding=2)))
     there = DataLoader(images, 4, seed=2, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device)
-    same(list(on_host), [[tensor.to_host() for tensor in batch] for batch in there])
+    same(on_host, [[tensor.to_host() for tensor in batch] for batch in there])
     both = DataLoader(images, 4, seed=2, transforms=lambda x, rng: x, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device)
     assert not any(np.array_equal(x, y.to_host()) for (x, _), (y, _) in zip(on_host, both, strict=True))  # draws of their own
     with pytest.raises(ValueError, match=r"need a device; pass device_queue="):
