@@ -1,0 +1,79 @@
+"""fuse_graph: batch norms folded into the layer before them, ops fused, and the outputs as they were."""
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import nn
+from netcl.core.errors import ShapeError
+from netcl.core.kernels import program
+from netcl.runtime.graph_fusion import fuse_graph
+
+
+def settled(model, rng):
+    """In evaluation, with statistics and weights that are not ones and zeros."""
+    for module in model.modules():
+        if getattr(module, "running_mean", None) is not None:
+            n = module.num_features
+            module.running_mean.write(rng.normal(size=n).astype(np.float32))
+            module.running_var.write(rng.uniform(0.5, 2.0, n).astype(np.float32))
+            module.weight.write(rng.uniform(0.5, 1.5, n).astype(np.float32))
+            module.bias.write(rng.normal(size=n).astype(np.float32))
+    return model.eval()
+
+
+def launches(function, x):
+    names = []
+    seen = lambda kernel, *rest: names.append(kernel.name)  # noqa: E731
+    program.launch_observers.append(seen)
+    try:
+        with ag.no_grad():
+            result = function(x).to_host()
+    finally:
+        program.launch_observers.remove(seen)
+    return result, names
+
+
+def test_a_sequence_is_folded(device, rng):
+    model = settled(nn.Sequential(nn.Conv2d(3, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(),
+                                  nn.Linear(5 * 36, 4), nn.BatchNorm1d(4)), rng)  # fmt: skip
+    x = ag.tensor(rng.normal(size=(2, 3, 6, 6)).astype(np.float32), queue=device.queue)
+    fused = fuse_graph(model, x)
+    assert fused.folded == ["0", "4"] and fuse_graph(model).folded == ["0", "4"]
+    want, plain = launches(model, x)
+    got, fewer = launches(fused, x)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    if device.backend == "cl":
+        assert len(fewer) < len(plain) and "batch_norm" not in " ".join(fewer)
+    np.testing.assert_allclose(model(x).to_host(), want, rtol=1e-6)  # the model itself is as it was
+
+
+def test_what_goes_elsewhere_is_left_alone(rng):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+            self.second, self.other = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.other(self.second(self.norm(y) + y))
+
+    with nn.parameter.placed("cpu"):
+        model = settled(Net(), rng)
+    x = ag.tensor(rng.normal(size=(1, 2, 3, 3)).astype(np.float32), queue=model.queue)
+    fused = fuse_graph(model, x)
+    assert fused.folded == ["second"]
+    np.testing.assert_allclose(fused(x).to_host(), model(x).to_host(), rtol=1e-4, atol=1e-5)
+
+
+def test_functions_are_recorded_with_fused_ops(device):
+    fused = fuse_graph(lambda x: ag.relu(x * 2.0 + 1.0) * 0.5)
+    x = ag.tensor([1.0, -2.0], queue=device.queue)
+    for _ in range(5):
+        assert fused(x).tolist() == [1.5, 0.0]
+
+
+def test_a_model_in_training_is_refused():
+    with nn.parameter.placed("cpu"), pytest.raises(ShapeError, match=r"\[fuse_graph\] the model is training; call model.eval\(\)"):
+        fuse_graph(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
