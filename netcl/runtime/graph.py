@@ -68,6 +68,7 @@ class Node:
     kernel: Any = None
     sizes: tuple[int, ...] = ()
     local: tuple[int, ...] | None = None
+    op: str = ""  # the function of netcl.ops that asked for it
 
     @property
     def name(self) -> str:
@@ -404,6 +405,15 @@ class Graph:
         if handle is None:
             handle = backend_of(self.queue).clone(self._buffers[value], output.shape, dtypes.DTYPES[output.dtype])
         return Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
+
+    def table(self) -> str:
+        """What a replay enqueues, a line each: the op, the kernel, its sizes, and the bytes of what it reads and writes."""
+        rows = [f"{'':4} {'op':24} {'kernel':32} {'items':>20} {'reads':>12} {'writes':>12}"]
+        for i, node in enumerate(self.nodes):
+            read, written = (sum(value.nbytes for value in values) for values in (node.reads, node.writes))
+            items = " x ".join(map(str, node.sizes))
+            rows.append(f"{i:4} {node.op[:24]:24} {node.name[:32]:32} {items:>20} {read:12} {written:12}")
+        return "\n".join(rows)
 
     def __repr__(self) -> str:
         launches = sum(node.kind == "launch" for node in self.nodes)
