@@ -6,11 +6,9 @@ to a thread that talks to the other ranks, while backward goes on; at its end th
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,32 +43,25 @@ class _Bucket:
 
 
 class _Courier:
-    """The thread that talks to the other ranks: takes buckets in order, so that all ranks send them in the same order."""
+    """A thread that talks to the other ranks: takes buckets in order, so that all ranks send them in the same order."""
 
     def __init__(self, world: World, compress: str | None):
         self.world, self.compress = world, compress
         self.spans: list[Span] = []
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="netcl-courier", daemon=True).start()
+        self._thread = ThreadPoolExecutor(1, "netcl-courier")
 
     def send(self, name: str, copies: Sequence[Any], used: Sequence[bool]) -> Future[np.ndarray]:
         """Start averaging; the answer holds the averages of all copies and, behind them, which parameters any rank has used."""
-        answer: Future[np.ndarray] = Future()
-        self._jobs.put((name, copies, used, answer))
-        return answer
+        return self._thread.submit(self._average, name, copies, used)
 
-    def _run(self) -> None:
-        while True:
-            name, copies, used, answer = self._jobs.get()
-            try:
-                values = [np.asarray(copy.wait()).reshape(-1) for copy in copies]
-                wide = np.result_type(np.float32, *values)
-                start = time.perf_counter()
-                payload = np.concatenate([*values, np.asarray(used, wide)], dtype=wide)
-                answer.set_result(self.world.all_reduce(payload, "mean", compress=self.compress, check=False))
-                self.spans.append(Span(name, start, time.perf_counter()))
-            except BaseException as error:  # handed to the thread that waits for the answer, whatever it is
-                answer.set_exception(error)
+    def _average(self, name: str, copies: Sequence[Any], used: Sequence[bool]) -> np.ndarray:
+        values = [np.asarray(copy.wait()).reshape(-1) for copy in copies]
+        wide = np.result_type(np.float32, *values)
+        start = time.perf_counter()
+        payload = np.concatenate([*values, np.asarray(used, wide)], dtype=wide)
+        average = self.world.all_reduce(payload, "mean", compress=self.compress, check=False)
+        self.spans.append(Span(name, start, time.perf_counter()))
+        return average
 
 
 class _Zeros:
