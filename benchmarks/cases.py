@@ -71,9 +71,11 @@ def training(gpu: bool) -> list[Case]:
         resnet.append(Comparison("amp", "torch amp", {"gpu": 0.8}))
     gpt = [Comparison(name, targets={"cpu": 1.0, "gpu": 1.0}) for name in ("ours", "compiled")]
     cost = [Comparison(yardstick=None, targets={"intel": 8e-6, "portable computing language": 5e-6, "gpu": 9e-6})]
+    replay = [Comparison(yardstick=None, targets={"gpu": 6.5e-6})]
+    start = [Comparison(yardstick=None, targets={"cpu": 1.5, "gpu": 3.0})]
     return [
         steps.adam(adam), steps.mlp_step(64, mlp), steps.resnet_step(128 if gpu else 8, resnet, amp), steps.gpt_step(64 if gpu else 4, gpt),
-        steps.call_cost(cost), steps.fresh_process([Comparison(yardstick=None, targets={"cpu": 1.5, "gpu": 3.0})]),
+        steps.call_cost(cost), steps.replay_cost(replay), steps.fresh_process(start),
     ]  # fmt: skip
 
 

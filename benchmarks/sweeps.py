@@ -8,8 +8,8 @@ from netcl.bench.harness import Case, Comparison
 
 def sweeps(gpu: bool, quick: bool = False) -> list[Case]:
     """Cases named ``what size``, sizes growing by powers of two; ``quick`` takes every third."""
-    sides = (32, 64, 128, 256, 512, 1024, 2048, *((4096, 8192) if gpu else ()))
-    batches = (1, 2, 4, 8, 16, 32, 64, *((128, 256, 512) if gpu else ()))
+    sides = (16, 32, 64, 128, 256, 512, 1024, 2048, *((4096, 8192) if gpu else ()))
+    batches = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *((1024,) if gpu else ()))
     counts = [1 << p for p in range(10, 29 if gpu else 25, 2)]
     rows = (16, 64, 256, 1024, 4096, 16384)
     made = [
@@ -18,7 +18,7 @@ def sweeps(gpu: bool, quick: bool = False) -> list[Case]:
         [_renamed(problems.softmax(n, 1024), f"sweep softmax {n}") for n in rows],
         [_renamed(problems.total(n), f"sweep sum {n}") for n in counts],
         [_renamed(problems.chain(n), f"sweep chain {n}") for n in counts],
-        [_resnet(n) for n in batches[: 10 if gpu else 5]],
+        [_resnet(n) for n in batches[: 11 if gpu else 7]],
     ]
     return [case for group in made for case in group[:: 3 if quick else 1]]
 

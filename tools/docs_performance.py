@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -121,7 +122,19 @@ def _sweeps(name: str, facts: dict[str, Any], rows: list[dict[str, Any]], writte
         title = f"{what.removesuffix(' batch')}: time against size on {facts['device']}"
         picture = plots.chart(title, SIZES.get(what, "elements"), "seconds", series)
         made += _picture(written, f"{name}_{what.split()[0].lower()}", picture, title)
+        growth = {way: _growth(points) for way, points in series.items() if len(points) > 2}
+        made += [f"Over the upper half of the sizes time grows as size to the power of {_powers(growth)}.", ""] if growth else []
     return made
+
+
+def _growth(points: list[tuple[float, float]]) -> float:
+    """The slope between the middle and the end in logarithms: 1 is linear."""
+    (x, y), (u, v) = points[len(points) // 2], points[-1]
+    return math.log(v / y) / math.log(u / x)
+
+
+def _powers(growth: dict[str, float]) -> str:
+    return ", ".join(f"{power:.2f} ({way})" for way, power in growth.items())
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from netcl.core.tensor import Tensor
 from netcl.runtime import capture
 
 Targets = dict[str, float]
+WARM_CALLS = 6  # a step is replayed after at most so many
 _DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
 
 
@@ -26,18 +27,24 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.resize(drawn, size).reshape(shape)
 
 
-def compiled(function: Callable[..., Any], *arguments: Any) -> Way | Callable[[], Any]:
-    """A call of the compiled function, or a missing way that says why there is none."""
-    try:
-        made = capture.compile(function)
-        made(*arguments)
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        return Way(missing=f"it was not compiled: {type(error).__name__}: {error}")
-    return lambda: made(*arguments)
+class Compiled:
+    """A function compiled and called until it is replayed; ``first`` are the results of those calls, ``refused`` why there is no replay."""
 
+    def __init__(self, function: Callable[..., Any], *arguments: Any):
+        self.first: list[Any] = []
+        self.refused = ""
+        made = capture.compile(function, fuse=True)
+        try:
+            self.first = [made(*arguments) for _ in range(WARM_CALLS)]
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            self.refused = f"it cannot be compiled: {type(error).__name__}: {error}"
+        else:
+            self.refused = "" if made.graphs else f"it is not replayed: {'; '.join(made.refused) or 'there is nothing to record'}"
+        self.run = lambda: made(*arguments)
 
-def _way(where: Setting, made: Way | Callable[[], Any]) -> Way:
-    return made if isinstance(made, Way) else where.ours(made)
+    def way(self, where: Setting) -> Way:
+        """The way of its calls, or a missing one that says why."""
+        return Way(missing=self.refused) if self.refused else where.ours(self.run)
 
 
 # ---- products
@@ -150,7 +157,7 @@ def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
         def formula(a: Any, b: Any, c: Any) -> Any:
             return ag.relu(a * b + c) * 0.5 + a
 
-        ways = {"ours": where.ours(lambda: formula(a, b, c)), "compiled": _way(where, compiled(formula, a, b, c))}
+        ways = {"ours": where.ours(lambda: formula(a, b, c)), "compiled": Compiled(formula, a, b, c).way(where)}
         ways["kernel"] = _chain_kernel(where, a, b, c)
         u, v, w = (where.torch_tensor(z) if where.torch else z for z in data)
         return ways | {"torch": where.theirs(lambda: where.torch.relu(u * v + w) * 0.5 + u)}

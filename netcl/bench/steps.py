@@ -16,10 +16,11 @@ from netcl import amp as casts
 from netcl import nn, optim
 from netcl import ops as F
 from netcl.bench import yardsticks
-from netcl.bench.harness import Case, Comparison, Setting, Way
-from netcl.bench.problems import compiled, values
+from netcl.bench.harness import Case, Comparison, Setting, Way, computed
+from netcl.bench.problems import WARM_CALLS, Compiled, values
 from netcl.core import env
 from netcl.core.tensor import Tensor
+from netcl.runtime import capture
 
 CHECKED_STEPS = 3
 
@@ -40,8 +41,7 @@ def train_step(name: str, model: Callable[[], Any], theirs: Callable[[Any], Any]
         ways = {"ours": _losses(where, lambda: eager(*on_device))}
         again = model()
         again.load_state_dict(weights)
-        made = compiled(_our_step(again, optimizer, options), *on_device)
-        ways["compiled"] = made if isinstance(made, Way) else _losses(where, made, steps_done=1)
+        ways["compiled"] = _replayed(where, Compiled(_our_step(again, optimizer, options), *on_device))
         if amp:
             ways["amp"] = _amp_way(where, model, weights, optimizer, options, on_device, amp)
             ways["torch amp"] = _torch_step(where, theirs, weights, x, y, optimizer, options, amp)
@@ -65,21 +65,27 @@ def _our_step(model: Any, optimizer: str, options: dict[str, Any], context: Call
     return step
 
 
-def _losses(where: Setting, run: Callable[[], Any], steps_done: int = 0) -> Way:
-    """The way of a step; what is compared are its first losses (those that were not yet run when it was compiled)."""
+def _losses(where: Setting, run: Callable[[], Any]) -> Way:
+    """The way of a step; what is compared is the loss after a few of them."""
+    return Way(lambda: computed(run()), where.sync, lambda: [_value([run() for _ in range(CHECKED_STEPS)][-1])])
 
-    def result() -> list[np.ndarray]:
-        return [np.array([float(run().to_host()) for _ in range(steps_done, CHECKED_STEPS)][-1:])]
 
-    return Way(run, where.sync, result)
+def _replayed(where: Setting, step: Compiled) -> Way:
+    """The way of a compiled step; its first calls were made when it was compiled."""
+    if step.refused:
+        return Way(missing=step.refused)
+    return Way(lambda: computed(step.run()), where.sync, lambda: [_value(step.first[CHECKED_STEPS - 1])])
+
+
+def _value(loss: Any) -> np.ndarray:
+    return np.array([float(loss.to_host())])
 
 
 def _amp_way(where: Setting, model: Callable[[], Any], weights: dict[str, Any], optimizer: str, options: dict[str, Any],
              data: tuple[Any, Any], dtype: str) -> Way:  # fmt: skip
     twin = model()
     twin.load_state_dict(weights)
-    made = compiled(_our_step(twin, optimizer, options, lambda: casts.autocast(dtype=dtype)), *data)
-    return made if isinstance(made, Way) else _losses(where, made, steps_done=1)
+    return _replayed(where, Compiled(_our_step(twin, optimizer, options, lambda: casts.autocast(dtype=dtype)), *data))
 
 
 def _torch_step(where: Setting, make: Callable[[Any], Any], weights: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray,
@@ -188,6 +194,22 @@ def call_cost(comparisons: Sequence[Comparison]) -> Case:
         return {"ours": ours, "torch": theirs}
 
     return Case("host cost of one op", make, comparisons)
+
+
+def replay_cost(comparisons: Sequence[Comparison]) -> Case:
+    """What the caller pays for one launch of a replayed step: a training step of an MLP over its number of launches."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        x, y = where.tensor(values(8, 64)), where.tensor(np.arange(8, dtype=np.int64))
+        made = capture.compile(_our_step(nn.MLP(64, [32, 32, 32, 32], 8), "Adam", {"lr": 1e-3}))
+        for _ in range(WARM_CALLS):
+            made(x, y)
+        launches = sum(node.kind == "launch" for graph in made.graphs for node in graph.nodes)
+        if not launches:
+            return {"ours": Way(missing=f"it is not replayed: {'; '.join(made.refused)}")}
+        return {"ours": Way(lambda: computed(made(x, y)), where.sync, host_only=True, units=launches)}
+
+    return Case("host cost of one replayed launch", make, comparisons)
 
 
 def fresh_process(comparisons: Sequence[Comparison]) -> Case:

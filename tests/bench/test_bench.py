@@ -16,6 +16,7 @@ import pytest
 
 from netcl.bench import harness, problems, steps
 from netcl.bench.harness import Case, Comparison, Way
+from netcl.core.kernels import program
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -61,6 +62,15 @@ def test_a_wrong_result_is_not_timed(here):
 def test_an_absent_yardstick_is_told_and_ours_is_timed(here):
     (row,) = harness.measure(problems.softmax(8, 16), here)
     assert row["ours_s"] > 0 and row["skipped"] == "torch: torch is not installed"
+
+
+def test_what_is_put_off_is_computed_within_the_time(cl_device, monkeypatch):
+    where = harness.Setting(cl_device, repeats=1)
+    x = where.tensor(np.ones(1 << 16, np.float32))
+    launched = []
+    monkeypatch.setattr(program, "launch_observers", [lambda kernel, *rest: launched.append(kernel.name)])
+    where.ours(lambda: x * 2 + 1).run()
+    assert launched
 
 
 def test_targets_may_name_a_platform(here):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +83,7 @@ def test_no_folder_is_no_error(monkeypatch, store):
 
 WRITER = """
 import sys
+from pathlib import Path
 from netcl.core.capabilities import DeviceProfile
 from netcl.runtime.tuning import TuningStore
 
@@ -95,3 +98,17 @@ def test_writers_do_not_lose_each_others_entries(store):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, name]) for name in ("one", "two", "three")]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     assert len(store.entries(DEVICE)) == 60
+
+
+def test_what_was_measured_can_be_shipped():
+    path = Path(__file__).parent.parent.parent / "tools/ship_tuning.py"
+    spec = importlib.util.spec_from_file_location("ship_tuning", path)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    head = {"format": tuning.FORMAT, "platform": "P", "device": "D", "driver": "1"}
+    entries = {"a": {"config": None, "seconds": 1.0, "complete": True}, "b": {"config": None, "complete": False}, "c": {"local": [4]}}
+    shipped = tool.merge(
+        {"devices": [{"platform": "P", "device": "D", "entries": {"old": {"config": None}}}]}, {**head, "entries": entries}
+    )
+    assert [sorted(row["entries"]) for row in shipped["devices"]] == [["a", "old"]]
+    assert shipped["devices"][0]["entries"]["a"] == {"config": None, "complete": True}
