@@ -10,7 +10,7 @@
 //   LOCAL                   work-items of a group
 //   FOLD                    1: the kernels that fold all elements of all tensors, 0: the one that updates them
 //   MAXIMUM                 1: a fold keeps the largest value, 0: it adds
-//   ORDER                   of the norm a fold finishes: 2, 1, 0 (none: the folded value itself), or 3 for any other
+//   ORDER                   how a fold ends: 2, 1 and 3 (any other) as the norm of that order, 0 as it is, 4 as 1 if anything was counted
 // and these words are replaced in the text, because the types of kernel arguments are read from it:
 //   BUFFERS, SCALARS        parameters: the buffers of every role; the numbers, each with a comma before it
 //   REAL, GIVEN             type of the numbers; parameters: the numbers that live on the device, each with a comma before it
@@ -47,7 +47,7 @@ void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
 #define RUN 32  // vectors that are folded before they join the total: keeps the rounding of long sums small
 
 #if MAXIMUM  // a NaN on either side wins
-#define COMBINE(a, b) select(b, a, (mask)(((a) > (b)) | isnan(a)))
+#define COMBINE(a, b) PICK(b, a, (mask)(((a) > (b)) | ((a) != (a))))
 #define COMBINE_LANES(a, b) ((a) > (b) || isnan(a) ? (a) : (b))
 #else
 #define COMBINE(a, b) ((a) + (b))
@@ -58,7 +58,7 @@ real fold_present(real x, int left) {
 #if WIDTH == 1
   return x;
 #else
-  return left >= WIDTH ? x : select((real)(0), x, (mask)(LANES < (mask)(left)));
+  return left >= WIDTH ? x : PICK((real)(0), x, (mask)(LANES < (mask)(left)));
 #endif
 }
 
@@ -124,6 +124,8 @@ void finish(__global const REAL* partial, __global REAL* norm, __global REAL* fa
   const element all = sqrt(parts[0]);
 #elif ORDER == 3
   const element all = pow(parts[0], 1 / order);
+#elif ORDER == 4
+  const element all = parts[0] > 0 ? 1 : 0;
 #else
   const element all = parts[0];
 #endif

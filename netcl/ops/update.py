@@ -403,8 +403,8 @@ _FOLDS: dict[str, Rule] = {
         "nonfinite": "WHERE(ISFINITE(g), 0, 1)",
     }.items()
 }
-_ENDS = {"norm_2": 2, "norm_1": 1, "norm_inf": 0, "norm_p": 3, "nonfinite": 0}
-_MAXIMA = ("norm_inf", "nonfinite")
+_ENDS = {"norm_2": 2, "norm_1": 1, "norm_inf": 0, "norm_p": 3, "nonfinite": 4}
+_MAXIMA = ("norm_inf",)
 
 
 def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
@@ -477,7 +477,7 @@ def _fold_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, m
             for run in _runs([values.size for values in flat]):
                 part = _partial(name, _gathered(flat, run, dtypes.DTYPES[dtype], np.dtype(np.float64)), order)
                 total = np.maximum(total, part) if name in _MAXIMA else total + part
-        root = {2: np.sqrt(total), 3: total ** (1 / order)}.get(_ENDS[name], total)
+        root = {2: np.sqrt(total), 3: total ** (1 / order), 4: np.float64(total > 0)}.get(_ENDS[name], total)
         factor = np.minimum(max_norm / (root + 1e-6), 1.0)
     queue, real = tensors[0].queue, dtypes.DTYPES[kind].storage
     return Tensor._of_array(np.asarray(root, real), kind, queue), Tensor._of_array(np.asarray(factor, real), kind, queue)
