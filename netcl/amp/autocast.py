@@ -36,11 +36,11 @@ class _Cast(NamedTuple):
 
 
 class _Active(threading.local):
-    """Per thread: the dtype of the innermost ``autocast`` block (``None``: off) and the casts of this step."""
+    """Per thread: the dtype of the innermost ``autocast`` block (``None``: off), those around it, and the casts of this step."""
 
     def __init__(self) -> None:
         self.dtype: str | None = None
-        self.depth = 0
+        self.around: list[str | None] = []
         self.casts: dict[int, _Cast] = {}
 
 
@@ -75,24 +75,21 @@ class autocast:
         if row.name not in HALVES:
             raise DtypeError(message("autocast", "the dtype of a block is float16 or bfloat16", dtype=row.name))
         self.dtype = row.name if enabled else None
-        self._previous: list[str | None] = []
 
     def __enter__(self) -> autocast:
-        self._previous.append(active.dtype)
+        active.around.append(active.dtype)
         active.dtype = self.dtype
-        active.depth += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
-        active.dtype = self._previous.pop()
-        active.depth -= 1
-        if not active.depth:
+        active.dtype = active.around.pop()
+        if not active.around:
             active.casts.clear()
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with autocast(self.dtype is not None, self.dtype or "float16"):
+            with self:
                 return function(*args, **kwargs)
 
         return wrapped
@@ -186,7 +183,7 @@ def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
     if known is not None and known.good(wanted):
         return known.half
     half = parameter.to(wanted)
-    if half.grad_fn is not None and active.depth:
+    if half.grad_fn is not None and active.around:
         active.casts[id(parameter)] = _Cast(parameter, half, parameter._version, recording.active.recorder)
     return half
 
