@@ -50,6 +50,8 @@ class _Active(threading.local):
 active = _Active()
 #: What else a recorded program rests on, asked at every call: autograd and autocast say here in which mode they are.
 modes: list[Callable[[], Any]] = []
+#: Called before a recording, at its end and before a replay: whoever puts work off until later enqueues it now.
+settlers: list[Callable[[], None]] = []
 
 
 def again(function: Callable[[], Any]) -> Any:
@@ -92,3 +94,9 @@ class paused:
 
     def __exit__(self, *exc: object) -> None:
         active.recorder = self.recorder
+
+
+def settle() -> None:
+    """Let everything that was put off be enqueued."""
+    for settler in settlers:
+        settler()

@@ -7,6 +7,7 @@ NumPy backend draws the same numbers as OpenCL devices, up to the rounding of ``
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core import recording
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -46,10 +48,12 @@ def philox(start: int, blocks: int, seed: int) -> np.ndarray:
 
 
 class Stream:
-    """The numbers of one queue: a tensor with the seed and the next unused block."""
+    """The numbers of one queue: a tensor with the seed and a counter, and the blocks that were drawn since the counter was moved on."""
 
     def __init__(self, queue: Any, seed: int):
         self.state = Tensor.from_host(queue, _packed(seed, 0))
+        self.drawn = 0
+        self._lock = threading.Lock()
         _streams.add(self)
 
     @property
@@ -57,7 +61,9 @@ class Stream:
         return self.state.queue
 
     def reset(self, seed: int, counter: int = 0) -> None:
-        self.state.from_host(_packed(seed, counter))
+        with self._lock:
+            self.state.from_host(_packed(seed, counter))
+            self.drawn = 0
 
     def words(self, blocks: int) -> np.ndarray:
         """The next words of a stream on the NumPy backend."""
@@ -68,10 +74,18 @@ class Stream:
     def draw(self, name: str, blocks: int, operands: Mapping[str, str], defines: Mapping[str, Any], *args: Any) -> None:
         """Launch a kernel of ``random.cl`` over the next blocks."""
         if blocks:
-            launch.kernel(self.queue, __file__, "random.cl", name, operands, defines)(
-                self.queue, blocks, launch.LOCAL_1D, self.state, *args
-            )
-            launch.kernel(self.queue, __file__, "random.cl", "advance")(self.queue, 1, 1, self.state, blocks)
+            kernel = launch.kernel(self.queue, __file__, "random.cl", name, operands, defines)
+            with self._lock:
+                kernel(self.queue, blocks, launch.LOCAL_1D, self.state, self.drawn, *args)
+                self.drawn += blocks
+
+    def settle(self) -> Tensor:
+        """The state with its counter moved on over everything drawn: what a snapshot or a recording starts from."""
+        with self._lock:
+            if self.drawn:
+                launch.kernel(self.queue, __file__, "random.cl", "advance")(self.queue, 1, 1, self.state, self.drawn)
+                self.drawn = 0
+        return self.state
 
 
 def _packed(seed: int, counter: int) -> np.ndarray:
@@ -85,6 +99,14 @@ def stream_of(queue: Any) -> Stream:
     except AttributeError:
         queue._netcl_random = Stream(queue, _seed)
         return queue._netcl_random
+
+
+def _settle_all() -> None:
+    for stream in list(_streams):
+        stream.settle()
+
+
+recording.settlers.append(_settle_all)
 
 
 class RandomState:
@@ -118,14 +140,14 @@ def manual_seed(seed: int) -> None:
 
 def get_state(queue: Any = None) -> RandomState:
     """Where the stream of a queue (by default the active device's) stands: give it to :func:`set_state` to go on from here."""
-    return RandomState(stream_of(_queue(queue)).state._copy())
+    return RandomState(stream_of(_queue(queue)).settle()._copy())
 
 
 def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None:
     """Continue from a state: one of :func:`get_state`, or its ``as_dict()``."""
     stream = stream_of(_queue(queue))
     if isinstance(state, RandomState) and state.snapshot.queue is stream.queue:
-        copy_block((2,), state.snapshot, 0, (1,), stream.state, 0, (1,))  # in place: recorded launches hold this memory
+        copy_block((2,), state.snapshot, 0, (1,), stream.settle(), 0, (1,))  # in place: recorded launches hold this memory
         return
     values = state.as_dict() if isinstance(state, RandomState) else state
     stream.reset(int(values["seed"]), int(values["counter"]))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, platforms
+from netcl.core import dispatch, platforms, recording
 from netcl.core import dtype as dtypes
 from netcl.core.backend.opencl import backend_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
@@ -313,6 +313,7 @@ class Graph:
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
         dispatch.call("flush")  # before anything it rests on is overwritten
+        recording.settle()
         with program.state(self.queue).lock:
             self._bind(inputs)
             self._ask_numbers()

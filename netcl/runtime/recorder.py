@@ -69,6 +69,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         dispatch.call("flush")  # what is deferred until here is no part of the step
+        recording.settle()
         recording.active.recorder = self
         program.launch_observers.append(self.launch)
         return self
@@ -76,6 +77,7 @@ class Recorder:
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
             dispatch.call("flush")
+            recording.settle()
         program.launch_observers.remove(self.launch)
         recording.active.recorder = None
 
