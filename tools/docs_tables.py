@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -82,12 +84,61 @@ def amp_policy() -> str:
     return _table(("policy", "inside `autocast`", "ops"), rows)
 
 
+REFERENCE = (
+    "netcl", "netcl.core", "netcl.core.memory", "netcl.autograd", "netcl.nn", "netcl.nn.init", "netcl.optim", "netcl.amp", "netcl.data",
+    "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.io", "netcl.trainer", "netcl.distributed", "netcl.profiling",
+    "netcl.profiling.autotuner", "netcl.runtime.capture", "netcl.runtime.scheduler", "netcl.runtime.perf",
+)  # fmt: skip
+
+
+def reference() -> str:
+    """The public names of every package with their parameters and the first paragraph of their docstrings; ops have a page of their own."""
+    from netcl import ops
+
+    left_out, sections = {*ops.names()}, []
+    for name in REFERENCE:
+        module = importlib.import_module(name)
+        public = getattr(module, "__all__", None) or [n for n, value in vars(module).items() if _is_own(value, name) and n[0] != "_"]
+        public = sorted(module._SHORTCUTS) if name == "netcl" else public  # more names resolve than a star imports
+        found = {n: getattr(module, n) for n in public if name != "netcl.autograd" or n not in left_out}
+        rows = ((_code(n + _parameters(value)), _first_paragraph(value)) for n, value in found.items() if not inspect.ismodule(value))
+        sections.append(f"## {name}\n\n{_table(('name', 'what it is'), rows)}")
+    return "\n" + "\n".join(sections) + "\n"
+
+
+def _is_own(value: object, module: str) -> bool:
+    return getattr(value, "__module__", None) == module and (inspect.isclass(value) or inspect.isfunction(value))
+
+
+def _first_paragraph(value: object) -> str:
+    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    return re.sub(r":\w+:`~?([^`<]+?)`", lambda role: _code(role[1].rpartition(".")[2]), text).replace("``", "`")
+
+
+def _parameters(value: object) -> str:
+    """``(a, b=1, *rest)``: names, and defaults that are plain. Pythons differ in what errors and enumerations take."""
+    if not callable(value) or (inspect.isclass(value) and issubclass(value, BaseException | Enum)):
+        return ""
+    try:
+        given = [_parameter(p) for p in inspect.signature(value).parameters.values()]
+    except (TypeError, ValueError):
+        return "(...)"
+    return str(inspect.Signature(given)).replace("=Ellipsis", "=...")
+
+
+def _parameter(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Without its type, and with three dots for a default that takes a program to write."""
+    plain = isinstance(parameter.default, str | int | float | tuple | None) or parameter.default is parameter.empty
+    return parameter.replace(annotation=parameter.empty, default=parameter.default if plain else ...)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
     "error_classes": error_classes,
     "dtypes": dtypes,
     "ops": op_table,
     "amp_policy": amp_policy,
+    "reference": reference,
 }
 
 
