@@ -55,6 +55,7 @@ _QUADS = {
 }
 _WIDEN_FROM = 64**3  # multiply-adds; below, two more launches cost more
 _SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
+_MANY_BLOCKS = 7  # work-groups per compute unit of a GPU, after which it matters little how many are left at the end
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,11 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     bm, bn, bk, per_item = _fitted(p, config, profile)
     width = 4 if p.aligned and p.a in _QUADS and p.b in _QUADS else 1
-    rows = config.extra.get("rows_per_item") or (16 if per_item == 8 and bm % 128 == 0 and width == 4 else per_item)
+    # Twice the rows per item halve the reads of local memory, but fewer items leave units idle at the end: only for many blocks.
+    many = _groups(p, bm, bn) * _splits(p, _groups(p, bm, bn), profile) >= _MANY_BLOCKS * profile.max_compute_units
+    rows = config.extra.get("rows_per_item") or (16 if many and per_item == 8 and bm % 128 == 0 and width == 4 else per_item)
+    if "why" in config.extra and rows == 16 and p.trans_b:
+        bk = min(bk, 8)  # B is turned on its way into local memory, and deeper blocks make those writes collide
     items = bm // rows * (bn // per_item)
     buffers = 2 if 2 * bk * (bm + bn + 8) * p.itemsize <= profile.local_mem_size else 1
     macros: dict[str, Any] = {"BM": bm, "BN": bn, "BK": bk, "TM": rows, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
@@ -220,8 +225,9 @@ def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[i
         what = "tile_m and tile_n must be multiples of work_per_thread"
         raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, work_per_thread=per_item))
     # A policy knows no shapes of devices: smaller blocks where large ones leave compute units without work.
-    while "why" in config.extra and min(bm, bn) >= 64 and per_item >= 8 and _groups(p, bm, bn) < profile.max_compute_units:
-        bm, bn, per_item = bm // 2, bn // 2, per_item // 2
+    parts = max(1, p.k // _SPLIT_DEPTH)
+    while "why" in config.extra and max(bm, bn) > 64 and per_item >= 8 and parts * _groups(p, bm, bn) < profile.max_compute_units:
+        bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
     while bm // per_item * (bn // per_item) > profile.max_work_group_size and bm % (2 * per_item) == bn % (2 * per_item) == 0:
         per_item *= 2
     while bk > 4 and bk * (bm + bn + 8) * p.itemsize > profile.local_mem_size:
@@ -231,7 +237,8 @@ def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[i
 
 def _splits(p: Product, groups: int, profile: DeviceProfile) -> int:
     """Into how many parts along k: as many as occupy the device when the result alone gives too few work-groups."""
-    return max(1, min(p.k // _SPLIT_DEPTH, 4 * profile.max_compute_units // max(1, groups)))
+    depth = _SPLIT_DEPTH if groups > 8 else _SPLIT_DEPTH // 4  # a few blocks alone take as long as their sums are deep
+    return max(1, min(p.k // depth, 4 * profile.max_compute_units // max(1, groups)))
 
 
 # ---- CPUs: cpu.cl
