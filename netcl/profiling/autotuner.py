@@ -32,6 +32,8 @@ from netcl.runtime import tuning
 BUDGET = 10.0  # seconds for one problem when a caller names none
 UNASKED_BUDGET = 10.0  # seconds per process under NETCL_AUTOTUNE=on
 SHARE = 3  # an unasked search takes at most this part of what is left
+# Seconds an unasked search expects a build to take at least: it cannot be interrupted, and some drivers compile at the first launch.
+LEAST_BUILD, LEAST_BUILD_AT_LAUNCH = 1.0, 3.0
 MARGIN = 0.97  # a winner must be this much faster than the policy's choice, or noise would choose
 FINALISTS = 3
 FINAL = 0.1  # part of a budget that is kept for the finalists
@@ -102,6 +104,7 @@ class Autotuner:
         self.budget = budget
         self.store = tuning.store if store is None else store
         self.families = FAMILIES if families is None else families
+        self.costs = _Costs()
 
     def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
         """Search for ``(M, N, K)`` of a ``matmul`` or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
@@ -118,14 +121,14 @@ class Autotuner:
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
         """Several problems of one op under one budget, candidate by candidate: what is compiled for one serves the others."""
         start, allowed = time.perf_counter(), self.budget if budget is None else budget
-        searches, costs = [_Search(self, problem) for problem in problems], _Costs()
+        searches, costs = [_Search(self, problem) for problem in problems], self.costs
         for rank in range(max((len(search.candidates) for search in searches), default=0)):
             for search in (search for search in searches if rank < len(search.candidates)):
                 begin, config = time.perf_counter(), search.candidates[rank]
-                if rank and begin - start + costs.expected(config) > allowed * (1 - FINAL):
+                if rank and begin - start + costs.expected(search.problem.op, config) > allowed * (1 - FINAL):
                     continue
                 search.attempt(config)
-                costs.note(config, time.perf_counter() - begin)
+                costs.note(search.problem.op, config, time.perf_counter() - begin)
         results = []
         for i, search in enumerate(searches):
             left = allowed - (time.perf_counter() - start)
@@ -138,17 +141,17 @@ class _Costs:
 
     def __init__(self) -> None:
         self.fresh = 0.0
-        self.again: dict[str, float] = {}
+        self.again: dict[tuple[str, str], float] = {}
 
-    def expected(self, config: KernelConfig) -> float:
-        return self.again.get(repr(config), self.fresh)
+    def expected(self, op: str, config: KernelConfig) -> float:
+        return self.again.get((op, repr(config)), self.fresh)
 
-    def note(self, config: KernelConfig, seconds: float) -> None:
-        name = repr(config)
-        if name in self.again:
-            self.again[name] = max(self.again[name], seconds)
+    def note(self, op: str, config: KernelConfig, seconds: float) -> None:
+        key = (op, repr(config))
+        if key in self.again:
+            self.again[key] = max(self.again[key], seconds)
         else:
-            self.again[name], self.fresh = 0.0, max(self.fresh, seconds)
+            self.again[key], self.fresh = 0.0, max(self.fresh, seconds)
 
 
 class _Search:
@@ -336,6 +339,7 @@ class _Unasked:
         self.spent = 0.0
         self.searched: set[str] = set()
         self.busy = False
+        self.costs = _Costs()
 
 
 _unasked = _Unasked()
@@ -360,16 +364,20 @@ def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
     key, handle = _key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(program.launch_observers)  # who records or profiles wants the user's launches
+    least = LEAST_BUILD_AT_LAUNCH if problem.profile.has_quirk("compiles_at_launch") else LEAST_BUILD
     with _unasked.lock:
+        _unasked.costs.fresh = max(_unasked.costs.fresh, least)
         left = budget - _unasked.spent
-        if not here or watched or _unasked.busy or key in _unasked.searched or left <= 0:
+        if not here or watched or _unasked.busy or key in _unasked.searched or left / SHARE <= _unasked.costs.fresh:
             return
         if mode == "on" and recall(problem) is not None:
             return
         _unasked.searched.add(key)
         _unasked.busy, start = True, time.perf_counter()
         try:
-            Autotuner(handle).search(problem, left / SHARE)
+            tuner = Autotuner(handle)
+            tuner.costs = _unasked.costs
+            tuner.search(problem, left / SHARE)
         finally:
             _unasked.busy = False
             _unasked.spent += time.perf_counter() - start

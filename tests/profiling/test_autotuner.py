@@ -127,7 +127,7 @@ def stored(folder):
 
 
 def test_nothing_is_written_unasked(cl_device, empty_store, monkeypatch):
-    for value in (None, "off", "on:0"):
+    for value in (None, "off", "on:0", "on:0.5"):
         if value is not None:
             monkeypatch.setenv("NETCL_AUTOTUNE", value)
         get_kernel_selector().clear_cache()
@@ -139,15 +139,15 @@ def test_first_use_is_measured_when_asked_for_and_within_the_budget(cl_device, e
     from netcl.core.device import device
 
     monkeypatch.setitem(families.FAMILIES, "matmul", planted["matmul"])
-    monkeypatch.setenv("NETCL_AUTOTUNE", "on:6")
+    monkeypatch.setenv("NETCL_AUTOTUNE", "on:60")
     family = planted["matmul"]
     problems = [family.problem(*sizes, profile=cl_device.profile) for sizes in ((16, 24, 32), (512, 24, 32))]
     with device(cl_device):
         for problem in problems:
             autotuner.tuned(problem)
             autotuner.tuned(problem)
-    assert len(stored(empty_store)) == 2 and 0 < autotuner._unasked.spent < 6
-    monkeypatch.setattr(autotuner._unasked, "spent", 6.0)
+    assert len(stored(empty_store)) == 2 and 0 < autotuner._unasked.spent < 60
+    monkeypatch.setattr(autotuner._unasked, "spent", 60.0)
     with device(cl_device):
         autotuner.tuned(family.problem(16, 24, 512, profile=cl_device.profile))
     assert len(stored(empty_store)) == 2
