@@ -176,7 +176,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 _WIDE_TILES = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "work_per_thread": 8}
+_WIDE_PIXELS = {"tile_m": 64, "tile_n": 128, "tile_k": 8, "work_per_thread": 8}
 VENDORS: tuple[VendorRow, ...] = (
+    *(
+        VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), variant, _WIDE_PIXELS)
+        for variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
+    ),
     VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), V.MATMUL_REGISTER_TILED, _WIDE_TILES),
     VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), V.MATMUL_TILED, {"tile_k": 32, "work_per_thread": 4}),
     VendorRow("nvidia", ("turing",), V.MATMUL_REGISTER_TILED, {"tile_m": 128, "tile_n": 64, "tile_k": 8, "work_per_thread": 8}),

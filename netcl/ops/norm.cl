@@ -4,7 +4,7 @@
 // Operands: X input or upstream gradient, Z the input in gradients, W weight, B bias, M statistics and sums, R running statistics,
 // Y result (X_T X_LOAD X_VLOAD, Z_T Z_LOAD Z_VLOAD, W_T W_LOAD W_VLOAD, B_T B_LOAD B_VLOAD, M_T M_LOAD M_STORE M_VLOAD M_VSTORE,
 // R_T R_LOAD R_STORE, Y_T Y_STORE Y_VSTORE); the rest is of rows.cl: REAL VEC GROUP LANE SIZED SHARED SHARED_ARG SHARED_PASS JOIN
-// GROUP_SUM LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
+// GROUP_SUM SUM_VECTORS LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
 
 #ifndef HAS_WEIGHT
 #define HAS_WEIGHT 1
@@ -56,9 +56,12 @@ static inline pair channel_moments(__global const X_T* x, const int c, const int
   const real count = (real)(to - from) * span;
   vec sums = 0;
   real sum = 0;
+#define VALUE_OF_RUN(i) X_VLOAD(xc, i)
+#define SQUARE_OF_RUN(i) ((X_VLOAD(xc, i) - mean) * (X_VLOAD(xc, i) - mean))
   for (int image = from; image < to; ++image) {
     __global const X_T* xc = x + ((long)image * channels + c) * span;
-    FOR_VECTORS(i, span) sums += X_VLOAD(xc, i);
+    SUM_VECTORS(more, span, VALUE_OF_RUN)
+    sums += more;
     FOR_REST(i, span) sum += X_LOAD(xc, i);
   }
   const real mean = GROUP_SUM(sum + lanes_sum(sums)) / count;
@@ -66,10 +69,8 @@ static inline pair channel_moments(__global const X_T* x, const int c, const int
   real square = 0;
   for (int image = from; image < to; ++image) {
     __global const X_T* xc = x + ((long)image * channels + c) * span;
-    FOR_VECTORS(i, span) {
-      const vec d = X_VLOAD(xc, i) - mean;
-      squares += d * d;
-    }
+    SUM_VECTORS(more, span, SQUARE_OF_RUN)
+    squares += more;
     FOR_REST(i, span) {
       const real d = X_LOAD(xc, i) - mean;
       square += d * d;

@@ -19,7 +19,7 @@ from netcl.ops import launch, rows
 from netcl.ops.registry import S, composite, op
 
 STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it
-PARTS_ITEMS = 16384  # work-items a GPU should have at the least before channels are folded in one part
+PARTS_ITEMS = 2048  # work-items that a GPU's compute unit holds: below as many on each, channels are folded in parts
 
 _ROW_SAMPLES = [
     S((3, 5), (5,), (5,)), S((2, 3, 257), (3, 257), (3, 257), axes=2), S((4, 255), None, None), S((2, 33), (33,), None, centered=False),
@@ -194,8 +194,10 @@ def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int
     return 1, 1, math.prod(shape[: len(shape) - axes]), math.prod(shape[len(shape) - axes :])
 
 
-def run_rows(kernel: str, operands: dict[str, str], defines: dict[str, int], like: Tensor, n_rows: int, n: int, *args: Any) -> None:
-    rows.run_rows(like.queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, n_rows, n, *args, **defines)
+def run_rows(
+    kernel: str, operands: dict[str, str], defines: dict[str, int], like: Tensor, n_rows: int, n: int, *args: Any, run: int = 0
+) -> None:
+    rows.run_rows(like.queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, n_rows, n, *args, run=run, **defines)
 
 
 class Channels(NamedTuple):
@@ -213,7 +215,7 @@ def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
     cpu, _, units = rows.device_of(queue)
     strips = -(-channels // (16 * STRIP)) if span == 1 else channels
     items = strips if cpu else channels * min(span, 256)
-    wanted = -(-(2 * units if cpu else PARTS_ITEMS) // max(items, 1))
+    wanted = -(-(2 if cpu else PARTS_ITEMS) * units // max(items, 1))
     chunk = -(-images // max(1, min(wanted, images)))
     return Channels(images, channels, span, chunk, -(-images // max(chunk, 1)))
 
@@ -371,7 +373,7 @@ def row_norm(
         n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
         defines = defines_of(weight, bias, not groups, centered=centered)
         args = (x, x if weight is None else weight, x if bias is None else bias, y, mean, rstd, n_groups, channels, eps)
-        run_rows("norm_rows", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args)
+        run_rows("norm_rows", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args, run=n // channels)
     return y, mean, rstd
 
 
@@ -391,7 +393,7 @@ def row_norm_grad(
         n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
         defines = defines_of(weight, weight, not groups, centered=centered)
         args = (upstream, x, x if weight is None else weight, mean, rstd, y, n_groups, channels)
-        run_rows("norm_grad_rows", operands_of(upstream, x, y, weight, weight, mean), defines, x, n_rows, n, *args)
+        run_rows("norm_grad_rows", operands_of(upstream, x, y, weight, weight, mean), defines, x, n_rows, n, *args, run=n // channels)
     return y
 
 

@@ -13,8 +13,11 @@
 #ifndef GROUP  // work-items that share a row: 1, or LOCAL
 #define GROUP 1
 #endif
-#ifndef VEC  // elements a work-item takes at a time: 1, 8 or 16
+#ifndef VEC  // elements a work-item takes at a time: 1, 8 or 16, or 4 where every row begins at a multiple of four
 #define VEC 1
+#endif
+#ifndef HELD  // vectors of a row that a work-item keeps in registers, so that the row is read once; 0: it is read again
+#define HELD 0
 #endif
 
 #pragma OPENCL FP_CONTRACT ON
@@ -41,13 +44,16 @@ typedef JOIN(REAL, VEC) vec;
 #define FOLD_LANES(v, OP) return v;
 #else
 #if VEC == 16
-#define HALVES(v, OP) const JOIN(REAL, 8) eight = OP((v).lo, (v).hi);
+#define QUARTERS(v, OP)                                \
+  const JOIN(REAL, 8) eight = OP((v).lo, (v).hi);      \
+  const JOIN(REAL, 4) four = OP(eight.lo, eight.hi);
+#elif VEC == 8
+#define QUARTERS(v, OP) const JOIN(REAL, 4) four = OP((v).lo, (v).hi);
 #else
-#define HALVES(v, OP) const JOIN(REAL, 8) eight = v;
+#define QUARTERS(v, OP) const JOIN(REAL, 4) four = v;
 #endif
 #define FOLD_LANES(v, OP)                              \
-  HALVES(v, OP)                                        \
-  const JOIN(REAL, 4) four = OP(eight.lo, eight.hi);   \
+  QUARTERS(v, OP)                                      \
   const JOIN(REAL, 2) two = OP(four.lo, four.hi);      \
   return OP(two.x, two.y);
 #endif
@@ -62,15 +68,20 @@ static inline real lanes_max(vec v) { FOLD_LANES(v, fmax) }
 #define BITS JOIN(uint, VEC)
 #define SHORTS JOIN(ushort, VEC)
 #define FLOATS JOIN(float, VEC)
-typedef struct __attribute__((packed)) { vec lanes; } loose;
-typedef struct __attribute__((packed)) { SHORTS lanes; } loose_shorts;
+#if VEC == 4  // a GPU would load what is packed byte by byte
+#define ANYWHERE
+#else
+#define ANYWHERE __attribute__((packed))
+#endif
+typedef struct ANYWHERE { vec lanes; } loose;
+typedef struct ANYWHERE { SHORTS lanes; } loose_shorts;
 
 #if VEC == 16
 #define WIDEN(x) ((BITS)(convert_uint8((x).lo), convert_uint8((x).hi)))
 #define NARROW(x) ((SHORTS)(convert_ushort8((x).lo), convert_ushort8((x).hi)))
 #else
-#define WIDEN(x) convert_uint8(x)
-#define NARROW(x) convert_ushort8(x)
+#define WIDEN(x) JOIN(convert_uint, VEC)(x)
+#define NARROW(x) JOIN(convert_ushort, VEC)(x)
 #endif
 #define AS_BITS JOIN(as_uint, VEC)
 #define AS_FLOATS JOIN(as_float, VEC)
@@ -159,6 +170,24 @@ FOLD_GROUP(fold_max, fmax)
 // The elements of a row that this work-item takes: whole vectors, then what is left.
 #define FOR_VECTORS(i, n) for (int i = LANE * VEC; i + VEC <= (n); i += GROUP * VEC)
 #define FOR_REST(i, n) for (int i = (n) / VEC * VEC + LANE; i < (n); i += GROUP)
+// The sum of a vector expression E(i) over those whole vectors, in four chains: one alone waits for each addition.
+#define SUM_VECTORS(total, n, E)                                                \
+  vec total;                                                                    \
+  {                                                                             \
+    const int step = GROUP * VEC;                                               \
+    vec part0 = 0, part1 = 0, part2 = 0, part3 = 0;                             \
+    int at = LANE * VEC;                                                        \
+    for (; at + 3 * step + VEC <= (n); at += 4 * step) {                        \
+      part0 += E(at);                                                           \
+      part1 += E(at + step);                                                    \
+      part2 += E(at + 2 * step);                                                \
+      part3 += E(at + 3 * step);                                                \
+    }                                                                           \
+    for (; at + VEC <= (n); at += step) part0 += E(at);                         \
+    total = (part0 + part1) + (part2 + part3);                                  \
+  }
+// The vectors of a row that are held in registers; n is a multiple of VEC.
+#define FOR_HELD(k, i, n) _Pragma("unroll") for (int k = 0, i = LANE * VEC; k < HELD; ++k, i += GROUP * VEC) if (i < (n))
 // The rows that this work-item (or its group) takes: `each` neighbours.
 #define FOR_ROWS(row, rows, each)                                   \
   const int first_row = (int)(get_global_id(0) / GROUP) * (each);   \

@@ -19,6 +19,8 @@ Sizes = tuple[int, int, int]
 HALVES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
 SHORT_ROW = 32  # elements; on a GPU a row this short is one work-item's
 MEDIUM_ROW = 1024  # up to here a row is a wave's, above a large work-group's
+QUAD_ROW = 128  # elements; a GPU's row from here on is read four at a time
+MOST_HELD = 64  # 32-bit registers of a work-item for the row it keeps
 ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
 COLUMN_LOCAL = 64  # work-items of a group in column kernels on a GPU
 
@@ -30,18 +32,32 @@ class Spread(NamedTuple):
     group: int
     vec: int
     each: int
+    held: int = 0  # vectors of a row that a work-item keeps in registers; 0: it reads the row again
 
 
 @lru_cache(maxsize=1024)
-def row_spread(cpu: bool, most: int, n: int, wide: bool) -> Spread:
-    """CPUs: a work-item takes some rows, in vectors. GPUs: short rows one work-item each, others a work-group."""
+def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) -> Spread:
+    """CPUs: a work-item takes some rows, in vectors. GPUs: short rows one work-item each, others a work-group.
+
+    ``quads`` says that every run of a row begins at a multiple of four elements: then a GPU reads four at a time, and keeps what it read.
+    """
     if cpu:
         return Spread(1, 1, 8 if wide else 16, max(1, ITEM_WORK // max(n, 1)))
     if n <= SHORT_ROW:
         return Spread(min(64, most), 1, 1, 1)
+    if quads and n % 4 == 0 and n >= QUAD_ROW:
+        vectors = n // 4
+        group = min(max(32, _power_of_two(-(-vectors // 4))), 512, 1 << (most.bit_length() - 1))
+        held = _power_of_two(-(-vectors // group))
+        return Spread(group, group, 4, 1, held if held * (8 if wide else 4) <= MOST_HELD else 0)
     group = min(64 if n <= MEDIUM_ROW else 256, most)
     group = 1 << (group.bit_length() - 1)
     return Spread(group, group, 1, 1)
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is not below n, and not below 1."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 def device_of(queue: Any) -> tuple[bool, int, int]:
@@ -107,16 +123,20 @@ def row_kernel(
     """The kernel ``name`` of ``rows.cl`` and ``cl_file`` joined, for operands, a spread and further macros."""
     real = "double" if "float64" in operands.values() else "float"
     macros = vector_macros(tuple(operands.items()), real, spread.vec)
-    base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec}
+    base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held}
     return launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
 
 
 def run_rows(
-    queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, **defines: Any
-) -> None:
-    """Launch a kernel over ``rows`` rows of ``n``; its last arguments are ``rows, n, each``."""
+    queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, run: int = 0,
+    **defines: Any,
+) -> None:  # fmt: skip
+    """Launch a kernel over ``rows`` rows of ``n``, made of runs of ``run`` (else of one); its last arguments are ``rows, n, each``."""
     cpu, most, _ = device_of(queue)
-    spread = row_spread(cpu, most, n, "float64" in operands.values())
+    quads = not cpu and (run or n) % 4 == 0 and all(getattr(arg, "host_ref", None) is None for arg in args)
+    spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)
+    if run not in (0, n):
+        spread = spread._replace(held=0)
     kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
     kernel(queue, -(-rows // spread.each) * spread.group, spread.local, *args, rows, n, spread.each)
 

@@ -1,6 +1,6 @@
 // Softmax and log-softmax over rows and over columns, and their gradients.
 // Operands: X input or upstream gradient, P the softmax in gradients, Y result (X_T X_LOAD X_VLOAD P_T P_LOAD P_VLOAD Y_T Y_LOAD Y_STORE
-// Y_VLOAD Y_VSTORE); the rest is of rows.cl: VEC SIZED SHARED LOWEST GROUP_MAX GROUP_SUM LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
+// Y_VLOAD Y_VSTORE); the rest is of rows.cl: VEC HELD FOR_HELD SUM_VECTORS LARGER SIZED SHARED LOWEST GROUP_MAX GROUP_SUM LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
 
 #ifndef LOGARITHM  // 1: the logarithm of softmax
 #define LOGARITHM 0
@@ -25,6 +25,21 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
   FOR_ROWS(row, rows, each) {
     __global const X_T* xr = x + (long)row * n;
     __global Y_T* yr = y + (long)row * n;
+#if HELD
+    vec kept[HELD], most = LOWEST, sums = 0;
+    FOR_HELD(k, i, n) {
+      kept[k] = X_VLOAD(xr, i);
+      most = LARGER(most, kept[k]);
+    }
+    const real m = GROUP_MAX(lanes_max(most));
+    FOR_HELD(k, i, n) {
+      const vec e = exp(kept[k] - m);
+      sums += e;
+      kept[k] = LOGARITHM ? kept[k] - m : e;
+    }
+    const real sum = GROUP_SUM(lanes_sum(sums)), scale = LOGARITHM ? log(sum) : 1 / sum;
+    FOR_HELD(k, i, n) Y_VSTORE(yr, i, LOGARITHM ? kept[k] - scale : kept[k] * scale);
+#else
     vec most = LOWEST;
     FOR_VECTORS(i, n) {
       const vec v = X_VLOAD(xr, i);
@@ -62,6 +77,7 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
 #else
     FOR_VECTORS(i, n) Y_VSTORE(yr, i, exp(X_VLOAD(xr, i) - m) * scale);
     FOR_REST(i, n) Y_STORE(yr, i, exp(X_LOAD(xr, i) - m) * scale);
+#endif
 #endif
 #endif
   }
@@ -109,8 +125,8 @@ SIZED __kernel void softmax_grad_rows(__global const X_T* g, __global const P_T*
     __global const X_T* gr = g + (long)row * n;
     __global const P_T* pr = p + (long)row * n;
     __global Y_T* yr = y + (long)row * n;
-    vec sums = 0;
-    FOR_VECTORS(i, n) sums += WEIGHT(X_VLOAD(gr, i), P_VLOAD(pr, i));
+#define PRODUCT(i) WEIGHT(X_VLOAD(gr, i), P_VLOAD(pr, i))
+    SUM_VECTORS(sums, n, PRODUCT)
     real sum = lanes_sum(sums);
     FOR_REST(i, n) sum += WEIGHT(X_LOAD(gr, i), P_LOAD(pr, i));
     sum = GROUP_SUM(sum);

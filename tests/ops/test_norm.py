@@ -9,6 +9,8 @@ import netcl.autograd as ag
 from netcl import ops
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.tensor import Tensor
+from netcl.ops import rows
+from netcl.ops.registry import REGISTRY
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden/rows.npz")
 CASES = {
@@ -134,3 +136,21 @@ def test_backward_keeps_the_statistics_and_not_the_result():
     x = Tensor.ones((4, 3), device="cpu", requires_grad=True)
     node = ag.layer_norm(x, 3).grad_fn
     assert [None if kept is None else kept.shape for kept in node.saved[3]] == [None, (4,), (4,)]
+
+
+@pytest.mark.parametrize("n", [768, 1000, 130])
+def test_rows_as_a_gpu_spreads_them(n, cl_device, monkeypatch, rng):
+    """Four elements at a time, kept in registers, by a work-group: on whatever device there is."""
+    monkeypatch.setattr(rows, "device_of", lambda queue: (False, 256, 2))
+    spread = rows.row_spread(False, 256, n, False, n % 4 == 0)
+    assert (spread.vec, spread.held > 0) == ((4, True) if n % 4 == 0 else (1, False))
+    x, g, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((3, n), (3, n), (n,), (n,)))
+    tx, tg, tw, tb = (Tensor.from_host(cl_device.queue, a) for a in (x, g, w, b))
+    y, mean, rstd = ops.row_norm(tx, tw, tb, axes=1)
+    want, wanted_mean, wanted_rstd = REGISTRY["row_norm"].ref(*(a.astype(np.float64) for a in (x, w, b)), axes=1)
+    np.testing.assert_allclose(y.to_host(), want, rtol=1e-5, atol=1e-5)
+    back = REGISTRY["row_norm_grad"].ref(*(a.astype(np.float64) for a in (g, x, w)), wanted_mean, wanted_rstd, axes=1)
+    np.testing.assert_allclose(ops.row_norm_grad(tg, tx, tw, mean, rstd, axes=1).to_host(), back, rtol=1e-4, atol=1e-5)
+    e = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(ops.softmax(tx).to_host(), e / e.sum(1, keepdims=True), rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(ops.log_softmax(tx).to_host(), x - np.log(e.sum(1, keepdims=True)), rtol=1e-5, atol=1e-5)

@@ -45,6 +45,8 @@ WINOGRAD_CHANNELS = 128  # where the products outweigh reading and writing what 
 TAPS_CHANNELS = 32  # channels and filters of a group from which the tiles of taps.cl are full enough
 TAPS_DEPTH = 16  # terms of a step there
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
+LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of long sums grow with their length
+SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
 WIDE = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
 SWAP_FROM = 512  # weights between neighbours of a sum of an input gradient: from here on each lies in another part of a page, or another
@@ -359,7 +361,8 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> 
     items, rows = _items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
-        splits = max(1, min(-(-_wanted(queue) // (columns * rows * g.groups)), job.pixels // (16 * tiles["BK"]), 256))
+        busy = min(-(-_wanted(queue) // (columns * rows * g.groups)), job.pixels // (16 * tiles["BK"]), 256)
+        splits = max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(g.w_shape)))
         return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
     kernel = _kernel(queue, job, "simt.cl", "conv_gemm", tiles, result)
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
