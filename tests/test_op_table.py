@@ -12,7 +12,6 @@ import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.codegen import Node, chain_body, forward_body, numpy_function, vjp_body
 from netcl.ops.registry import REGISTRY, Choice, Op, Pointwise, Reduction
 
 ROWS = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
@@ -90,28 +89,6 @@ def test_second_derivatives(name):
         inputs = [Tensor.from_host(queue, x, "float64", requires_grad=vjp is not None) for x, vjp in zip(case.inputs, vjps, strict=True)]
         # Squared, so that the gradient of a linear op depends on something as well.
         assert ag.gradgradcheck(lambda *xs, kwargs=case.kwargs: ag.square(getattr(ag, name)(*xs, **kwargs)), inputs, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", [n for n in POINTWISE if REGISTRY[n].differentiable])
-def test_a_chain_equals_its_parts(name, rng):
-    """``tanh(op(x)) * op(x)`` as one body, forward and backward, against op by op."""
-    row, tanh, mul = REGISTRY[name], REGISTRY["tanh"], REGISTRY["mul"]
-    n, slots = row.arity, tuple(range(row.arity))
-    chain = (Node(row, slots), Node(tanh, (n,)), Node(mul, (n + 1, n)))
-    xs = next(case for case in each(name, "float64", (33,))).inputs
-    params = [np.float64(value) for value in row.params.values()]
-    (y,) = numpy_function(forward_body(row), "double")(*xs, *params)
-    (fused,) = numpy_function(chain_body(chain, n), "double")(*xs, *params)
-    np.testing.assert_allclose(fused, np.tanh(y) * y, rtol=1e-12, atol=1e-12)
-    g = rng.normal(size=33)
-    wanted = tuple(i for i in slots if row.vjp[i])
-    back = numpy_function(chain_body(chain, n, wanted=wanted), "double")(*xs, g, *params)
-    body = vjp_body(row, tuple(text is not None for text in row.vjp))
-    gy = g * (np.tanh(y) + y * (1 - np.tanh(y) ** 2))
-    bound = {"g": gy, "out": y, **{f"v{i}": x for i, x in enumerate(xs)}, **dict(zip(row.params, params, strict=True))}
-    parts = numpy_function(body, "double")(*(bound[k] for k in (*body.inputs, *body.scalars)))
-    for a, b in zip(back, parts, strict=True):
-        np.testing.assert_allclose(np.broadcast_to(a, 33), np.broadcast_to(b, 33), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [n for n in POINTWISE if REGISTRY[n].params])

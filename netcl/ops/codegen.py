@@ -1,8 +1,8 @@
 """From rows to OpenCL C and to NumPy. Eager kernels, gradients, fused chains and the NumPy backend all come from here.
 
-A :class:`Body` is a straight line of assignments; :func:`forward_body`, :func:`vjp_body` and :func:`chain_body` make
-one from rows, :func:`kernel_source` wraps it in the loop that moves the data, :func:`numpy_function` compiles it for
-NumPy.
+A :class:`Body` is a straight line of assignments; :func:`forward_body` and :func:`vjp_body` make one from a row,
+:mod:`netcl.ops.region` one from many, :func:`kernel_source` wraps it in the loop that moves the data, :func:`numpy_function`
+compiles it for NumPy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from netcl.ops.expression import CText, PythonText, c_name, compose, fold
 from netcl.ops.functions import HELPERS
 from netcl.ops.registry import Pointwise, names, parse
 
-__all__ = [
-    "Body", "Layout", "Node", "Port", "chain_body", "compose", "forward_body", "kernel_source", "numpy_function", "source", "vjp_body",
-]  # fmt: skip
+__all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source", "numpy_function", "vjp_body"]
 
 _NUMPY = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
@@ -47,13 +45,6 @@ class Body:
     rounds: Mapping[str, str] = field(default_factory=dict)
 
 
-class Node(NamedTuple):
-    """One op of a chain. Slots 0..n-1 are the chain's inputs, then one slot per earlier node."""
-
-    op: Pointwise
-    inputs: tuple[int, ...]
-
-
 class _Rename(ast.NodeTransformer):
     def __init__(self, table: Mapping[str, str]):
         self.table = table
@@ -68,10 +59,6 @@ class _Rename(ast.NodeTransformer):
 def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
     """A copy of an expression with other names."""
     return _Rename(table).visit(copy.deepcopy(tree))
-
-
-def _tree(text: str, table: Mapping[str, str]) -> ast.expr:
-    return _Rename(table).visit(ast.parse(text, mode="eval").body)
 
 
 def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
@@ -102,45 +89,6 @@ def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
     lines = [(name, parse(row.let[name])) for name in _lets(row, list(texts.values()))]
     lines += [(name, parse(text)) for name, text in texts.items()]
     return Body(tensors or ("g",), _params(row, list(texts.values())), tuple(lines), tuple(texts))
-
-
-def chain_body(nodes: Sequence[Node], n_in: int, outputs: Sequence[int] = (), wanted: Sequence[int] | None = None) -> Body:
-    """One body for a chain of ops: the forward sweep and, where ``wanted`` names input slots, the reverse sweep.
-
-    Forward: the results are the slots of ``outputs`` (the last one if empty). Backward: ``g`` joins the inputs as the
-    gradient of the last slot, and the results are the gradients of the wanted inputs.
-    """
-    lines: list[tuple[str, ast.expr]] = []
-    scalars: list[str] = []
-    scopes = []
-    for k, node in enumerate(nodes):
-        table = {f"v{i}": f"s{slot}" for i, slot in enumerate(node.inputs)} | {"out": f"s{n_in + k}"}
-        table |= {name: f"{name}_{k}" for name in (*node.op.params, *node.op.let)}
-        scalars += [table[name] for name in node.op.params]
-        lines += [(table[name], _tree(text, table)) for name, text in node.op.let.items()]
-        lines.append((f"s{n_in + k}", _tree(node.op.fwd, table)))
-        scopes.append(table)
-    inputs = tuple(f"s{j}" for j in range(n_in))
-    if wanted is None:
-        results = tuple(f"s{slot}" for slot in outputs or (n_in + len(nodes) - 1,))
-        return Body(inputs, tuple(scalars), tuple(lines), results)
-    lines += _reverse_sweep(nodes, n_in, scopes, wanted)
-    return Body((*inputs, "g"), tuple(scalars), tuple(lines), tuple(f"d{j}" for j in wanted))
-
-
-def _reverse_sweep(nodes: Sequence[Node], n_in: int, scopes: list[dict[str, str]], wanted: Sequence[int]) -> list[tuple[str, ast.expr]]:
-    parts: dict[int, ast.expr] = {n_in + len(nodes) - 1: ast.Name("g", ast.Load())}
-    lines: list[tuple[str, ast.expr]] = []
-    for k in reversed(range(len(nodes))):
-        slot = n_in + k
-        if slot not in parts:
-            continue
-        lines.append((f"d{slot}", parts[slot]))
-        for j, text in zip(nodes[k].inputs, nodes[k].op.vjp, strict=True):
-            if text:
-                term = _tree(text, scopes[k] | {"g": f"d{slot}"})
-                parts[j] = ast.BinOp(parts[j], ast.Add(), term) if j in parts else term
-    return lines + [(f"d{j}", parts.get(j, ast.Constant(0))) for j in wanted]
 
 
 # ---- NumPy
@@ -450,24 +398,3 @@ def scalar_load(port: Port, compute: str, pointer: str) -> str:
     """The element a pointer shows, as a scalar of the compute type."""
     text = port.dtype.load.replace("p[i]", f"{pointer}[0]").replace("(i, p)", f"(0, {pointer})")
     return f"({compute})({text})"
-
-
-def source(
-    nodes: Sequence[Node],
-    inputs: Sequence[DType],
-    outputs: Sequence[DType],
-    *,
-    wanted: Sequence[int] | None = None,
-    results: Sequence[int] = (),
-    compute: str = "float",
-    layout: Layout | None = None,
-    name: str = "chain",
-) -> tuple[str, tuple[str, ...]]:
-    """One readable kernel for a chain of ops, forward or (``wanted`` input slots) backward; and its scalar arguments.
-
-    ``inputs`` are the dtypes of the chain's inputs (backward: the gradient's last), ``outputs`` those of the results.
-    """
-    body = chain_body(nodes, len(inputs) - (wanted is not None), results, wanted)
-    ports = [Port(n, dtype) for n, dtype in zip(body.inputs, inputs, strict=True)]
-    out = [Port(n, dtype) for n, dtype in zip(body.outputs, outputs, strict=True)]
-    return kernel_source(name, body, ports, out, compute, layout or Layout()), body.scalars

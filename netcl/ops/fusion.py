@@ -30,6 +30,7 @@ log = logging.getLogger("netcl")
 
 GPU_FACTOR = 16  # a GPU moves values that much faster, while the host takes as long
 MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
+MOST_FOLDS = 4  # of folds of folds: each is one more pass over the row, in which formulas are computed again
 MOST_LEAVES = 12  # memory streams of a kernel
 MOST_WAITING = 512  # nodes of a thread that are alive and not computed
 MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive
@@ -53,7 +54,7 @@ class Space(NamedTuple):
 class TraceNode:
     """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
 
-    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "made", "mode", "name", "narrow", "numbers", "queue",
+    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
                  "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight")  # fmt: skip
 
     def __init__(
@@ -66,17 +67,20 @@ class TraceNode:
         self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
         self.made: Tensor | None = None
         self.skipped = False
+        self.level = int(kind == "fold") + max((x.level for x in inputs if type(x) is TraceNode), default=0)
         self.tensors: list[weakref.ref[Tensor]] = []
         self.users: list[weakref.ref[TraceNode]] = []
-        self.weight = 1
         self.leaves: dict[Any, Tensor] = {}
+        self.weight = 1  # at most so many nodes below; counted where the sum of the inputs' says too many
         for x in inputs:
             if type(x) is TraceNode:
                 x.users.append(weakref.ref(self))
                 self.weight += x.weight
                 self.leaves.update(x.leaves)
-            elif type(x) is Tensor:
+            elif isinstance(x, Tensor):
                 self.leaves[storage_key(x)] = x
+        if self.weight > MOST_NODES:
+            self.weight = len(_below(self))
 
     def seen_by(self, tensor: Tensor) -> None:
         """A further tensor rests on this node."""
@@ -111,7 +115,7 @@ def storage_key(x: Tensor) -> tuple[Any, ...]:
 
 def waiting_node(x: Any) -> TraceNode | None:
     """The node under a tensor whose values are not computed yet."""
-    if type(x) is not Tensor:
+    if not isinstance(x, Tensor):
         return None
     source = x._source
     return source if type(source) is TraceNode and source.made is None else None
@@ -139,7 +143,7 @@ def register(node: Any) -> None:
     program.before_write = _before_write
     me = weakref.ref(node)
     for x in node.inputs:
-        if type(x) is Tensor:
+        if isinstance(x, Tensor):
             memory = x.pool_handle if x.array is None else memory_of(x.array)
             _readers.setdefault(id(memory), []).append(me)
             _held += x.nbytes
@@ -152,7 +156,7 @@ def _shrink() -> None:
     """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
     global _held
     left = [node for ref in _waiting.values() if (node := ref()) is not None and node.made is None]
-    _held = sum(x.nbytes for node in left for x in node.inputs if type(x) is Tensor)
+    _held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
     if len(left) > MOST_WAITING // 2 or _held > MOST_HELD // 2:
         for node in left:
             if node.alive():
@@ -163,14 +167,14 @@ def _shrink() -> None:
     _readers.clear()
     for node in left:
         for x in node.inputs:
-            if type(x) is Tensor:
+            if isinstance(x, Tensor):
                 memory = x.pool_handle if x.array is None else memory_of(x.array)
                 _readers.setdefault(id(memory), []).append(weakref.ref(node))
 
 
 def flush(*values: Any) -> None:
     """Compute the deferred tensors among ``values``, or, without any, everything that waits and that someone still holds."""
-    found: list[Any] = [x._source for x in values if type(x) is Tensor] if values else [ref() for ref in list(_waiting.values())]
+    found: list[Any] = [x._source for x in values if isinstance(x, Tensor)] if values else [ref() for ref in list(_waiting.values())]
     nodes = [node for node in found if node is not None and node.made is None and (values or node.alive())]
     for node in nodes:
         if node.made is None:
@@ -252,7 +256,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
             node.compute()
             nodes[i] = None
     found = [x if node is None else node for x, node in zip(values, nodes, strict=True)]
-    if sum(n.weight for n in nodes if n is not None) >= MOST_NODES or _leaf_count(found) > MOST_LEAVES:
+    if _too_long(found):
         for node in nodes:
             if node is not None:
                 _tell("the chain is long enough", node)
@@ -266,18 +270,15 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
 def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[Any, ...]:
     """What an op of plain eager code reads: waiting nodes of the result's own shape, everything else as tensors."""
     found: list[Any] = []
-    weight, leaves = 0, 0
     for x in values:
-        node = x._source if type(x) is Tensor else None
+        node = x._source if isinstance(x, Tensor) else None
         if type(node) is TraceNode and node.made is None:
             if _joins(node, x.shape, shape, real):
-                weight, leaves = weight + node.weight, leaves + len(node.leaves)
                 found.append(node)
                 continue
             node.compute()
-        leaves += 1
         found.append(x)
-    if weight >= MOST_NODES or (leaves > MOST_LEAVES and _leaf_count(found) > MOST_LEAVES):
+    if _too_long(found):
         for node in found:
             if type(node) is TraceNode and node.made is None:
                 _tell("the chain is long enough", node)
@@ -302,23 +303,29 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
         for x in node.inputs:
             if type(x) is TraceNode:
                 x = _reshaped(x, shape, done) if x.made is None else x.made
-            inputs.append(x._view(shape) if type(x) is Tensor and x.shape == node.shape else x)
+            inputs.append(x._view(shape) if isinstance(x, Tensor) and x.shape == node.shape else x)
         what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
         done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
         register(done[node])
     return done[node]
 
 
-def _leaf_count(operands: Sequence[Any]) -> int:
-    seen: set[Any] = set()
+def _too_long(operands: Sequence[Any]) -> bool:
+    """Whether a kernel for all of this would be too large; the sums over operands are looked into only where they say so."""
+    weight = leaves = 0
     for x in operands:
-        seen.update(x.leaves) if type(x) is TraceNode else seen.add(id(x))
-    return len(seen)
+        weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if type(x) is TraceNode else (weight, leaves + 1)
+    nodes = [x for x in operands if type(x) is TraceNode]
+    if weight >= MOST_NODES and len(in_order(nodes)) >= MOST_NODES:
+        return True
+    if leaves <= MOST_LEAVES:
+        return False
+    return len({key for x in operands for key in (x.leaves if type(x) is TraceNode else (id(x),))}) > MOST_LEAVES
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
     """A leaf as a kernel over rows reads it: with the folded axes, even where the op's result has dropped them."""
-    if type(x) is not Tensor:
+    if not isinstance(x, Tensor):
         return x
     if dropped:
         return x._view((*x.shape, *(1,) * space.axes))
@@ -331,7 +338,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 def activated(name: str, x: Any) -> Tensor | None:
     """An activation joined to the product it is applied to, if that waits."""
-    if type(x) is not Tensor or x._source is None or type(x._source) is TraceNode or x._source.made is not None:  # type: ignore[attr-defined]
+    if not isinstance(x, Tensor) or x._source is None or type(x._source) is TraceNode or x._source.made is not None:  # type: ignore[attr-defined]
         return None
     return later.finish(name, x)
 
@@ -369,7 +376,8 @@ def defer(
 def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtype: DType, real: str) -> Tensor:
     """A fold of the innermost ``axes`` as a deferred tensor; ``body`` combines two values."""
     node, space = waiting_node(x), Space(x.shape, axes)
-    if node is not None and not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits(node, space)):
+    fits = node is not None and _joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits(node, space)
+    if node is not None and (not fits or node.level >= MOST_FOLDS):
         node.compute()
         node = None
     shape = space.kept if keepdims else space.lead

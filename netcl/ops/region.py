@@ -72,7 +72,7 @@ def describe(roots: Sequence[TraceNode]) -> Region:
         for x in node.inputs:
             if type(x) is TraceNode and x.made is not None:
                 x = x.made._view(space.kept) if x.narrow and space is not None else x.made
-            if type(x) is Tensor:
+            if isinstance(x, Tensor):
                 key = fusion.storage_key(x)
                 if key not in slots:
                     slots[key] = f"v{len(leaves)}"
@@ -163,7 +163,7 @@ def _chain_cl(region: Region) -> list[Tensor]:
 def _single(node: TraceNode, state: Any) -> Tensor:
     """A formula that nothing joined: the kernel of its op."""
     values: list[Any] = [x.made if type(x) is TraceNode else x for x in node.inputs]
-    key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if type(x) is Tensor else type(x) for x in values))
+    key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in values))
     plan = state["plans"].get(key) if "plans" in state else None
     if plan is None:
         arguments = (node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -189,7 +188,18 @@ def _parameters(ports: Sequence[Port], kept: Sequence[tuple[int, Port]], numbers
     text += [f"const {layout.integer} {name}" for name in ("inner", "rows", "each")]
     text += [f"const {layout.integer} size{d}" for d in range(1, layout.rank)]
     text += [f"const {layout.integer} step_{p.name}_{d}" for p in ports for d in range(layout.rank)]
-    return "\n    ".join(textwrap.wrap(", ".join(text), 130, break_long_words=False))
+    return _wrapped(text)
+
+
+def _wrapped(parameters: Sequence[str]) -> str:
+    """Parameters separated by commas, in lines of readable length."""
+    lines = [parameters[0]]
+    for text in parameters[1:]:
+        if len(lines[-1]) + len(text) > 120:
+            lines.append(text)
+        else:
+            lines[-1] += f", {text}"
+    return ",\n    ".join(lines)
 
 
 def source(

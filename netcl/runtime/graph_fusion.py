@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,9 @@ def _neighbours(model: Any) -> list[tuple[str, str]]:
     """Pairs that stand side by side in a container whose children run in order."""
     pairs = []
     for path, module in model.named_modules():
-        if hasattr(module, "append") and hasattr(module, "__getitem__") and type(module).__name__ == "Sequential":
+        if any(kind.__name__ == "Sequential" for kind in type(module).__mro__):
             names = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
-            pairs += list(zip(names, names[1:], strict=False))
+            pairs += list(pairwise(names))
     modules = dict(model.named_modules())
     return [(a, b) for a, b in pairs if _is_linear(modules[a]) and _is_norm(modules[b])]
 

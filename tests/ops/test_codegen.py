@@ -12,7 +12,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import DeviceError, DtypeError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.codegen import Layout, Node, Port, chain_body, forward_body, kernel_source, numpy_function, source, vjp_body
+from netcl.ops.codegen import Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.ops.elementwise import collapse, run
 from netcl.ops.expression import CText, compose, differentiate, fold
 from netcl.ops.functions import FUNCTIONS, erf
@@ -71,43 +71,6 @@ def test_only_the_wanted_gradients_are_computed():
     body = vjp_body(REGISTRY["softplus"], (True,))
     assert body.inputs == ("g", "v0") and body.scalars == ("beta", "threshold")
     assert [name for name, _ in body.lines] == ["z", "e", "d0"]
-
-
-def test_a_chain_is_one_kernel():
-    mul, relu, add = (REGISTRY[name] for name in ("mul", "relu", "add"))
-    nodes = (Node(mul, (0, 1)), Node(add, (3, 2)), Node(relu, (4,)))
-    text, scalars = source(nodes, [F32] * 3, [F32])
-    assert text.count("__kernel") == 1 and scalars == ()
-    for line in ("const real s3 = s0 * s1;", "const real s4 = s3 + s2;", "const real s5 = netcl_max(s4, (real)(0.0f));"):
-        assert line in text
-    back, _ = source(nodes, [F32] * 4, [F32] * 2, wanted=(0, 2))
-    for line in ("const real d5 = g;", "const real d0 = d3 * s1;", "const real d2 = d4;"):
-        assert line in back
-
-
-def test_a_value_used_twice_gets_both_gradients():
-    mul, tanh = REGISTRY["mul"], REGISTRY["tanh"]
-    nodes = (Node(tanh, (0,)), Node(mul, (1, 1)))
-    x, g = np.linspace(-2, 2, 9), np.ones(9)
-    (grad,) = numpy_function(chain_body(nodes, 1, wanted=(0,)), "double")(x, g)
-    np.testing.assert_allclose(grad, 2 * np.tanh(x) * (1 - np.tanh(x) ** 2), rtol=1e-12)
-
-
-def test_a_chain_runs_on_devices(cl_device, rng):
-    leaky, mul = REGISTRY["leaky_relu"], REGISTRY["mul"]
-    nodes = (Node(leaky, (0,)), Node(mul, (2, 1)))
-    queue = cl_device.queue
-    a, b, g = (rng.normal(size=1037).astype(np.float32) for _ in range(3))
-    ta, tb, tg = (Tensor.from_host(queue, x) for x in (a, b, g))
-    out, da, db = (Tensor.empty((1037,), queue=queue) for _ in range(3))
-    text, scalars = source(nodes, [F32, F32], [F32], layout=Layout(width=4))
-    assert scalars == ("negative_slope_0",)
-    program.get(queue, text, "op_chain")(queue, 260, 1, ta, tb, out, 0.25, 1037, 4)
-    np.testing.assert_allclose(out.to_host(), np.where(a > 0, a, 0.25 * a) * b, rtol=1e-6)
-    text, _ = source(nodes, [F32, F32, F32], [F32, F32], wanted=(0, 1), layout=Layout(width=4))
-    program.get(queue, text, "op_chain")(queue, 260, 1, ta, tb, tg, da, db, 0.25, 1037, 4)
-    np.testing.assert_allclose(da.to_host(), g * b * np.where(a > 0, 1, 0.25), rtol=1e-6)
-    np.testing.assert_allclose(db.to_host(), g * np.where(a > 0, a, 0.25 * a), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
