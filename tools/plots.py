@@ -67,11 +67,22 @@ def chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points], dot
         drawn.append(f'<polyline class="line" stroke="{colour}" points="{_path(points, x, y)}"/>')
         drawn += [f'<circle cx="{x.at(u):.1f}" cy="{y.at(v):.1f}" r="3" fill="{colour}"/>' for u, v in points]
         drawn.append(f'<text x="{LEFT + 10}" y="{TOP + 16 + 16 * i}" style="fill:{colour}">{html.escape(name)}</text>')
+    taken: list[tuple[float, float]] = []
     for i, (name, (u, v)) in enumerate(dots.items()):
         drawn.append(f'<circle cx="{x.at(u):.1f}" cy="{y.at(v):.1f}" r="4" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        end = ' text-anchor="end"' if x.at(u) > WIDTH * 0.6 else ""
-        drawn.append(f'<text x="{x.at(u) + (-7 if end else 7):.1f}" y="{y.at(v) + 4:.1f}"{end}>{html.escape(name)}</text>')
+        end = x.at(u) > WIDTH * 0.55
+        row = _free_row(x.at(u), y.at(v) + 4, taken)
+        place = f'x="{x.at(u) + (-7 if end else 7):.1f}" y="{row:.1f}"' + (' text-anchor="end"' if end else "")
+        drawn.append(f'<text {place} style="fill:{COLOURS[i % len(COLOURS)]}">{html.escape(name)}</text>')
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(drawn)}</svg>\n'
+
+
+def _free_row(x: float, y: float, taken: list[tuple[float, float]], apart: float = 13.0, wide: float = 260.0) -> float:
+    """The row nearest below ``y`` where no other label lies; the place is then taken."""
+    while any(abs(x - u) < wide and abs(y - v) < apart for u, v in taken):
+        y += apart / 2
+    taken.append((x, y))
+    return y
 
 
 def _path(points: Points, x: Axis, y: Axis) -> str:

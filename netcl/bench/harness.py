@@ -20,6 +20,7 @@ from netcl.core.errors import DeviceError, message
 
 SAMPLE_SECONDS = 0.05  # the least time of one sample: short calls are repeated until they fill it
 MOST_CALLS = 2000
+SETTLE = 0.01  # seconds before a sample: the threads of the one before go to sleep
 PATIENCE = 20.0  # seconds after which no further round is started: some ways are slow beyond reason on some machines
 CHECKED = 1 << 21  # how many values of a large result are compared, evenly spread
 
@@ -33,7 +34,8 @@ class Way:
     """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` gives what is compared (arrays).
 
     A way that is not available has ``missing``: the reason. ``host_only`` leaves the wait out of the time: what the caller pays.
-    A call that does several things has ``units``; the time is that of one.
+    A call that does several things has ``units``; the time is that of one. ``apart`` is timed after the others: the threads of NumPy's
+    library spin for a tenth of a second after a call, on the cores of whoever comes next.
     """
 
     run: Callable[[], Any] = _nothing
@@ -42,6 +44,7 @@ class Way:
     missing: str = ""
     host_only: bool = False
     units: int = 1
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,16 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Seconds per call of each way: the best of ``repeats`` samples, taken in turn."""
+    """Seconds per call of each way: the best of ``repeats`` samples, taken in turn; of ways that stand apart after all others."""
+    together = {name: way for name, way in ways.items() if not way.apart}
+    best = _in_turns(together, repeats)
+    for name, way in ways.items():
+        if way.apart:
+            best |= _in_turns({name: way}, repeats)
+    return {name: best[name] for name in ways}
+
+
+def _in_turns(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
     start = time.perf_counter()
     calls = {name: _calls(way) for name, way in ways.items()}
     best = dict.fromkeys(ways, float("inf"))
@@ -219,6 +231,7 @@ def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
         if round_ and time.perf_counter() - start > PATIENCE:
             break
         for name, way in ways.items():
+            time.sleep(SETTLE)
             best[name] = min(best[name], _sample(way, calls[name]) / way.units)
     return best
 

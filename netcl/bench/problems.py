@@ -62,7 +62,7 @@ def matmul(m: int, n: int, k: int, transposed: str = "", batch: int = 0, targets
         ways = {"ours": where.ours(lambda: F.matmul(a, b, **options))}
         u, v = (np.swapaxes(z, -1, -2) if side in transposed else z for side, z in (("a", x), ("b", y)))
         if where.quick or not where.is_gpu:
-            ways["numpy"] = Way(lambda: np.matmul(u, v), result=lambda: [np.matmul(u, v)])
+            ways["numpy"] = Way(lambda: np.matmul(u, v), result=lambda: [np.matmul(u, v)], apart=True)
         return ways | {"torch": where.theirs(_torch_matmul(where, x, y, transposed))}
 
     named = name or f"matmul {m}" + (f" {transposed} transposed" if transposed else "")
@@ -203,7 +203,7 @@ def total(n: int, targets: Targets | None = None) -> Case:
         t = where.torch_tensor(x) if where.torch else x
         ways = {"ours": where.ours(lambda: F.sum(a))}
         if not where.is_gpu:
-            ways["numpy"] = Way(lambda: x.sum(), result=lambda: [x.sum()])
+            ways["numpy"] = Way(lambda: x.sum(), result=lambda: [x.sum()], apart=True)
         return ways | {"torch": where.theirs(lambda: t.sum())}
 
     return Case(

@@ -59,6 +59,15 @@ def test_a_wrong_result_is_not_timed(here):
     assert row["ours_s"] is None and row["met"] is None and "differs from torch's by 0.5" in row["skipped"]
 
 
+def test_what_stands_apart_is_timed_after_the_others():
+    order = []
+    ways = {
+        name: Way(lambda name=name: order.append(name) or time.sleep(0.03), apart=name == "numpy") for name in ("ours", "numpy", "torch")
+    }
+    assert list(harness.interleave(ways, 2)) == ["ours", "numpy", "torch"]
+    assert not {"ours", "torch"} & set(order[order.index("numpy") :])
+
+
 def test_an_absent_yardstick_is_told_and_ours_is_timed(here):
     (row,) = harness.measure(problems.softmax(8, 16), here)
     assert row["ours_s"] > 0 and row["skipped"] == "torch: torch is not installed"
