@@ -81,7 +81,9 @@ class GPT(Module):
         parts = self.transformer
         x = parts["wte"](tokens)
         if "wpe" in parts:
-            x = ag.add(x, ag.narrow(parts["wpe"].weight, 0, seen, tokens.shape[1]))  # type: ignore[attr-defined]
+            places = parts["wpe"].weight  # type: ignore[attr-defined]
+            whole = tokens.shape[1] == self.block_size
+            x = ag.add(x, places if whole else ag.narrow(places, 0, seen, tokens.shape[1]))
         x = parts["drop"](x)
         for layer, block in enumerate(parts["h"].children()):
             x = block(x, cache, layer)
