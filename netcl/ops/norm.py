@@ -225,7 +225,8 @@ def run_channels(
 ) -> None:
     """Launch a kernel with ``folds`` folds of a part of a channel; where the span is 1, of a vector of channels."""
     columns = bool(defines.get("COLUMNS"))
-    spread = (rows.column_spread if columns else rows.channel_spread)(queue, sizes.span, "float64" in operands.values())
+    wide = "float64" in operands.values()
+    spread = rows.column_spread(queue, 1, wide) if columns else rows.channel_spread(queue, sizes.span, wide, rows.aligned(args))
     found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, spread, defines)
     strip = spread.vec * (STRIP if spread.vec > 1 else 1)
     items = folds // sizes.channels * -(-sizes.channels // strip) if columns else folds * spread.group

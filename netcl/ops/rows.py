@@ -7,7 +7,7 @@ anything else gives columns. The shared OpenCL text is ``rows.cl``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -75,13 +75,14 @@ def column_spread(queue: Any, n: int, wide: bool) -> Spread:
     return Spread(1, 1, 8 if wide else 16, 1) if cpu else Spread(min(COLUMN_LOCAL, most), 1, 1, 1)
 
 
-def channel_spread(queue: Any, n: int, wide: bool) -> Spread:
-    """Channels, made of runs of ``n``: a work-item each on a CPU, on a GPU a work-group about as long as a run."""
+def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Spread:
+    """Channels, made of runs of ``n``: a work-item each on a CPU, on a GPU a work-group about as long as a run, in ``quads`` if it may."""
     cpu, most, _ = device_of(queue)
     if cpu:
         return Spread(1, 1, 8 if wide else 16, 1)
-    group = max(min(32, most), 1 << (min(n, most, 256).bit_length() - 1))
-    return Spread(group, group, 1, 1)
+    vec = 4 if quads and n % 4 == 0 and n >= QUAD_ROW else 1
+    group = max(min(32, most), 1 << (min(n // vec, most, 256).bit_length() - 1))
+    return Spread(group, group, vec, 1)
 
 
 @lru_cache(maxsize=4096)
@@ -127,13 +128,18 @@ def row_kernel(
     return launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
 
 
+def aligned(args: Sequence[Any]) -> bool:
+    """Whether the tensors among a kernel's arguments begin where four elements are one load: memory of ours does, a caller's may not."""
+    return all(getattr(arg, "host_ref", None) is None for arg in args)
+
+
 def run_rows(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, run: int = 0,
     **defines: Any,
 ) -> None:  # fmt: skip
     """Launch a kernel over ``rows`` rows of ``n``, made of runs of ``run`` (else of one); its last arguments are ``rows, n, each``."""
     cpu, most, _ = device_of(queue)
-    quads = not cpu and (run or n) % 4 == 0 and all(getattr(arg, "host_ref", None) is None for arg in args)
+    quads = (run or n) % 4 == 0 and aligned(args)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)
     if run not in (0, n):
         spread = spread._replace(held=0)

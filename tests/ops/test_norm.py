@@ -1,5 +1,6 @@
 """Normalisation: torch's numbers, running statistics, and every way a channel is folded."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +155,18 @@ def test_rows_as_a_gpu_spreads_them(n, cl_device, monkeypatch, rng):
     e = np.exp(x.astype(np.float64))
     np.testing.assert_allclose(ops.softmax(tx).to_host(), e / e.sum(1, keepdims=True), rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(ops.log_softmax(tx).to_host(), x - np.log(e.sum(1, keepdims=True)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 16, 16), (9, 3, 130)])
+def test_channels_as_a_gpu_spreads_them(shape, cl_device, monkeypatch, rng):
+    monkeypatch.setattr(rows, "device_of", lambda queue: (False, 256, 64))
+    monkeypatch.setattr(sys.modules["netcl.ops.batch_norm"], "FUSED_ELEMENTS", 0)
+    x, g, w, b = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape, (3,), (3,)))
+    tx, tg, tw, tb = (Tensor.from_host(cl_device.queue, a) for a in (x, g, w, b))
+    y, mean, rstd = ops.batch_norm_train(tx, tw, tb)
+    want = REGISTRY["batch_norm_train"].ref(*(a.astype(np.float64) for a in (x, w, b)))
+    for got, exact in zip((y, mean, rstd), want, strict=True):
+        np.testing.assert_allclose(got.to_host(), exact, rtol=1e-5, atol=1e-5)
+    back = REGISTRY["batch_norm_grad"].ref(*(a.astype(np.float64) for a in (g, x, w)), *want[1:])
+    for got, exact in zip(ops.batch_norm_grad(tg, tx, tw, mean, rstd), back, strict=True):
+        np.testing.assert_allclose(got.to_host(), exact, rtol=1e-4, atol=1e-4)
