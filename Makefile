@@ -16,6 +16,9 @@ demo: $(VENV)/.cpu
 	$(BIN)/netcl selftest relu
 	$(BIN)/netcl train --data digits --model cnn --run runs/demo
 
+# Threads of NumPy that wait by spinning would take the cores from the other jobs.
+test test-full quick: export OPENBLAS_NUM_THREADS := 1
+
 test: lint
 	$(BIN)/pytest -n $(JOBS)
 

@@ -86,6 +86,13 @@ def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
     assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [0, 1, 2]
 
 
+@pytest.mark.slow
+def test_the_demo_reads_digits(tmp_path, capsys):
+    """What ``make demo`` runs, for fewer epochs."""
+    assert run(capsys, "train", "--data", "digits", "--model", "cnn", "--epochs", 5, "--device", "cpu", "--run", tmp_path)[0] == 0
+    assert json.loads((tmp_path / "results.json").read_text())["test"]["accuracy"] >= 0.98
+
+
 class Page(HTMLParser):
     """Counts the tags of a page and collects what it would fetch."""
 
