@@ -119,7 +119,7 @@ def _site() -> str:
 
 def recording(tensors: Sequence[Any]) -> bool:
     """Whether an op over these inputs is to be recorded."""
-    return modes.enabled and any(type(x) is Tensor and x.requires_grad for x in tensors)
+    return modes.enabled and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
 # ---- the walk

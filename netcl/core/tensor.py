@@ -215,16 +215,6 @@ class Tensor:
         self._version = 0  # how often it was written in place
         self._source: Source | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Reached only for a slot that is empty: the memory of a deferred tensor, which is computed now."""
-        if name not in ("array", "buffer", "pool_handle"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        assert self._source is not None
-        made = self._source.compute()
-        self.buffer, self.pool_handle = made.buffer, made.pool_handle
-        self.array = None if made.array is None else made.array.reshape(self.shape)
-        return getattr(self, name)
-
     # ---- making tensors
 
     from_host = _OnClassOrInstance(_make_from_host, _overwrite)
@@ -301,10 +291,10 @@ class Tensor:
         """Wrap stored bytes on the NumPy backend without a copy."""
         return cls(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
 
-    @classmethod
-    def _deferred(cls, source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
+    @staticmethod
+    def _deferred(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
         """A tensor without memory: ``source`` computes it when it is asked for."""
-        made = cls.__new__(cls)
+        made = DeferredTensor.__new__(DeferredTensor)
         made.shape, made.dtype, made.queue, made.context = shape, dtype, queue, queue.context
         made.persistent = made.requires_grad = False
         made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
@@ -551,6 +541,26 @@ class Tensor:
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
+
+
+class DeferredTensor(Tensor):
+    """A tensor whose memory is not there yet. Whoever asks for it has it computed, and from then on this is a :class:`Tensor`.
+
+    A class of its own because ``__getattr__`` slows down every attribute of every instance of its class.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """Reached only for a slot that is empty."""
+        if name not in ("array", "buffer", "pool_handle"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        assert self._source is not None
+        made = self._source.compute()
+        self.buffer, self.pool_handle = made.buffer, made.pool_handle
+        self.array = None if made.array is None else made.array.reshape(self.shape)
+        self.__class__ = Tensor  # type: ignore[assignment]
+        return getattr(self, name)
 
 
 # Named like the ops they call: t.relu() is relu(t).

@@ -87,7 +87,7 @@ def _deferred(waiting: _Waiting, shape: tuple[int, ...], like: Tensor) -> Tensor
 
 def activated(name: str, x: Any) -> Tensor | None:
     """The activation ``name`` of a product that waits, to be computed with it; ``None`` where that cannot be."""
-    source = x._source if type(x) is Tensor else None
+    source = x._source if isinstance(x, Tensor) else None
     if type(source) is not Product or source.made is not None or name not in source.knows:
         return None
     row = REGISTRY[name]

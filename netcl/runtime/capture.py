@@ -47,7 +47,7 @@ class _Calls:
         self.with_history = any(isinstance(t, Tensor) and t.grad_fn is not None for t in self.objects)
 
     def _part(self, arg: Any) -> Any:
-        if type(arg) is Tensor:
+        if isinstance(arg, Tensor):
             return arg
         if isinstance(arg, np.ndarray):
             return Tensor.from_host(self._queue(), arg)
