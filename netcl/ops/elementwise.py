@@ -45,6 +45,10 @@ class _Fusing(threading.local):
     trace: list[Any] | None = None
     shown: list[str] | None = None
 
+    def __init__(self) -> None:
+        self.waiting: dict[int, Any] = {}  # nodes by their number, weakly
+        self.held = 0  # bytes of their inputs, and of those that are gone since this was last counted
+
 
 fusing_modes = _Fusing()
 

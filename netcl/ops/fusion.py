@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,9 +93,10 @@ class TraceNode:
 
     def compute(self, wanted: Sequence[TraceNode] = ()) -> Tensor:
         """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
-        if self.made is None:
-            roots = gather(self, wanted)
-            later.run([*roots, *(node for node in wanted if node not in roots and node in in_order(roots))])
+        with _lock:
+            if self.made is None:
+                roots = gather(self, wanted)
+                later.run([*roots, *(node for node in wanted if node not in roots and node in in_order(roots))])
         assert self.made is not None
         return self.made
 
@@ -124,8 +126,7 @@ def waiting_node(x: Any) -> TraceNode | None:
 # ---- who waits for which memory
 
 _readers: dict[int, list[weakref.ref[Any]]] = {}
-_waiting: dict[int, weakref.ref[Any]] = {}
-_held = 0
+_lock = threading.RLock()  # a value that one thread left may be computed by another
 
 
 def _before_write(memory: Any) -> None:
@@ -139,42 +140,40 @@ def _before_write(memory: Any) -> None:
 
 def register(node: Any) -> None:
     """Note that a node waits, and which memory it will read."""
-    global _held
     program.before_write = _before_write
     me = weakref.ref(node)
     for x in node.inputs:
         if isinstance(x, Tensor):
             memory = x.pool_handle if x.array is None else memory_of(x.array)
             _readers.setdefault(id(memory), []).append(me)
-            _held += x.nbytes
-    _waiting[id(node)] = me
-    if len(_waiting) > MOST_WAITING or _held > MOST_HELD:
+            fusing_modes.held += x.nbytes
+    fusing_modes.waiting[id(node)] = me
+    if len(fusing_modes.waiting) > MOST_WAITING or fusing_modes.held > MOST_HELD:
         _shrink()
 
 
 def _shrink() -> None:
     """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
-    global _held
-    left = [node for ref in _waiting.values() if (node := ref()) is not None and node.made is None]
-    _held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
-    if len(left) > MOST_WAITING // 2 or _held > MOST_HELD // 2:
+    left = [node for ref in fusing_modes.waiting.values() if (node := ref()) is not None and node.made is None]
+    held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
+    if len(left) > MOST_WAITING // 2 or held > MOST_HELD // 2:
         for node in left:
             if node.alive():
                 node.compute()
-        left, _held = [], 0
-    _waiting.clear()
-    _waiting.update({id(node): weakref.ref(node) for node in left})
-    _readers.clear()
-    for node in left:
-        for x in node.inputs:
-            if isinstance(x, Tensor):
-                memory = x.pool_handle if x.array is None else memory_of(x.array)
-                _readers.setdefault(id(memory), []).append(weakref.ref(node))
+        left, held = [node for node in left if node.made is None and node.alive()], 0
+    fusing_modes.waiting = {id(node): weakref.ref(node) for node in left}
+    fusing_modes.held = held
+    for key, refs in list(_readers.items()):
+        still = [ref for ref in refs if (node := ref()) is not None and node.made is None]
+        if still:
+            _readers[key] = still
+        else:
+            _readers.pop(key, None)
 
 
 def flush(*values: Any) -> None:
     """Compute the deferred tensors among ``values``, or, without any, everything that waits and that someone still holds."""
-    found: list[Any] = [x._source for x in values if isinstance(x, Tensor)] if values else [ref() for ref in list(_waiting.values())]
+    found: list[Any] = [x._source for x in values if isinstance(x, Tensor)] if values else [ref() for ref in fusing_modes.waiting.values()]
     nodes = [node for node in found if node is not None and node.made is None and (values or node.alive())]
     for node in nodes:
         if node.made is None:

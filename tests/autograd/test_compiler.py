@@ -463,3 +463,16 @@ def test_a_product_that_waits_sees_its_weight_as_it_was(device):
         return y
 
     assert function(x).tolist() == [[11.0]]
+
+
+def test_threads_do_not_mix_what_waits(cl_device):
+    """Each thread computes its own, and a value left by one can be asked for by another."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    x = Tensor.ones((64,), queue=cl_device.queue)
+    with fusion.eager_fusion(1):
+        left = (x + 1.0) * 3.0
+        function = ag.jit_compile(lambda k: ag.sum((x * float(k) + 1.0) * 2.0))
+        with ThreadPoolExecutor(4) as pool:
+            totals = list(pool.map(lambda k: (function(k).item(), left.to_host()[0]), range(16)))
+    assert totals == [(128.0 * (k + 1), 6.0) for k in range(16)]
