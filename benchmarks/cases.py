@@ -75,7 +75,8 @@ def training(gpu: bool) -> list[Case]:
     start = [Comparison(yardstick=None, targets={"cpu": 1.5, "gpu": 3.0})]
     return [
         steps.adam(adam), steps.mlp_step(64, mlp), steps.resnet_step(128 if gpu else 8, resnet, amp), steps.gpt_step(64 if gpu else 4, gpt),
-        steps.call_cost(cost), steps.replay_cost(replay), steps.fresh_process(start),
+        steps.resnet_memory(128 if gpu else 8, [Comparison(targets={"gpu": 1.0})]), steps.call_cost(cost), steps.replay_cost(replay),
+        steps.fresh_process(start),
     ]  # fmt: skip
 
 

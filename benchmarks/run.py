@@ -228,14 +228,20 @@ def table_line(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['case']:<62} ERROR {row['error'][:160]}"
     if "skipped" in row:
-        ours = clock(row["ours_s"]) if row["ours_s"] is not None else " " * 10
+        ours = shown(row, "ours_s")
         return f"{row['case']:<62}{ours} skipped: {row['skipped'][:160]}"
     verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
     verdict += " (portable: met)" if row.get("portable_met") and not row["met"] else ""
     ratio = f"{row['ratio']:8.3f}" if row["ratio"] is not None else " " * 8
-    theirs = clock(row["theirs_s"]) if row["theirs_s"] is not None else " " * 10
     target = f"{row['target']:8.3g}" if row["target"] is not None else " " * 8
-    return f"{row['case']:<62}{clock(row['ours_s'])}{theirs} {ratio} {target}  {verdict}  {row['yardstick'] or ''}"
+    return f"{row['case']:<62}{shown(row, 'ours_s')}{shown(row, 'theirs_s')} {ratio} {target}  {verdict}  {row['yardstick'] or ''}"
+
+
+def shown(row: dict[str, Any], name: str) -> str:
+    """A time, or bytes, in ten places."""
+    if row[name] is None:
+        return " " * 10
+    return f"{row[name] / 2**20:8.1f}MB" if row.get("unit") == "bytes" else clock(row[name])
 
 
 def clock(seconds: float) -> str:

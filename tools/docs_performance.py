@@ -68,7 +68,8 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
             verdict += f", portable kernels' {row['portable_target']:g} met"
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         target = "" if row["target"] is None else f"{row['target']:g}" if row["yardstick"] else _time(row["target"])
-        times = f"{_time(row['ours_s'])} | {row['yardstick'] or ''} | {_time(row['theirs_s'])}"
+        told = _bytes if row.get("unit") == "bytes" else _time
+        times = f"{told(row['ours_s'])} | {row['yardstick'] or ''} | {told(row['theirs_s'])}"
         lines.append(f"| {row['case']} | {times} | {ratio} | {target} | {verdict} |")
     return [*lines, ""]
 
@@ -82,6 +83,10 @@ def _time(seconds: float | None) -> str:
         return ""
     unit, factor = next((u, f) for u, f in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if seconds * f >= 1 or u == "us")
     return f"{seconds * factor:.3g} {unit}"
+
+
+def _bytes(count: float | None) -> str:
+    return "" if count is None else f"{count / 2**20:.0f} MB"
 
 
 def _picture(written: Pages, name: str, text: str, title: str) -> list[str]:

@@ -35,7 +35,8 @@ class Way:
 
     A way that is not available has ``missing``: the reason. ``host_only`` leaves the wait out of the time: what the caller pays.
     A call that does several things has ``units``; the time is that of one. ``apart`` is timed after the others: the threads of NumPy's
-    library spin for a tenth of a second after a call, on the cores of whoever comes next.
+    library spin for a tenth of a second after a call, on the cores of whoever comes next. ``amount`` gives something else than a time,
+    such as bytes.
     """
 
     run: Callable[[], Any] = _nothing
@@ -45,6 +46,7 @@ class Way:
     host_only: bool = False
     units: int = 1
     apart: bool = False
+    amount: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Case:
     comparisons: Sequence[Comparison] = (Comparison(),)
     tolerance: float = 1e-4
     work: Mapping[str, float] = field(default_factory=dict)  # "flop" and "bytes" of one call, for rooflines
+    unit: str = "s"
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def _row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting
     row |= {"target": target, "met": None if target is None or judged is None else judged <= target}
     if where.is_gpu and "gpu portable" in pair.targets and judged is not None:
         row |= {"portable_target": pair.targets["gpu portable"], "portable_met": judged <= pair.targets["gpu portable"]}
-    row["all_s"] = dict(best)
+    row |= {"all_s": dict(best)} if case.unit == "s" else {"unit": case.unit}
     if ours is not None and case.work:
         row |= {f"{name}_per_s": amount / ours for name, amount in case.work.items()}
     return {**row, "skipped": skipped} if skipped else row
@@ -215,8 +218,8 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
     """Seconds per call of each way: the best of ``repeats`` samples, taken in turn; of ways that stand apart after all others."""
-    together = {name: way for name, way in ways.items() if not way.apart}
-    best = _in_turns(together, repeats)
+    together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
+    best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():
         if way.apart:
             best |= _in_turns({name: way}, repeats)

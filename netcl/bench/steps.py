@@ -18,7 +18,7 @@ from netcl import ops as F
 from netcl.bench import yardsticks
 from netcl.bench.harness import Case, Comparison, Setting, Way, computed
 from netcl.bench.problems import WARM_CALLS, Compiled, values
-from netcl.core import env
+from netcl.core import env, memory
 from netcl.core.tensor import Tensor
 from netcl.runtime import capture
 
@@ -134,6 +134,38 @@ def resnet_step(batch: int, comparisons: Sequence[Comparison], amp: str = "") ->
 
     return train_step(f"ResNet-18 step, batch {batch}", nn.ResNet18, yardsticks.resnet18, data, "SGD", {"lr": 0.01, "momentum": 0.9},
                       comparisons, amp)  # fmt: skip
+
+
+def resnet_memory(batch: int, comparisons: Sequence[Comparison]) -> Case:
+    """Bytes that training steps of a ResNet-18 take from the device at the most: ours with all that the pool holds, torch's in use."""
+
+    def make(where: Setting) -> dict[str, Way]:
+        x, y = values(batch, 3, 32, 32), np.arange(batch, dtype=np.int64) % 10
+        options = {"lr": 0.01, "momentum": 0.9}
+
+        def ours() -> float:
+            memory.empty_cache()
+            before = memory.memory_stats()["bytes_allocated"]
+            step, data = _our_step(nn.ResNet18(), "SGD", options), (where.tensor(x), where.tensor(y))
+            for _ in range(CHECKED_STEPS):
+                computed(step(*data))
+            where.sync()
+            return float(memory.memory_stats()["bytes_allocated"] - before)
+
+        def theirs() -> float:
+            where.torch.cuda.empty_cache()
+            where.torch.cuda.reset_peak_memory_stats()
+            before = where.torch.cuda.memory_allocated()
+            step = _torch_step(where, yardsticks.resnet18, {}, x, y, "SGD", options)
+            for _ in range(CHECKED_STEPS):
+                step.run()
+            where.torch_sync()
+            return float(where.torch.cuda.max_memory_allocated() - before)
+
+        on_cuda = where.torch_device == "cuda"
+        return {"ours": Way(amount=ours), "torch": Way(amount=theirs) if on_cuda else Way(missing="torch tells what it holds on CUDA only")}
+
+    return Case(f"ResNet-18 step, batch {batch}, memory", make, comparisons, unit="bytes")
 
 
 def gpt_step(batch: int, comparisons: Sequence[Comparison], n_layer: int = 6, n_embd: int = 384, context: int = 256) -> Case:
