@@ -34,7 +34,7 @@ MOST_TRIALS = 8  # recordings that do not lead to a replay until a step is left 
 
 
 class _Calls:
-    """Arguments taken apart: the tensors a replay rebinds, everything else as a key."""
+    """Arguments taken apart: the tensors a replay rebinds, each memory once, and everything else as a key."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
         self.tensors: list[Tensor] = []
@@ -43,7 +43,7 @@ class _Calls:
         self.args = tuple(self._part(arg) for arg in args)
         self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()}
         key = (tuple(self._key(arg) for arg in self.args), tuple((name, self._key(arg)) for name, arg in self.kwargs.items()))
-        self.key = (*key, *[mode() for mode in recording.modes])
+        self.key = (*key, id(get_active_device()), *[mode() for mode in recording.modes])
         self.with_history = any(isinstance(t, Tensor) and t.grad_fn is not None for t in self.objects)
 
     def _part(self, arg: Any) -> Any:
@@ -75,6 +75,10 @@ class _Calls:
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
+        buffer = t.buffer
+        for i, other in enumerate(self.tensors):
+            if other.buffer is buffer:
+                return ("as", i, t.shape, t.dtype)
         self.tensors.append(t)
         return (t.shape, t.dtype, id(t.queue))
 

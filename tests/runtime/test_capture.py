@@ -327,6 +327,31 @@ def test_a_tensor_that_is_reached_on_two_ways(cl_device):
         assert mixed(Tensor.full((2,), value)).tolist() == [10 * value + 1, 10 * value + 2]
 
 
+def test_one_tensor_may_be_several_arguments(cl_device):
+    product = netcl.compile(lambda a, b: a * 10 + b)
+    one, other = Tensor.ones((2,)), Tensor.full((2,), 2.0)
+    for _ in range(RECORDED + 1):
+        assert product(one, one).tolist() == [11.0, 11.0]
+        assert product(one, other).tolist() == [12.0, 12.0]
+        assert product(other, other).tolist() == [22.0, 22.0]
+    assert len(product.graphs) == 2 and product.refused == []
+
+
+def test_memory_goes_back_with_the_function(cl_device):
+    def held() -> float:
+        gc.collect()
+        return memory.memory_stats()["bytes_in_use"]
+
+    x = Tensor.ones((1 << 14,))
+    before = held()
+    chain = netcl.compile(lambda t: ag.exp(ag.sum(t * 2) + t))
+    for _ in range(RECORDED + 1):
+        chain(x)
+    assert held() > before
+    del chain
+    assert held() == before
+
+
 def test_tensors_around_the_function_may_be_replaced(cl_device):
     model = nn.Identity()
     model.shift, added = Tensor.ones((2,)), Tensor.ones((2,))
