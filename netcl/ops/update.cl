@@ -7,6 +7,7 @@
 // The program in front of this text defines
 //   real, mask, element     a vector of WIDTH compute values, what comparing two gives, one of its lanes
 //   WIDTH, LANES, PUT_LANES lanes of a real; their numbers as a mask; writes them to an array
+//   PICK(no, yes, mask)     the ternary operator, lane by lane
 //   LOCAL                   work-items of a group
 //   FOLD                    1: the kernels that fold all elements of all tensors, 0: the one that updates them
 //   MAXIMUM                 1: a fold keeps the largest value, 0: it adds
