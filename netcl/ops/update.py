@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -276,16 +277,16 @@ def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str,
     """The tensors of each device and combination of dtypes."""
     if not roles[0]:
         return
-    one_queue = len({id(t.queue) for t in roles[0]}) == 1
+    queue = roles[0][0].queue
     kinds = [{t.dtype for t in role} for role in roles]
-    if one_queue and all(len(kind) == 1 for kind in kinds):
-        yield roles[0][0].queue, tuple(next(iter(kind)) for kind in kinds), roles
+    if not [t for t in roles[0] if t.queue is not queue] and all(len(kind) == 1 for kind in kinds):
+        yield queue, tuple(kind.pop() for kind in kinds), roles
         return
     found: dict[tuple[Any, ...], list[tuple[Tensor, ...]]] = {}
     for row in zip(*roles, strict=True):
         found.setdefault((row[0].queue, tuple(t.dtype for t in row)), []).append(row)
-    for (queue, names_of), rows in found.items():
-        yield queue, names_of, list(zip(*rows, strict=True))
+    for (place, names_of), rows in found.items():
+        yield place, names_of, list(zip(*rows, strict=True))
 
 
 def _apply_opencl(
@@ -301,7 +302,7 @@ def _apply_opencl(
 
     plan = _plan(queue, (rule, kinds, of_given), make, roles)
     for batch in plan.batches:
-        buffers = [tensor for role in roles for tensor in batch.pick(role)]
+        buffers = chain.from_iterable(map(batch.pick, roles))
         plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
 
 

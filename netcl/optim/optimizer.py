@@ -160,12 +160,11 @@ class Optimizer:
         the number of steps is then counted on the device, and :meth:`state_dict` reads it.
         """
         live = [(group, self._with_gradient(group)) for group in self.param_groups]
-        gradients = [g for _, params in live for p in params if (g := p.grad) is not None]
-        total, factor = self._factor(gradients, max_norm, grad_scale)
+        total, factor = self._factor(live, max_norm, grad_scale)
         counters: list[Tensor] = []
         for group, params in live:
-            for age, own, roles in self._roles(group, params, found_inf is not None):
-                self._change(group, own, age, roles, factor, found_inf)
+            for age, states, roles in self._roles(group, params, found_inf is not None):
+                self._change(group, states, age, roles, factor, found_inf)
                 counters += [age] if isinstance(age, Tensor) else []
         if counters and found_inf is not None:
             update.apply(_COUNT, [counters], (), found_inf)
@@ -173,7 +172,13 @@ class Optimizer:
         return total
 
     def _change(
-        self, group: Group, own: list[Tensor], age: int | Tensor, roles: list[list[Any]], factor: Tensor | float, found_inf: Tensor | None
+        self,
+        group: Group,
+        states: list[dict[str, Any]],
+        age: int | Tensor,
+        roles: list[list[Any]],
+        factor: Tensor | float,
+        found_inf: Tensor | None,
     ) -> None:
         given: dict[str, Tensor] = {}
         counting = self.counts and not isinstance(age, Tensor)
@@ -181,18 +186,18 @@ class Optimizer:
             rule, given["age"], age = self.counted_rule(group), age, 1
         else:
             rule = self.rule(group)
-        numbers = recording.again(partial(self._next_numbers, group, rule, own if counting else (), age))
+        numbers = recording.again(partial(self._next_numbers, group, rule, states if counting else (), age))
         used = rule if len(roles) == len(rule.tensors) else rule.with_copy("p", "low")
         if found_inf is not None:
             used, given["skip"] = used.guarded(), found_inf
         update.apply(used, roles, numbers, factor, **given)
 
-    def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[Tensor], age: int) -> list[float]:
+    def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
         """Count a step of parameters of one age, and give the numbers of its update in the order of the rule."""
         if counted:
-            age = _steps(self.state[counted[0]].get("step", 0)) + 1
-            for p in counted:
-                self.state[p]["step"] = age
+            age = _steps(counted[0].get("step", 0)) + 1
+            for state in counted:
+                state["step"] = age
         numbers = self.numbers(group, age)
         return [numbers[name] for name in rule.scalars]
 
@@ -202,26 +207,25 @@ class Optimizer:
         return id(self.state), *groups
 
     def _factor(
-        self, gradients: Sequence[Tensor], max_norm: float | None, grad_scale: Tensor | None
+        self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
     ) -> tuple[Tensor | None, Tensor | float]:
         """The norm of all gradients, if it is asked for, and what they are multiplied by."""
-        if max_norm is not None:
-            check_number(self.op, "max_norm", max_norm)
-        if max_norm is None or not gradients:
-            return None, 1.0 if grad_scale is None else grad_scale
+        unclipped: Tensor | float = 1.0 if grad_scale is None else grad_scale
+        if max_norm is None:
+            return None, unclipped
+        check_number(self.op, "max_norm", max_norm)
+        gradients = [g for _, params in live for p in params if (g := p.grad) is not None]
+        if not gradients:
+            return None, unclipped
         if grad_scale is None:
             return clip_factor(gradients, max_norm)
         total = ops.mul(update.norm(gradients)[0], grad_scale)
         return total, ops.mul(ops.minimum(ops.div(max_norm, ops.add(total, 1e-6)), 1.0), grad_scale)
 
     def _with_gradient(self, group: Group) -> list[Tensor]:
-        found = []
-        for p in group["params"]:
-            g = p.grad
-            if g is not None:
-                if g.shape != p.shape or g.queue is not p.queue or g.dtype != p.dtype:
-                    self._check_gradient(p, g)
-                found.append(p)
+        found = [p for p in group["params"] if p.grad is not None]
+        for p in [p for p in found if (g := p.grad).shape != p.shape or g.queue is not p.queue or g.dtype != p.dtype]:
+            self._check_gradient(p, p.grad)
         return found
 
     def _check_gradient(self, p: Tensor, g: Tensor) -> None:
@@ -234,51 +238,66 @@ class Optimizer:
             raise DtypeError(message(self.op, "a gradient is not of a float dtype", dtype=g.dtype, shape=g.shape))
 
     def _roles(
-        self, group: Group, params: Sequence[Tensor], on_device: bool
-    ) -> Iterator[tuple[int | Tensor, list[Tensor], list[list[Any]]]]:
-        """Parameters of one age together: the age, the parameters, and one list of tensors per role."""
-        names, wants_masters = self.tensors(group), group["master_weights"]
-        found: dict[tuple[int, bool], list[tuple[Tensor, dict[str, Any]]]] = {}
-        for p in params:
-            state = self.state.get(p)
-            if state is None:
-                state = self.state[p] = {}
-            key = self._age(state, names, on_device), wants_masters and p.dtype in HALVES
-            for name in names:
-                if name not in state or state[name].queue is not p.queue:
-                    self._remember(p, state, name)
-            found.setdefault(key, []).append((p, state))
-        for (age, mastered), rows in found.items():
-            own = [p for p, _ in rows]
-            roles = [[p.grad for p in own], *[[state[name] for _, state in rows] for name in names]]
-            steps = self._counter(group, rows) if on_device and self.counts else age
-            yield steps, own, [[self._master(p, state) for p, state in rows], *roles, own] if mastered else [own, *roles]
+        self, group: Group, params: list[Tensor], on_device: bool
+    ) -> Iterator[tuple[int | Tensor, list[dict[str, Any]], list[list[Any]]]]:
+        """Parameters of one age together: the age, their states, and one list of tensors per role."""
+        names = self.tensors(group)
+        for age, mastered, own, states in self._together(group, params, names, on_device):
+            roles = [[p.grad for p in own], *[self._remembered(own, states, name) for name in names]]
+            steps = self._counter(group, own, states) if on_device and self.counts else age
+            masters = [self._master(p, state) for p, state in zip(own, states, strict=True)] if mastered else own
+            yield steps, states, [masters, *roles, *([own] if mastered else [])]
 
-    def _age(self, state: dict[str, Any], names: Sequence[str], on_device: bool) -> int:
-        """The number of this step for a parameter; where that is not counted, 1 for its first step and 2 for all others.
+    def _together(
+        self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
+    ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
+        """Parameters of one age and one kind, as a rule all of them: age, whether they have masters, parameters, states."""
+        states: list[Any] = [self.state.get(p) for p in params]
+        if None in states:
+            states = [self.state.setdefault(p, {}) for p in params]
+        ages = self._ages(states, names, on_device)
+        if not group["master_weights"] and len(set(ages)) == 1:
+            yield ages[0], False, params, states
+            return
+        lots: dict[tuple[int, bool], list[int]] = {}
+        for i, p in enumerate(params):
+            lots.setdefault((ages[i], group["master_weights"] and p.dtype in HALVES), []).append(i)
+        for (age, mastered), lot in lots.items():
+            yield age, mastered, [params[i] for i in lot], [states[i] for i in lot]
+
+    def _ages(self, states: Sequence[dict[str, Any]], names: Sequence[str], on_device: bool) -> list[int]:
+        """The number of this step for each parameter; where that is not counted, 1 for its first step and 2 for all others.
 
         Counted on the device: a number that parameters have in common if, and only if, they have that count in common.
         """
         if not self.counts:
-            return 2 if names and names[0] in state else 1
-        steps = state.get("step", 0)
+            return [2 if names and names[0] in state else 1 for state in states]
+        steps = [state.get("step", 0) for state in states]
         if on_device:
-            return id(steps) if isinstance(steps, Tensor) else steps
-        return _steps(steps) + 1
+            return [id(n) if isinstance(n, Tensor) else n for n in steps]
+        return [(n if type(n) is int else _steps(n)) + 1 for n in steps]
 
-    def _counter(self, group: Group, rows: Sequence[tuple[Tensor, dict[str, Any]]]) -> Tensor:
+    def _counter(self, group: Group, own: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> Tensor:
         """The steps taken with these parameters, on the device. They share the number until one of them is left out of a step."""
-        steps = rows[0][1].get("step", 0)
+        steps = states[0].get("step", 0)
         if isinstance(steps, Tensor):
             sharing = sum(self.state.get(p, {}).get("step") is steps for p in group["params"])
-            if sharing == len(rows):
+            if sharing == len(states):
                 return steps
             counter = steps._copy()
         else:
-            counter = Tensor.full((), steps, queue=rows[0][0].queue, persistent=True)
-        for _, state in rows:
+            counter = Tensor.full((), steps, queue=own[0].queue, persistent=True)
+        for state in states:
             state["step"] = counter
         return counter
+
+    def _remembered(self, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
+        """What is called ``name`` of each parameter; made where it is missing, and moved after a parameter that has moved."""
+        found: list[Any] = [state.get(name) for state in states]
+        for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
+            self._remember(own[i], states[i], name)
+            found[i] = states[i][name]
+        return found
 
     def _remember(self, p: Tensor, state: dict[str, Any], name: str) -> None:
         """A new tensor of zeros in a parameter's state (float32 also for halves), or the old one where the parameter has moved to."""

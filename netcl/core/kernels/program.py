@@ -267,17 +267,19 @@ class Kernel:
 
     def _driver_arguments(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
         plain = list(args)
+        told = before_write
         for i in self._pointers:
             arg = args[i]
-            buffer = getattr(arg, "buffer", None)
-            if buffer is not None:
-                if arg.queue is not queue:
-                    self._check_context(queue, arg)
-                if before_write is not None and i in self._written:
-                    before_write(arg.pool_handle)
-                plain[i] = buffer
-            elif self.kinds[i] is UNKNOWN and isinstance(arg, (bool, int, float)):
-                plain[i] = np.float32(arg) if isinstance(arg, float) else np.int32(arg)
+            try:
+                plain[i] = arg.buffer
+            except AttributeError:  # a buffer, local memory, or a number whose type the text does not tell
+                if self.kinds[i] is UNKNOWN and isinstance(arg, (bool, int, float)):
+                    plain[i] = np.float32(arg) if isinstance(arg, float) else np.int32(arg)
+                continue
+            if arg.queue is not queue:
+                self._check_context(queue, arg)
+            if told is not None and i in self._written:
+                told(arg.pool_handle)
         return plain
 
     def _check_context(self, queue: Any, tensor: Any) -> None:
