@@ -106,13 +106,12 @@ class DataLoader:
 
     def _arrays(self, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
         """The batches as arrays; for a device they may still lie in a slot of the ring."""
-        tasks = self._tasks(epoch, start)
         if not self.num_workers:
-            yield from map(self._fetch, tasks)
-        elif start < len(self):
-            pool = self._workers(next(self._tasks(epoch, start)))
+            yield from map(self._fetch, self._tasks(epoch, start))
+        elif tasks := list(self._tasks(epoch, start)):
+            pool = self._workers(tasks[0])
             copied = pool.shares_memory and self.device_queue is None
-            for arrays in pool.run(tasks):
+            for arrays in pool.run(tasks, self._tasks(epoch + 1, 0)):
                 yield tuple(array.copy() for array in arrays) if copied else arrays
 
     def _tensors(self, batches: Iterator[tuple[np.ndarray, ...]], epoch: int, start: int) -> Iterator[tuple[Any, ...]]:

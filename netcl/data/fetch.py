@@ -18,6 +18,10 @@ class Task(NamedTuple):
     indices: np.ndarray
     key: tuple[int, ...]
 
+    def same_as(self, other: Task) -> bool:
+        """Whether both make the same batch."""
+        return self.key == other.key and np.array_equal(self.indices, other.indices)
+
 
 class Field(NamedTuple):
     """What one array of a batch looks like, per sample."""

@@ -16,7 +16,8 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -72,17 +73,17 @@ def _serve(pipe: Any, fetch: Fetch, number: int) -> None:
     """The main function of a worker process: answers each request of the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
-    pipe.send(_READY)
-    ring: SharedBatchRingBuffer | None = None
-    while True:
-        try:
+    try:
+        pipe.send(_READY)
+        ring: SharedBatchRingBuffer | None = None
+        while True:
             request = pipe.recv()
-        except (EOFError, ConnectionError):
-            return
-        if request is None:
-            ring = SharedBatchRingBuffer.receive(pipe)
-        else:
-            pipe.send(_answer(fetch, ring, number, *request))
+            if request is None:
+                ring = SharedBatchRingBuffer.receive(pipe)
+            else:
+                pipe.send(_answer(fetch, ring, number, *request))
+    except (EOFError, ConnectionError):
+        return  # the parent has closed its end: nobody wants batches any more
 
 
 def _leave_with_the_parent() -> None:
@@ -182,7 +183,71 @@ def _close_all(workers: list[_Process], rings: list[SharedBatchRingBuffer]) -> N
     rings.clear()
 
 
-class ProcessPool:
+class _Closing:
+    """Closes a pool when an error leaves the block; a consumer who stops early leaves it as it is."""
+
+    def __init__(self, pool: Any):
+        self.pool = pool
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and not isinstance(error, GeneratorExit):
+            self.pool.close()
+
+
+class Pool:
+    """Workers with tasks ahead of them. What the two kinds differ in: how a task is sent, and how its batch is received."""
+
+    shares_memory = False
+
+    def __init__(self, ahead: int, timeout: float):
+        self.ahead, self.timeout = ahead, timeout
+        self._pending: deque[Task] = deque()
+
+    def run(self, tasks: Sequence[Task], following: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
+        """The batches of the tasks, in their order, each valid until the next is asked for.
+
+        Towards the end the ``following`` tasks are begun: if the next run has them, no worker has been idle in between.
+        """
+        with _Closing(self):
+            while self._pending and not self._pending[0].same_as(tasks[0]):
+                self._discard(self._pending.popleft())
+            coming = chain(tasks[len(self._pending) :], following)
+            self._fill(coming)
+            for _ in tasks:
+                if not self._pending:
+                    raise WorkerError(message("DataLoader", "the loader was closed in the middle of an iteration"))
+                task = self._pending.popleft()
+                arrays = self._receive(task)
+                self._fill(coming)
+                try:
+                    yield arrays
+                finally:
+                    self._release(task)
+
+    def _fill(self, coming: Iterator[Task]) -> None:
+        while len(self._pending) < self.ahead and (task := next(coming, None)) is not None:
+            self._pending.append(task)
+            self._send(task)
+
+    def _send(self, task: Task) -> None:
+        raise NotImplementedError
+
+    def _receive(self, task: Task) -> tuple[np.ndarray, ...]:
+        """The batch of a task, once it is there."""
+        raise NotImplementedError
+
+    def _release(self, task: Task) -> None:
+        """The batch has been used."""
+
+    def _discard(self, task: Task) -> None:
+        """Wait for a batch that nobody wants any more, not even to hear what was wrong with it."""
+        raise NotImplementedError
+
+
+class ProcessPool(Pool):
     """Worker processes over one ring of shared slots."""
 
     shares_memory = True
@@ -191,10 +256,10 @@ class ProcessPool:
         if os.name == "nt":
             what = "worker processes hand memory to each other as open files, which Windows cannot"
             raise WorkerError(message("DataLoader", what, "use_shared_mem=False makes the workers threads"))
-        self.ahead, self.timeout = ahead, timeout
+        super().__init__(ahead, timeout)
         self._workers: list[_Process] = []
         self._rings: list[SharedBatchRingBuffer] = []
-        self._pending: deque[tuple[Task, int]] = deque()
+        self._slots: dict[tuple[int, ...], int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._workers, self._rings)
         with _Closing(self):
             self._workers += [_Process(number, fetch) for number in range(workers)]
@@ -212,40 +277,31 @@ class ProcessPool:
             worker.send(None)
             worker.hand_over(self._ring)
 
-    def run(self, tasks: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
-        """The batches of the tasks, in their order, each valid until the next is asked for."""
-        with _Closing(self):
-            while self._pending:
-                self._collect(*self._pending.popleft())
-            while self._fill(tasks):
-                task, slot = self._pending.popleft()
-                self._collect(task, None)
-                try:
-                    yield self._ring.view(slot, len(task.indices))
-                finally:
-                    self._ring.release(slot)
+    def _send(self, task: Task) -> None:
+        self._slots[task.key] = slot = self._ring.acquire()
+        self._of(task).send((task, slot))
 
-    def _fill(self, tasks: Iterator[Task]) -> bool:
-        while len(self._pending) < self.ahead:
-            task = next(tasks, None)
-            if task is None:
-                break
-            slot = self._ring.acquire()
-            self._pending.append((task, slot))
-            self._of(task).send((task, slot))
-        return bool(self._pending)
+    def _receive(self, task: Task) -> tuple[np.ndarray, ...]:
+        self._result(self._of(task), task)
+        return self._ring.view(self._slots[task.key], len(task.indices))
+
+    def _release(self, task: Task) -> None:
+        slot = self._slots.pop(task.key, None)
+        if slot is not None:  # else the pool was closed meanwhile
+            self._ring.release(slot)
+
+    def _discard(self, task: Task) -> None:
+        self._answer(self._of(task), task)
+        self._release(task)
 
     def _of(self, task: Task) -> _Process:
         return self._workers[task.batch % len(self._workers)]
 
-    def _collect(self, task: Task, slot: int | None) -> None:
-        """Wait for a batch; give its slot back at once if nobody wants it any more."""
-        self._result(self._of(task), task)
-        if slot is not None:
-            self._ring.release(slot)
+    def _answer(self, worker: _Process, task: Task) -> Any:
+        return worker.receive(self._patience(worker, task, self.timeout))
 
     def _result(self, worker: _Process, task: Task) -> Any:
-        answer = worker.receive(self._patience(worker, task, self.timeout))
+        answer = self._answer(worker, task)
         if isinstance(answer, _Failure):
             text = message("DataLoader", f"worker {worker.number} raised {answer.summary}", pid=worker.process.pid, batch=task.batch)
             raise WorkerError(f"{text}\n\n{answer.trace}")
@@ -276,21 +332,8 @@ class ProcessPool:
     def close(self) -> None:
         """End the workers and give the shared memory back."""
         self._pending.clear()
+        self._slots.clear()
         _close_all(self._workers, self._rings)
-
-
-class _Closing:
-    """Closes a pool when an error leaves the block; a consumer who stops early leaves it as it is."""
-
-    def __init__(self, pool: Any):
-        self.pool = pool
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and not isinstance(error, GeneratorExit):
-            self.pool.close()
 
 
 # ---- threads
@@ -329,39 +372,30 @@ class _Thread:
                     return None
 
 
-class ThreadPool:
+class ThreadPool(Pool):
     """Worker threads: nothing to share and nothing to start, for datasets that read files or run in NumPy."""
 
-    shares_memory = False
-
     def __init__(self, fetch: Fetch, workers: int, ahead: int, timeout: float):
-        self.ahead, self.timeout = ahead, timeout
+        super().__init__(ahead, timeout)
         self._workers = [_Thread(number, fetch) for number in range(workers)]
         self._finalizer = weakref.finalize(self, _stop_threads, self._workers)
-        self._pending: deque[Task] = deque()
         self._fields: Any = None
 
-    def run(self, tasks: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
-        """The batches of the tasks, in their order."""
-        with _Closing(self):
-            while self._pending:
-                self._collect(self._pending.popleft())
-            while True:
-                while len(self._pending) < self.ahead and (task := next(tasks, None)) is not None:
-                    self._pending.append(task)
-                    self._of(task).inbox.put(task)
-                if not self._pending:
-                    return
-                yield self._collect(self._pending.popleft())
+    def _send(self, task: Task) -> None:
+        self._of(task).inbox.put(task)
 
     def _of(self, task: Task) -> _Thread:
         return self._workers[task.batch % len(self._workers)]
 
-    def _collect(self, task: Task) -> tuple[np.ndarray, ...]:
+    def _discard(self, task: Task) -> Any:
         worker = self._of(task)
         answer = worker.receive(self.timeout)
         if answer is None:
             raise WorkerError(_hung(worker.number, self.timeout, thread=worker.thread.name, batch=task.batch))
+        return answer
+
+    def _receive(self, task: Task) -> tuple[np.ndarray, ...]:
+        worker, answer = self._of(task), self._discard(task)
         if isinstance(answer, BaseException):
             text = f"worker {worker.number} raised {type(answer).__name__}: {answer}"
             raise WorkerError(message("DataLoader", text, thread=worker.thread.name, batch=task.batch)) from answer

@@ -1,10 +1,12 @@
 """Batches, their order, and the position in it. Worker processes are in tests/faults/test_loader.py."""
 
+import time
+
 import numpy as np
 import pytest
 
 from netcl.core.backend.opencl import backend_of
-from netcl.data import DataLoader, Dataset, SharedBatchRingBuffer, TensorDataset, augment, augment_gpu
+from netcl.data import DataLoader, Dataset, SharedBatchRingBuffer, TensorDataset, WorkerError, augment, augment_gpu
 from netcl.data.fetch import Field
 from netcl.io import load_checkpoint, save_checkpoint
 from netcl.runtime.scheduler import Stream
@@ -55,6 +57,27 @@ def test_threads_change_nothing(workers):
         Numbered(), 4, seed=0, transforms=noisy, augment=augment.RandomCrop(3), num_workers=workers, use_shared_mem=False
     ) as loader:
         same(list(loader), wanted)
+
+
+def test_workers_begin_the_next_epoch_while_this_one_is_used():
+    class Counted(Numbered):
+        fetched = 0
+
+        def __getitem__(self, index):
+            self.fetched += 1
+            return super().__getitem__(index)
+
+    counted = Counted()
+    straight = DataLoader(Numbered(), 4, seed=0)
+    with DataLoader(counted, 4, seed=0, num_workers=1, use_shared_mem=False) as loader:
+        same(list(loader), list(straight))
+        deadline = time.monotonic() + 10
+        while counted.fetched < 23 + 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert counted.fetched == 23 + 8  # two batches, as many as may be ahead
+        same(list(loader), list(straight))
+        loader.load_state_dict({**loader.state_dict(), "epoch": 0})
+        same(list(loader), list(DataLoader(Numbered(), 4, seed=0)))
 
 
 def test_samples_fetched_at_once_are_the_same_samples():
@@ -109,6 +132,16 @@ def test_an_iteration_left_early_is_over():
         assert len(other) == 6 and loader.epoch == 2
         with pytest.raises(RuntimeError, match="another one of the same loader began"):
             next(first)
+
+
+def test_a_loader_closed_in_the_middle_says_so():
+    loader = DataLoader(Numbered(), 4, seed=1, num_workers=1, use_shared_mem=False)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(WorkerError, match="closed in the middle"):
+        next(batches)
+    assert len(list(loader)) == 6
 
 
 @pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"num_workers": -1}, {"prefetch": 0}, {"seed": -1}, {"batch_size": 2.0}])

@@ -26,7 +26,7 @@ def nothing_is_left():
 
 def run(*arguments):
     done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")  # workers that are no longer needed leave quietly
     return done.stdout
 
 
