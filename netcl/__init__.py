@@ -29,7 +29,7 @@ _SHORTCUTS = {
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
 }
 
-_PACKAGES = ("autograd", "data", "io", "nn", "ops", "optim", "trainer")
+_PACKAGES = ("amp", "autograd", "data", "distributed", "io", "nn", "ops", "optim", "profiling", "trainer")
 
 dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
 # Measured choices are asked for at the first use of a shape; nothing is loaded before.
