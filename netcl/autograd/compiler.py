@@ -40,7 +40,6 @@ class TracingContext:
     def __init__(self, fast_math: bool = False):
         self.fast_math = fast_math
         self.nodes: list[TraceNode] = []
-        self._tensors: list[Any] = []
 
     def __enter__(self) -> TracingContext:
         self._outer, fusing_modes.trace = fusing_modes.trace, self.nodes

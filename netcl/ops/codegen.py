@@ -24,6 +24,8 @@ from netcl.ops.registry import Pointwise, names, parse
 
 __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source", "numpy_function", "vjp_body"]
 
+#: Products and sums of formulas are rounded one by one: a chain in one kernel then gives what its ops give in kernels of their own.
+SEPARATE = "#pragma OPENCL FP_CONTRACT OFF"
 _NUMPY = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
 
@@ -384,6 +386,7 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     indent = "\n    "
     return f"""{values}
 {helpers}
+{SEPARATE}
 __kernel void op_{name}(
     {signature}) {{
   {(chr(10) + "  ").join(start)}

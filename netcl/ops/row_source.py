@@ -15,7 +15,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import rows
-from netcl.ops.codegen import Body, Layout, Port, helper_functions, renamed, rounded, scalar_load, statements, value_functions
+from netcl.ops.codegen import SEPARATE, Body, Layout, Port, helper_functions, renamed, rounded, scalar_load, statements, value_functions
 from netcl.ops.elementwise import merged_axes, steps_of
 from netcl.ops.reduce import LIMITS, STORED, rotated
 from netcl.ops.registry import parse
@@ -229,6 +229,7 @@ def source(
 {_in_range(layout.width)}
 {helper_functions(text + combines)}
 {combines}
+{SEPARATE}
 __kernel{required} void rows_{name}(
     {_parameters(ports, kept, numbers, real, layout)}) {{
 {shared}  const INT item = {where[0]};
