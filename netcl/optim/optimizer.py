@@ -243,7 +243,7 @@ class Optimizer:
         """Parameters of one age together: the age, their states, and one list of tensors per role."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
-            roles = [[p.grad for p in own], *[self._remembered(own, states, name) for name in names]]
+            roles: list[list[Any]] = [[p.grad for p in own], *[self._remembered(own, states, name) for name in names]]
             steps = self._counter(group, own, states) if on_device and self.counts else age
             masters = [self._master(p, state) for p, state in zip(own, states, strict=True)] if mastered else own
             yield steps, states, [masters, *roles, *([own] if mastered else [])]
