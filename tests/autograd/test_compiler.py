@@ -12,7 +12,7 @@ from netcl import ops, selftest
 from netcl.core.device import manager
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import fusion
+from netcl.ops import fusion, rows
 from netcl.ops.registry import REGISTRY, Choice, Pointwise
 
 ROWS = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
@@ -223,6 +223,24 @@ def test_rows_take_two_kernels_each_way(what, cl_device, rng):
     }
     forward, backward = _ways(ag.jit_compile(forms[what]), x)
     assert forward <= 2 and backward <= 2
+
+
+@pytest.mark.parametrize("spread", [rows.Spread(64, 64, 1, 1), rows.Spread(64, 1, 1, 1)], ids=["a group per row", "an item per row"])
+def test_rows_as_gpus_share_them(spread, cl_device, rng, monkeypatch):
+    """Kernels for GPUs, run on whatever device there is."""
+    queue = cl_device.queue
+    x, w, b = (ag.tensor(rng.normal(size=s).astype(np.float32), requires_grad=True, queue=queue) for s in ((37, 70), (70,), (70,)))
+
+    def function(x, w, b):
+        return ag.softmax(ag.layer_norm(x, 70, w, b))
+
+    plain = both_ways(function, (x, w, b))
+    monkeypatch.setattr(rows, "row_spread", lambda *rest: spread)
+    program.forget("row plans")
+    try:
+        compare(plain, both_ways(ag.jit_compile(function), (x, w, b)), False)
+    finally:
+        program.forget("row plans")
 
 
 def test_a_new_shape_and_a_new_number_use_the_kernel_there_is(cl_device):
