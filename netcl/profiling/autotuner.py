@@ -39,9 +39,10 @@ FINALISTS = 3
 FINAL = 0.1  # part of a budget that is kept for the finalists
 SLOW_ROUND = 0.2  # seconds of a round of finalists above which one round must do when the budget is spent
 SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
-CHECKED_PRODUCTS = 1 << 30  # multiply-adds above which the reference is taken of a part of the problem
+CHECKED_PRODUCTS = 1 << 28  # multiply-adds above which the reference is taken of a part of the problem
 NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbours
 _TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
+_SIZES = {"matmul": 3}
 _FAILURES = (KernelBuildError, OutOfMemoryError, ShapeError, DtypeError, DeviceError, ValueError, LookupError)
 
 
@@ -110,7 +111,12 @@ class Autotuner:
         """Search for ``(M, N, K)`` of a ``matmul`` or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
         if op not in self.families:
             raise ShapeError(message("autotune", "there is nothing to tune for this op", f"known: {', '.join(self.families)}", op=repr(op)))
-        found = self.search(self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags))
+        if len(sizes) != _SIZES.get(op, 7) or min(sizes) < 1:
+            raise ShapeError(message("autotune", f"{op} has {_SIZES.get(op, 7)} sizes, each at least 1", sizes=sizes))
+        problem = self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags)
+        if problem.dtype not in _TUNED_DTYPES:
+            raise DtypeError(message("autotune", f"only {', '.join(_TUNED_DTYPES)} are tuned", dtype=dtype))
+        found = self.search(problem)
         get_kernel_selector().clear_cache()
         return found
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import netcl.ops as F
-from netcl.core.errors import DeviceError, ShapeError
+from netcl.core.errors import DeviceError, DtypeError, ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.ops import families
@@ -162,6 +162,10 @@ def test_by_name(cl_device, empty_store):
     assert sorted(json.loads(key)[0] for key in stored(empty_store)) == ["conv2d", "matmul"]
     with pytest.raises(ShapeError, match=r"\[autotune\] there is nothing to tune for this op; op='relu'"):
         Autotuner(cl_device).tune("relu", 4)
+    with pytest.raises(ShapeError, match=r"\[autotune\] conv2d has 7 sizes, each at least 1; sizes=\(4, 4\)"):
+        Autotuner(cl_device).tune("conv2d", 4, 4)
+    with pytest.raises(DtypeError, match=r"only float32, float16, bfloat16, float64 are tuned; dtype=int32"):
+        Autotuner(cl_device).tune("matmul", 4, 4, 4, dtype="int32")
 
 
 def test_a_function_is_tuned_as_a_whole_and_goes_on_where_time_ran_out(cl_device, planted, monkeypatch):
