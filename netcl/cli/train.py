@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,21 +73,39 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _recipe_arguments(parser)
     parser.add_argument("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given")
     parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
+    parser.add_argument("--distributed", type=int, default=0, metavar="RANKS", help="train on so many processes, through mpiexec")
     parser.add_argument("--tensorboard", action="store_true", help="write files for TensorBoard too")
+
+
+def _start_ranks(args: argparse.Namespace) -> int:
+    """The same command once per rank; ``--device`` may then name one device for each, separated by commas."""
+    from netcl.distributed.launch import launch
+
+    words = [word for word in sys.argv[1:] if not word.startswith("--distributed=")]
+    for option in ("--distributed", "--device"):
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    words = [word for word in words if not word.startswith("--device=")]
+    return launch(["-m", "netcl", *words], args.distributed, args.device.split(",") if args.device else [])
 
 
 @command("train", _train_arguments)
 @_told_in_a_line()
 def train(args: argparse.Namespace) -> int:
     """Train a model on data by name; writes a folder with checkpoints, logs, the model and a report."""
+    from netcl import distributed
     from netcl.trainer import TensorBoard
     from netcl.trainer.page import write_report
     from netcl.trainer.run import train_run
 
+    if args.distributed > 1 and distributed.world().size == 1:
+        return _start_ranks(args)
     recipe, handle = _recipe(args), pick_device(args.device)
     folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
     say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
     results = train_run(recipe, folder, handle, args.resume, [TensorBoard(folder / "tensorboard")] if args.tensorboard else [])
+    if distributed.world().rank:
+        return 0
     rows = [[name, f"{value:.4f}"] for name, value in results["test"].items()]
     print(table(("test", ""), [*rows, ["seconds", f"{results['seconds']:.1f}"]]))
     print(f"model   {folder / 'model.netcl'}\nreport  {write_report(folder)}")

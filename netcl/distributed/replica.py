@@ -33,16 +33,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", default="", help="selectors separated by commas; all devices if not given")
     parser.add_argument("--guard", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="a Python file (or -m module) and its arguments")
-    given = parser.parse_args(argv)
-    if not given.program:
+    parser.epilog = "What follows the options is a Python file (or -m module) and its arguments."
+    words = list(sys.argv[1:] if argv is None else argv)
+    own = _own_words(words)
+    given, program = parser.parse_args(words[:own]), words[own:]
+    if not program:
         parser.error("name a program to run")
     if given.guard:
-        return _guard(given.guard, given.program)
+        return _guard(given.guard, program)
     if given.rank:
-        return _become(given.rank.split(","), given.program)
+        return _become(given.rank.split(","), program)
     devices = [name for name in given.devices.split(",") if name] or [str(name) for name in all_devices()]
-    return launch(given.program, given.n or len(devices), devices)
+    return launch(program, given.n or len(devices), devices)
+
+
+def _own_words(words: Sequence[str]) -> int:
+    """How many words are ours; all behind them, ``-m`` included, are the program's."""
+    count = 0
+    while count < len(words) and words[count].startswith("-") and words[count] != "-m":
+        count += 1 if "=" in words[count] or words[count] in ("-h", "--help") else 2
+    return count
 
 
 def _guard(devices: str, program: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.distributed.comm import World
 from netcl.nn.factory import register_layer
 from netcl.nn.module import Module
-from netcl.nn.norm import _BatchNorm
+from netcl.nn.norm import BatchNorm2d, _BatchNorm
 
 
 class _WorldSum(ag.Function):
@@ -38,6 +40,7 @@ class SyncBatchNorm(_BatchNorm):
 
     ranks = (2, 3, 4)
     world = World(0.0)
+    plain: type[_BatchNorm] = BatchNorm2d
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -71,20 +74,35 @@ def convert_sync_batchnorm(module: Module, world: World) -> Module:
 
     Returns the model (another object only if it is itself a batch norm).
     """
+
+    def synced(norm: _BatchNorm) -> _BatchNorm:
+        made = _again(SyncBatchNorm, norm)
+        made.__dict__.update(world=world, plain=type(norm))
+        return made
+
+    return _replaced(module, synced)
+
+
+def without_sync(module: Module) -> Module:
+    """A copy of a model with ordinary batch norms: what is saved, so that it can be loaded anywhere."""
+    return _replaced(copy.deepcopy(module), lambda norm: _again(norm.plain, norm) if isinstance(norm, SyncBatchNorm) else norm)
+
+
+def _replaced(module: Module, change: Callable[[_BatchNorm], _BatchNorm]) -> Module:
     if isinstance(module, _BatchNorm):
-        return _converted(module, world)
+        return change(module)
     for name, child in list(module.named_children()):
-        new = convert_sync_batchnorm(child, world)
+        new = _replaced(child, change)
         if new is not child:
             setattr(module, name, new)
     return module
 
 
-def _converted(norm: _BatchNorm, world: World) -> SyncBatchNorm:
-    made = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats).to(norm.queue)
-    # The very tensors: an optimizer made before keeps working.
+def _again(kind: type[_BatchNorm], norm: _BatchNorm) -> _BatchNorm:
+    """A batch norm of another kind over the very tensors of one: an optimizer made before keeps working."""
+    made = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats).to(norm.queue)
     for name in ("weight", "bias", "running_mean", "running_var"):
         if getattr(norm, name) is not None:
             object.__setattr__(made, name, getattr(norm, name))
-    made.__dict__.update(_batches=norm._batches, training=norm.training, world=world)
+    made.__dict__.update(_batches=norm._batches, training=norm.training)
     return made

@@ -17,6 +17,7 @@ import numpy as np
 from netcl import nn, optim
 from netcl.core.errors import message
 from netcl.data import DataLoader, augment, datasets
+from netcl.distributed import ShardedLoader, World
 from netcl.nn.parameter import placed
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback
@@ -140,12 +141,16 @@ def load_data(recipe: Recipe) -> Data:
     return Data(train, test, tuple(getattr(train, "classes", ()) or ()))
 
 
-def make_loaders(recipe: Recipe, data: Data, queue: Any) -> tuple[DataLoader, DataLoader]:
-    """A loader to train with and one to test with, delivering to a queue."""
+def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = None) -> tuple[DataLoader, DataLoader]:
+    """A loader to train with and one to test with, delivering to a queue; of a world's training batches each rank gets its part."""
     small_shift = None if data.is_text or not recipe.augment else augment.RandomAffine(degrees=8, translate=0.08, scale=(0.92, 1.08))
     common: dict[str, Any] = {"device_queue": queue, "num_workers": recipe.workers, "seed": recipe.seed}
-    train = DataLoader(
-        data.train, recipe.batch_size, shuffle=True, drop_last=len(data.train) > recipe.batch_size, augment=small_shift, **common
+    common |= {"shuffle": True, "drop_last": len(data.train) > recipe.batch_size, "augment": small_shift}
+    shared = world is not None and world.size > 1
+    train = (
+        ShardedLoader(data.train, recipe.batch_size, world=world, **common)
+        if shared
+        else DataLoader(data.train, recipe.batch_size, **common)
     )
     return train, DataLoader(data.test, recipe.batch_size, shuffle=False, device_queue=queue)
 

@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from netcl import distributed
 from netcl.core.device import DeviceHandle, device
 from netcl.core.errors import message
 from netcl.data import DataLoader
-from netcl.io import load_model, save_model
+from netcl.io import latest, load_model, save_model
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.logs import CSVLogger, JSONLLogger
+from netcl.trainer.progress import Progress
 from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_loaders, make_model, make_trainer, read_recipe, seed_all
 from netcl.trainer.trainer import Trainer
 
@@ -33,35 +35,53 @@ PROFILED_STEPS = 5
 
 def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHandle, resume: bool = False,
               callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
-    """Train by a recipe on a device, and write everything into a folder; gives what ``results.json`` holds."""
-    place = Path(folder)
+    """Train by a recipe on a device, and write everything into a folder; gives what ``results.json`` holds.
+
+    As a rank of an MPI job it trains with the others: each has its part of every batch, and rank 0 writes.
+    """
+    place, ours = Path(folder), distributed.world()
     place.mkdir(parents=True, exist_ok=True)
     with device(handle):
         seed_all(recipe)
         data = load_data(recipe)
         model = make_model(recipe, data, handle)
-        train, test = make_loaders(recipe, data, handle.queue)
-        _write_json(place / "config.json", recipe.to_dict())
-        own = [
-            JSONLLogger(place / "log.jsonl"),
-            CSVLogger(place / "log.csv"),
-            ModelCheckpoint(place / "checkpoints"),
-            LRMonitor(),
-            NaNGuard(),
-        ]
-        trainer = make_trainer(recipe, model, len(train), ["accuracy"], [*own, *callbacks])
+        train, test = make_loaders(recipe, data, handle.queue, ours)
+        own = [*_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
+        trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, LRMonitor(), NaNGuard()])
         with train, test:
-            began = time.time()
-            trainer.fit(train, val=test, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
+            _write_json(place / "config.json", recipe.to_dict()) if ours.rank == 0 else None
+            began, newest = time.time(), latest(place / "checkpoints") if resume else None
+            ours.barrier()  # nobody writes a checkpoint before all have seen which is the newest
+            trainer.fit(train, val=test, epochs=recipe.epochs, resume=newest, log_every=recipe.log_every)
             results = _results(trainer, test, data, time.time() - began, handle)
-            with trainer.averaged():
-                save_model(model.eval(), place / "model.netcl")
-            if data.is_text:
-                results["text"] = _written(model, "\n", 400, {"temperature": 0.8})
-            _write_json(place / "results.json", results)
-            save_samples(place / "samples.npz", trainer, test, data)
-            _write_json(place / "profile.json", profile_steps(trainer, train).to_dict())
+            if ours.rank == 0:
+                _write_run(place, trainer, model, test, data, results)
+            profiled = profile_steps(trainer, train).to_dict()
+            if ours.rank == 0:
+                _write_json(place / "profile.json", profiled)
     return results
+
+
+def _shared(model: Any, ours: distributed.World) -> Any:
+    """The model as all ranks train it: one set of gradients, and batch norm over the whole batch."""
+    if ours.size == 1:
+        return model
+    return distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
+
+
+def _writers(place: Path) -> list[Callback]:
+    return [JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv"), ModelCheckpoint(place / "checkpoints")]
+
+
+def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:
+    """The model, what it does on the test data, and samples of that."""
+    model.eval()
+    with trainer.averaged():
+        save_model(distributed.without_sync(model), place / "model.netcl")
+    if data.is_text:
+        results["text"] = _written(model, "\n", 400, {"temperature": 0.8})
+    _write_json(place / "results.json", results)
+    save_samples(place / "samples.npz", trainer, test, data)
 
 
 def _results(trainer: Trainer, test: DataLoader, data: Data, seconds: float, handle: DeviceHandle) -> dict[str, Any]:

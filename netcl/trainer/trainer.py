@@ -17,6 +17,7 @@ import netcl.autograd as ag
 from netcl.core.backend.lifecycle import INTERRUPTED, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
+from netcl.distributed import DataParallel, DistributedDataParallel
 from netcl.io import latest, load_checkpoint, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
@@ -327,7 +328,9 @@ class Trainer:
     def _parts(self) -> dict[str, Any]:
         loader = self._train_data if hasattr(self._train_data, "load_state_dict") else None
         parts = {"scheduler": self.scheduler, "scaler": self.scaler, "ema": self.ema, "loader": loader}
-        return {"model": self.model, "optimizer": self.optimizer, **parts}
+        # Replicas and ranks come and go; what is kept is the model they share.
+        model = self.model.module if isinstance(self.model, DataParallel | DistributedDataParallel) else self.model
+        return {"model": model, "optimizer": self.optimizer, **parts}
 
     def _to_resume(self, resume: str | os.PathLike[str] | None) -> Path | None:
         if resume != "auto":

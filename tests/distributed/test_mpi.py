@@ -120,6 +120,18 @@ def test_replica_starts_one_process_per_device(tmp_path):
     assert sorted(done.stdout.split("\n")[:-1]) == [f"{rank}/2 NumPy ['--flag', '7']" for rank in range(2)]
 
 
+def test_netcl_train_on_two_ranks_goes_on_alone(tmp_path):
+    from netcl.io import load_model
+
+    words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path / "run"), "--device", "cpu"]
+    for more in (["--epochs", "1", "--distributed", "2"], ["--epochs", "2", "--resume"]):
+        done = subprocess.run([sys.executable, *words, *more], capture_output=True, text=True, env=environment(), timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+    assert "epoch 1" not in done.stdout + done.stderr
+    assert load_model(tmp_path / "run" / "model.netcl")(np.zeros((1, 1, 8, 8), np.float32)).shape == (1, 10)
+    assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 3
+
+
 def test_positions_are_those_of_the_whole_batch():
     from netcl.data import TensorDataset
     from netcl.distributed import ShardedLoader, thread_worlds
