@@ -43,7 +43,7 @@ def start(device, folder, seconds):
 def test_the_first_ctrl_c_finishes_the_step_and_saves(device, tmp_path):
     """The step takes longer than the grace time that a driver has: it is finished nevertheless."""
     with start(device, tmp_path, 3.5) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (130, "") and "interrupted after step 1" in err and "Traceback" not in err
     found = load_checkpoint(latest(tmp_path))
     assert found.step == 1 and found.extra["batch"] == 2
