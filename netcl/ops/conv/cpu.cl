@@ -19,6 +19,9 @@
 #ifndef RELU_OUT
 #define RELU_OUT 0  // 1: negative results become zero
 #endif
+#ifndef VIEWED
+#define VIEWED 640  // most elements of one channel that the taps of a strip may see to be copied at once
+#endif
 #ifndef SWAPPED
 #define SWAPPED 0  // 1: an input gradient finds its weights as swap_weights leaves them
 #endif
@@ -97,6 +100,62 @@ static inline void gather(__local REAL* to, int to_step, __global const REAL* pl
 
 #if PART != 2
 
+// Where a strip is made of whole rows of whole images, or of whole rows of one image, and no pixel is skipped: what its taps see of one
+// channel, with zeros around, so that every row of the panel is a copy without questions. For short rows: the questions cost more there.
+typedef struct {
+  int images, rows;         // of outputs
+  int high, wide;           // of what is seen of an image
+  int low_y, low_x;         // input coordinates of its corner
+  int from_x, to_x;         // its columns that lie inside the image
+} View;
+
+static inline int view_of(View* view, int first, int pixels, int H, int W, Axis h, Axis v) {
+  const int plane = h.outs * v.outs, row = first % plane / v.outs;
+  if (v.outs > 16 || v.in_step != 1 || h.in_step != 1 || h.taps * v.taps == 0 || STRIP % v.outs || (STRIP % plane && plane % STRIP)) return 0;
+  view->images = plane <= STRIP ? pixels / plane : 1;
+  view->rows = plane <= STRIP ? h.outs : pixels / v.outs;
+  view->high = view->rows + (h.taps - 1) * (h.step < 0 ? -h.step : h.step);
+  view->wide = v.outs + (v.taps - 1) * (v.step < 0 ? -v.step : v.step);
+  view->low_y = row + least(h.first, h.first + (h.taps - 1) * h.step);
+  view->low_x = least(v.first, v.first + (v.taps - 1) * v.step);
+  view->from_x = most(0, -view->low_x);
+  view->to_x = most(view->from_x, least(view->wide, W - view->low_x));
+  return view->images * view->high * view->wide <= VIEWED;
+}
+
+// Lines of `unit` elements from the view of one channel to the row of one tap.
+#define COPY_LINES(unit, ACCESS)                                                                                   \
+  for (int image = 0, column = 0; image < view.images; ++image)                                                    \
+    for (int row = 0; row < view.rows; ++row) {                                                                    \
+      const REAL* line = seen + (image * view.high + row) * view.wide;                                             \
+      for (int i = 0; i < width; i += unit, column += unit)                                                        \
+        ACCESS(__local, to + column / NR * TILE + column % NR) = ACCESS(__private const, line + i);                \
+    }
+#define SINGLE(space, p) (*(space REAL*)(p))
+
+static inline void copy_lines(__local REAL* to, const REAL* seen, View view, int width) {
+  if (width % VW == 0) {
+    COPY_LINES(VW, VECTOR)
+  } else if (width % 4 == 0) {
+    COPY_LINES(4, QUAD)
+  } else {
+    COPY_LINES(1, SINGLE)
+  }
+}
+
+// What is seen of one channel; lines and columns outside the image were zero before and stay so.
+static inline void look(REAL* seen, __global const REAL* x, size_t image_step, View view, int H, int W) {
+  for (int image = 0; image < view.images; ++image, x += image_step)
+    for (int row = most(0, -view.low_y); row < least(view.high, H - view.low_y); ++row) {
+      __global const REAL* from = x + (view.low_y + row) * W + view.low_x;
+      REAL* to = seen + (image * view.high + row) * view.wide;
+      int i = view.from_x;
+      for (; i + VW <= view.to_x; i += VW) VECTOR(__private, to + i) = VECTOR(__global const, from + i);
+      for (; i + 4 <= view.to_x; i += 4) QUAD(__private, to + i) = QUAD(__global const, from + i);
+      for (; i < view.to_x; ++i) to[i] = from[i];
+    }
+}
+
 static inline V finished(V v, REAL bias) {
 #if BIAS
   v += bias;
@@ -108,17 +167,23 @@ static inline V finished(V v, REAL bias) {
 }
 
 #if SWAPPED
-// to[group][row][channel][tap] of w[group][channel][row][tap]: a sum then walks neighbours, not a page per channel. Work-groups: groups * rows.
+// to[group][row][channel][tap] of w[group][channel][row][tap]: a sum then walks neighbours, not a page per channel. Work-groups: groups *
+// blocks of SWAP_ROWS rows, so that whole cache lines are read.
+#define SWAP_ROWS 16
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void swap_weights(__global const REAL* restrict w, __global REAL* restrict to,
                                                                           int C, int M, int taps) {
-  const int row = get_group_id(0) % M, group = get_group_id(0) / M;
-  w += ((size_t)group * C * M + row) * taps;
-  to += (size_t)get_group_id(0) * C * taps;
-  for (int c = 0; c < C; ++c, w += (size_t)M * taps, to += taps) {
-    int t = 0;
-    for (; t + 4 <= taps; t += 4) QUAD(__global, to + t) = QUAD(__global const, w + t);
-    for (; t < taps; ++t) to[t] = w[t];
-  }
+  const int blocks = (M + SWAP_ROWS - 1) / SWAP_ROWS, group = get_group_id(0) / blocks, first = get_group_id(0) % blocks * SWAP_ROWS;
+  const int rows = least(SWAP_ROWS, M - first);
+  w += ((size_t)group * C * M + first) * taps;
+  to += ((size_t)group * M + first) * C * taps;
+  for (int c = 0; c < C; ++c, w += (size_t)M * taps, to += taps)
+    for (int row = 0; row < rows; ++row) {
+      __global const REAL* s = w + row * taps;
+      __global REAL* d = to + (size_t)row * C * taps;
+      int t = 0;
+      for (; t + 4 <= taps; t += 4) QUAD(__global, d + t) = QUAD(__global const, s + t);
+      for (; t < taps; ++t) d[t] = s[t];
+    }
 }
 #endif
 
@@ -154,11 +219,23 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
     for (int i = 0; i < runs.size[k]; ++i) place[runs.at[k] + i] = to + i * v.out_step;
   }
 
+  View view;
+  REAL seen[VIEWED];
+  const int viewed = view_of(&view, first, pixels, H, W, h, v), row_shift = h.first - least(h.first, h.first + (h.taps - 1) * h.step);
+  for (int i = 0; viewed && i < view.images * view.high * view.wide; ++i) seen[i] = 0;
+
   const int block = taps > 0 ? KC / taps : C;
   for (int c0 = 0; c0 < C; c0 += block) {
     const int channels = least(block, C - c0), depth = channels * taps;
     const int is_first = c0 == 0, is_last = c0 + block >= C;
-    for (int c = 0; c < channels; c += CHANNELS)
+    for (int c = 0; viewed && c < channels; ++c) {
+      look(seen, x + (((size_t)runs.image[0] * groups + group) * C + c0 + c) * H * W, (size_t)groups * C * H * W, view, H, W);
+      __local REAL* to = panel + c * taps * NR;
+      for (int r = 0; r < h.taps; ++r)
+        for (int t = 0; t < v.taps; ++t, to += NR)
+          copy_lines(to, seen + (row_shift + r * h.step) * view.wide + v.first + t * v.step - view.low_x, view, v.outs);
+    }
+    for (int c = 0; !viewed && c < channels; c += CHANNELS)
       for (int k = 0; k < runs.count; ++k) {
         __global const REAL* planes = x + (((size_t)runs.image[k] * groups + group) * C + c0 + c) * H * W;
         __local REAL* to = panel + runs.at[k] / NR * TILE + runs.at[k] % NR + c * taps * NR;

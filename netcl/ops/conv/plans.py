@@ -49,6 +49,7 @@ LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of lo
 SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
 WIDE = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
+SWAP_ROWS = 16  # of cpu.cl
 SWAP_FROM = 512  # weights between neighbours of a sum of an input gradient: from here on each lies in another part of a page, or another
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
@@ -274,7 +275,7 @@ def _swapped(job: Job, tiles: dict[str, Any], queue: Any, size: tuple[int, ...],
 
     def go(queue: Any, dy: Tensor, w: Tensor, bias: Tensor, dx: Tensor) -> None:
         turned = Tensor.empty(w.shape, job.accumulator, queue=queue)
-        swap(queue, (job.g.groups * job.filters,), None, w, turned, job.sizes[1], job.filters, job.g.taps)
+        swap(queue, (job.g.groups * -(-job.filters // SWAP_ROWS),), None, w, turned, job.sizes[1], job.filters, job.g.taps)
         panel(queue, size, None, dy, turned, bias, dx, *job.sizes, rows)
 
     return go

@@ -119,14 +119,23 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void collect_weights(
   const int filter = get_group_id(0), group = filter / M, m = filter - group * M, rows = (M + MR - 1) / MR * MR;
   const size_t tap_step = (size_t)rows * width, step = (size_t)groups * KH * apart * tap_step;
   __global const REAL* from = parts + (size_t)group * KH * apart * tap_step + (size_t)m * width;
-  const int next = apart > 1 ? 0 : C;
-  const size_t jump = apart > 1 ? tap_step : 0;
+  const size_t row_step = apart * tap_step, tap = apart > 1 ? tap_step : C;
+  __global Y_T* to = dw + (size_t)filter * C * KH * KW;
+  if (splits == 1 && KH == 3 && KW == 3) {  // the common case, unrolled
+    __global const REAL *r0 = from, *r1 = from + row_step, *r2 = from + 2 * row_step;
+    for (int c = 0; c < C; ++c) {
+      const REAL values[9] = {r0[c], r0[tap + c], r0[2 * tap + c], r1[c], r1[tap + c], r1[2 * tap + c], r2[c], r2[tap + c], r2[2 * tap + c]};
+#pragma unroll
+      for (int t = 0; t < 9; ++t) Y_STORE(to, c * 9 + t, values[t]);
+    }
+    return;
+  }
   for (int c = 0; c < C; ++c)
     for (int r = 0; r < KH; ++r)
       for (int s = 0; s < KW; ++s) {
-        __global const REAL* p = from + (size_t)r * apart * tap_step + s * jump + s * next + c;
+        __global const REAL* p = from + r * row_step + s * tap + c;
         REAL sum = p[0];
         for (int i = 1; i < splits; ++i) sum += p[i * step];
-        Y_STORE(dw, (((size_t)filter * C + c) * KH + r) * KW + s, sum);
+        Y_STORE(to, (c * KH + r) * KW + s, sum);
       }
 }
