@@ -49,7 +49,8 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         own = [*_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
         trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, LRMonitor(), NaNGuard()])
         with train, test:
-            _write_json(place / "config.json", recipe.to_dict()) if ours.rank == 0 else None
+            if ours.rank == 0:
+                _write_json(place / "config.json", recipe.to_dict())
             began, newest = time.time(), latest(place / "checkpoints") if resume else None
             ours.barrier()  # nobody writes a checkpoint before all have seen which is the newest
             trainer.fit(train, val=test, epochs=recipe.epochs, resume=newest, log_every=recipe.log_every)
