@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from netcl.cli.command import command, table
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
 
 Times = Mapping[str, float]  # seconds by device
 
@@ -26,22 +27,22 @@ def bench(args: argparse.Namespace) -> int:
     """Time common problems on this machine's devices, and torch if it is there; say which device to use for which size."""
     from netcl.bench import harness
 
-    settings = {_label(s): s for s in (harness.setting(name, args.threads, args.repeats) for name in args.device or _selectors())}
+    settings = _named([harness.setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
     if first.torch is None:
         print("torch is not installed: netcl's devices are compared with each other only")
     series: dict[str, dict[str, Times]] = {}
+    troubles: list[str] = []
     for group, cases in groups().items():
         for case in (case for case in cases if re.search(args.cases, case.name)):
-            series.setdefault(group, {})[case.name] = _times(case, settings)
+            series.setdefault(group, {})[case.name] = _times(case, settings, troubles)
     rows = [[name, *(_clock(times.get(n)) for n in names)] for found in series.values() for name, times in found.items()]
     print(table(("", *names), rows))
     print()
-    for group, found in series.items():
-        for line in advice(group, found):
-            print(line)
-    return 0
+    for line in [line for group, found in series.items() for line in advice(group, found)] + troubles:
+        print(line)
+    return 1 if troubles else 0
 
 
 def groups() -> dict[str, list[Any]]:
@@ -67,17 +68,26 @@ def _selectors() -> list[Any]:
     return ["cpu", *found]
 
 
-def _label(where: Any) -> str:
-    return "NumPy" if where.handle.backend == "cpu" else where.handle.device_name
+def _named(settings: Sequence[Any]) -> dict[str, Any]:
+    """Settings by the name of their device, with its platform where two have one name."""
+    names = ["NumPy" if s.handle.backend == "cpu" else s.handle.device_name for s in settings]
+    return {f"{n} ({s.handle.platform_name})" if names.count(n) > 1 else n: s for n, s in zip(names, settings, strict=True)}
 
 
-def _times(case: Any, settings: Mapping[str, Any]) -> Times:
-    """The best of our ways on each device (eager or compiled), and torch's best over all runs."""
+def _times(case: Any, settings: Mapping[str, Any], troubles: list[str]) -> Times:
+    """The best of our ways on each device (eager or compiled), and torch's best over all runs; what went wrong goes to ``troubles``."""
     from netcl.bench.harness import measure
 
     times: dict[str, float] = {}
     for name, where in settings.items():
-        for row in measure(case, where):
+        try:
+            rows = measure(case, where)
+        except (DeviceError, KernelBuildError, OutOfMemoryError) as error:
+            troubles.append(f"{case.name} failed on {name}: {error}")
+            continue
+        for row in rows:
+            if "differs" in row.get("skipped", ""):
+                troubles.append(f"{case.name} on {name}: {row['skipped']}")
             if row["ours_s"] is not None:
                 times[name] = min(row["ours_s"], times.get(name, row["ours_s"]))
             if row["theirs_s"] is not None:

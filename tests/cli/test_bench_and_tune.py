@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netcl.cli import main
+from netcl.core.errors import OutOfMemoryError
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +17,22 @@ def test_bench_says_which_device_to_use(capsys):
     assert main(["bench", "--device", "cpu", "--cases", r"^sum 2\^1\d", "--repeats", "1"]) == 0
     out = capsys.readouterr().out
     assert "sum 2^16" in out and "sums: NumPy for all of them" in out and "matmul" not in out
+
+
+def test_bench_goes_on_after_a_failure_and_tells_it(capsys, monkeypatch):
+    from netcl.bench import harness
+
+    usual = harness.measure
+
+    def measure(case, where):
+        if case.name == "sum 2^10":
+            raise OutOfMemoryError("planted")
+        return [row | {"skipped": "ours: its result differs from numpy's"} for row in usual(case, where)]
+
+    monkeypatch.setattr(harness, "measure", measure)
+    assert main(["bench", "--device", "cpu", "--cases", r"^sum 2\^1\d", "--repeats", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "sum 2^10 failed on NumPy: planted" in out and "sum 2^16 on NumPy: ours: its result differs" in out
 
 
 def test_tune_keeps_what_it_measured(cl_device, capsys, request):
