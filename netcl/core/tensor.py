@@ -311,12 +311,12 @@ class Tensor:
 
     def _view(self, shape: tuple[int, ...]) -> Tensor:
         """The same memory under another shape; the lease is shared."""
-        if self._source is not None:
-            view = Tensor._deferred(self._source, shape, self.dtype, self.queue)
-            view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
-            return view
+        if type(self) is DeferredTensor:
+            assert self._source is not None
+            return Tensor._deferred(self._source, shape, self.dtype, self.queue)
         array = None if self.array is None else self.array.reshape(shape)
         view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
+        view._source = self._source
         view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
         return view
 
