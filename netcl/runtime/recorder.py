@@ -199,7 +199,7 @@ class Recorder:
             self.checks.append((value.place, function))
         elif value.kind == OUTSIDE:
             self.checks.append((tensor, function))
-        else:
+        elif value.kind != CONSTANT or value.written:  # a constant was checked for good
             self.read("a check of values that the step computes")
 
     # ---- afterwards
