@@ -103,7 +103,10 @@ def _roofline(name: str, facts: dict[str, Any], rows: list[dict[str, Any]], writ
     }
     if len(points) < 2:
         return []
-    bandwidth, compute = max(r.get("bytes_per_s") or 0 for r in rows), max(r.get("flop_per_s") or 0 for r in rows)
+    streams = [
+        row["bytes_per_s"] for row in both if row["flop_per_s"] < row["bytes_per_s"]
+    ]  # what works on a few bytes has them in a cache
+    bandwidth, compute = max(streams, default=max(row["bytes_per_s"] for row in both)), max(row["flop_per_s"] for row in both)
     lowest, highest, ridge = min(p[0] for p in points.values()), max(p[0] for p in points.values()), compute / bandwidth
     roof = [(lowest, lowest * bandwidth), (ridge, compute), (max(highest, ridge), compute)]
     shown = dict(sorted(points.items(), key=lambda item: -item[1][1])[:14])
