@@ -96,20 +96,16 @@ def _picture(written: Pages, name: str, text: str, title: str) -> list[str]:
 
 def _roofline(name: str, facts: dict[str, Any], rows: list[dict[str, Any]], written: Pages) -> list[str]:
     """Work per byte against work per second; the roof is the best that was measured, so dots show what limits each case."""
-    points = {
-        row["case"]: (row["flop_per_s"] / row["bytes_per_s"], row["flop_per_s"])
-        for row in rows
-        if row.get("flop_per_s") and row.get("bytes_per_s")
-    }
+    both = [row for row in rows if row.get("flop_per_s") and row.get("bytes_per_s")]
+    points = {row["case"]: (row["flop_per_s"] / row["bytes_per_s"], row["flop_per_s"]) for row in both}
     if len(points) < 2:
         return []
-    streams = [
-        row["bytes_per_s"] for row in both if row["flop_per_s"] < row["bytes_per_s"]
-    ]  # what works on a few bytes has them in a cache
+    # What works on a few bytes has them in a cache: the roof is that of streams.
+    streams = [row["bytes_per_s"] for row in both if row["flop_per_s"] < row["bytes_per_s"]]
     bandwidth, compute = max(streams, default=max(row["bytes_per_s"] for row in both)), max(row["flop_per_s"] for row in both)
     lowest, highest, ridge = min(p[0] for p in points.values()), max(p[0] for p in points.values()), compute / bandwidth
     roof = [(lowest, lowest * bandwidth), (ridge, compute), (max(highest, ridge), compute)]
-    shown = dict(sorted(points.items(), key=lambda item: -item[1][1])[:14])
+    shown = {row["case"]: points[row["case"]] for row in both if row["target"] is not None} or points
     title = f"Roofline of {facts['device']}: {plots.short(round(bandwidth, -9))}B/s, {plots.short(round(compute, -9))}FLOP/s measured"
     return _picture(written, f"{name}_roofline", plots.chart(title, "FLOP per byte", "FLOP/s", {}, shown, roof), title)
 

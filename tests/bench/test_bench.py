@@ -154,5 +154,11 @@ def test_plots_are_well_formed_and_the_page_is_up_to_date():
         "# x\n<!-- measured -->\nold\n<!-- end -->\n", [("some", {"facts": facts, "rows": [row, row | {"case": "sweep sum 2048"}]})]
     )
     assert "old" not in made[page.PAGE] and "plots/some_sum.svg" in made[page.PAGE] and page.PICTURES / "some_sum.svg" in made
+    cases = [row | {"case": "sum", "flop_per_s": 1e9, "bytes_per_s": 4e9, "target": 1.0, "met": True},
+             row | {"case": "matmul", "flop_per_s": 1e11, "bytes_per_s": 5e9, "target": 0.1, "met": False},
+             row | {"case": "memory", "unit": "bytes", "ours_s": 2.0**20}, {"case": "lost", "error": "gone | away"}]  # fmt: skip
+    made = page.render("<!-- measured -->\n<!-- end -->\n", [("some", {"facts": facts, "rows": cases})])
+    assert "4GB/s, 100GFLOP/s measured" in made[page.PICTURES / "some_roofline.svg"]
+    assert "**missed**" in made[page.PAGE] and "| 1 MB |" in made[page.PAGE] and "gone \\| away" in made[page.PAGE]
     done = subprocess.run([sys.executable, ROOT / "tools/docs_performance.py", "--check"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
