@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from netcl.core import dispatch, platforms
+from netcl.core import dispatch, platforms, recording
 from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager
 from netcl.core.errors import DeviceError, message
 from netcl.core.memory import BufferHandle
@@ -81,6 +81,7 @@ class Stream:
         if event.get_info(platforms.opencl().event_info.CONTEXT) != self.queue.context:
             event.wait()
         else:
+            recording.host_work("a stream waits for another")
             platforms.opencl().enqueue_barrier(self.queue, wait_for=[event])
         return self
 
