@@ -10,6 +10,7 @@ from dataclasses import dataclass
 Points = Sequence[tuple[float, float]]
 COLOURS = ("#2f6fdb", "#d9622b", "#2b9a66", "#8a4fd0", "#a0842c", "#b0386b")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 72, 16, 34, 48
+LEGEND = 280  # width of the names of numbered dots
 STYLE = """<style>
 text { font: 12px sans-serif; fill: #777; } .title { font-weight: 600; font-size: 14px; }
 .grid { stroke: #8884; } .line { fill: none; stroke-width: 2; }
@@ -55,7 +56,7 @@ def short(value: float) -> str:
 
 def chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points], dots: Mapping[str, tuple[float, float]] | None = None,
           roof: Points = ()) -> str:  # fmt: skip
-    """Named lines (with a legend), named dots, and a dashed line above them; values must be positive."""
+    """Named lines (with a legend), numbered dots (with their names beside), and a dashed line above them; values must be positive."""
     dots = dots or {}
     every = [p for points in lines.values() for p in points] + list(dots.values()) + list(roof)
     x, y = axis([p[0] for p in every], LEFT, WIDTH - RIGHT), axis([p[1] for p in every], HEIGHT - BOTTOM, TOP)
@@ -69,15 +70,15 @@ def chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points], dot
         drawn.append(f'<text x="{LEFT + 10}" y="{TOP + 16 + 16 * i}" style="fill:{colour}">{html.escape(name)}</text>')
     taken: list[tuple[float, float]] = []
     for i, (name, (u, v)) in enumerate(dots.items()):
-        drawn.append(f'<circle cx="{x.at(u):.1f}" cy="{y.at(v):.1f}" r="4" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        end = x.at(u) > WIDTH * 0.55
-        row = _free_row(x.at(u), y.at(v) + 4, taken)
-        place = f'x="{x.at(u) + (-7 if end else 7):.1f}" y="{row:.1f}"' + (' text-anchor="end"' if end else "")
-        drawn.append(f'<text {place} style="fill:{COLOURS[i % len(COLOURS)]}">{html.escape(name)}</text>')
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(drawn)}</svg>\n'
+        paint = COLOURS[i % len(COLOURS)]
+        drawn.append(f'<circle cx="{x.at(u):.1f}" cy="{y.at(v):.1f}" r="4" fill="{paint}"/>')
+        drawn.append(f'<text x="{x.at(u) + 6:.1f}" y="{_free_row(x.at(u), y.at(v) + 4, taken):.1f}" style="fill:{paint}">{i + 1}</text>')
+        drawn.append(f'<text x="{WIDTH}" y="{TOP + 12 + 15 * i}" style="fill:{paint}">{i + 1}  {html.escape(name)}</text>')
+    width = WIDTH + (LEGEND if dots else 0)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img">{"".join(drawn)}</svg>\n'
 
 
-def _free_row(x: float, y: float, taken: list[tuple[float, float]], apart: float = 13.0, wide: float = 260.0) -> float:
+def _free_row(x: float, y: float, taken: list[tuple[float, float]], apart: float = 12.0, wide: float = 18.0) -> float:
     """The row nearest below ``y`` where no other label lies; the place is then taken."""
     while any(abs(x - u) < wide and abs(y - v) < apart for u, v in taken):
         y += apart / 2
