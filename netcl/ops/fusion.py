@@ -68,20 +68,20 @@ class TraceNode:
         self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
         self.made: Tensor | None = None
         self.skipped = False
-        self.level = int(kind == "fold") + max((x.level for x in inputs if type(x) is TraceNode), default=0)
         self.tensors: list[weakref.ref[Tensor]] = []
         self.users: list[weakref.ref[TraceNode]] = []
         self.leaves: dict[Any, Tensor] = {}
-        self.weight = 1  # at most so many nodes below; counted where the sum of the inputs' says too many
+        weight, level = 1, 0
         for x in inputs:
             if type(x) is TraceNode:
                 x.users.append(weakref.ref(self))
-                self.weight += x.weight
+                weight += x.weight
+                level = max(level, x.level)
                 self.leaves.update(x.leaves)
             elif isinstance(x, Tensor):
                 self.leaves[storage_key(x)] = x
-        if self.weight > MOST_NODES:
-            self.weight = len(_below(self))
+        self.level = level + (kind == "fold")  # how many folds deep
+        self.weight = weight if weight <= MOST_NODES else len(_below(self))  # at least as many as there are nodes below
 
     def seen_by(self, tensor: Tensor) -> None:
         """A further tensor rests on this node."""
@@ -96,7 +96,10 @@ class TraceNode:
         with _lock:
             if self.made is None:
                 roots = gather(self, wanted)
-                later.run([*roots, *(node for node in wanted if node not in roots and node in in_order(roots))])
+                if wanted:
+                    below = in_order(roots)
+                    roots += [node for node in wanted if node not in roots and node in below]
+                later.run(roots)
         assert self.made is not None
         return self.made
 
@@ -205,8 +208,11 @@ def in_mode(mode: Mode | None) -> Iterator[None]:
         fusing_modes.mode = before
 
 
+TELLS = env.value("NETCL_DEBUG") >= 3
+
+
 def _tell(what: str, *nodes: Any) -> None:
-    if env.value("NETCL_DEBUG") >= 3:
+    if TELLS:
         log.warning("[fusion] %s: %s", what, ", ".join(node.name for node in nodes))
 
 
@@ -360,13 +366,13 @@ def defer(
     name: str, body: Body, values: Sequence[Any], numbers: Sequence[Any], shape: tuple[int, ...], dtype: DType, real: str, queue: Any
 ) -> Tensor:
     """A formula over tensors and numbers as a deferred tensor."""
-    if len(values) == 1 and not numbers and (made := activated(name, values[0])) is not None:
-        return made
     if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if fusing_modes.mode is None:
         operands = _eager_operands(values, shape, real)
         return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, None, False))
+    if len(values) == 1 and not numbers and (made := activated(name, values[0])) is not None:
+        return made
     operands, space = _operands(values, shape, real)
     narrow = space is not None and shape != space.shape
     return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, space, narrow))
@@ -426,6 +432,8 @@ class _Gathering:
 
 def gather(root: TraceNode, wanted: Sequence[TraceNode] = ()) -> list[TraceNode]:
     """The roots of a kernel: a node, those alive that share waiting work with it, those asked for with it that read the same inputs."""
+    if not wanted and not root.users and all(len(node.users) == 1 for node in _below(root)[:-1]):
+        return [root]  # a chain that nothing else hangs on
     region = _Gathering(root)
     below = set(region.inside)
     queue = list(region.inside)
@@ -468,6 +476,8 @@ def stored(order: Sequence[TraceNode], roots: Sequence[TraceNode]) -> list[Trace
     computed from; a value that was left out once is written the second time.
     """
     between = [node for node in order if node not in roots and node.alive()]
+    if not between:
+        return [node for node in order if node in roots]
     small = [node for node in between if node.narrow]
     large = [node for node in between if not node.narrow]
     leaves = {key: x.nbytes for node in large for key, x in node.leaves.items()}

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core import env
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES
 from netcl.core.kernels import program
@@ -106,7 +105,7 @@ def run(roots: Sequence[TraceNode]) -> None:
     region = describe(roots)
     first = region.order[0]
     numpy = isinstance(first.queue, CPUQueue)
-    if len(region.order) > 1 and env.value("NETCL_DEBUG") >= 3:
+    if fusion.TELLS and len(region.order) > 1:
         log.warning("[fusion] one kernel: %s; %d inputs, %d results", region.name, len(region.leaves), len(region.kept))
     if region.space is None:
         made = _chain_numpy(region) if numpy else _chain_cl(region)
