@@ -47,6 +47,7 @@ _CPU_COLUMNS = 64  # of a panel
 _DOT_ROWS = 64
 _DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
+_UNPACKED_VALUES, _UNPACKED_MOST = 64 * 1024, 512  # of B, and rows: it stays in the second cache, and is not read often enough to pack
 #: Four values at once, as float4.
 _QUADS = {
     "float32": "(*(__global const float4*)(p))",
@@ -344,6 +345,8 @@ def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     """B read where it lies, a tile of all rows at once."""
     lanes = _tile(p, profile).lanes
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
+    if p.m > 12 and -(-p.m // 8) * 8 < -(-p.m // 12) * 12:
+        height = 8
     tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
     rows = _rows(p, tile, -(-p.n // tile.columns), profile)
     macros = tile.macros() | {"KC": 1 << 30, "PACKED_B": 0, "C_PLAIN": p.plain(p.c), "BIAS_PLAIN": p.plain(p.bias)}
@@ -358,10 +361,11 @@ def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProf
     plain = p.plain(p.a) and p.plain(p.b)
     lanes = _tile(p, profile).lanes
     can_dot = plain and p.trans_b and not p.trans_a
-    can_unpack = p.plain(p.b) and not p.trans_b and p.n >= 4 * lanes
+    can_unpack = p.plain(p.b) and not p.trans_b and p.n >= (2 if lanes == 16 else 4) * lanes
     if can_dot and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= _DOT_DEPTH * lanes)):
         return _dot(queue, p, profile)
-    if can_unpack and (form == "unpacked" or (not form and p.m <= _UNPACKED_ROWS.get(lanes, 24))):
+    small = lanes == 16 and p.n % (2 * lanes) == 0 and p.k * p.n <= _UNPACKED_VALUES and p.m <= _UNPACKED_MOST
+    if can_unpack and (form == "unpacked" or (not form and (small or p.m <= _UNPACKED_ROWS.get(lanes, 24)))):
         return _unpacked(queue, p, profile)
     return _panels(queue, p, config, profile)
 
