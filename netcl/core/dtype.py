@@ -7,6 +7,7 @@ neither needs ``cl_khr_fp16``; arithmetic on them happens in float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -27,11 +28,11 @@ class DType:
     store: str
     rank: int  # promotion order
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         return self.storage.itemsize
 
-    @property
+    @cached_property
     def is_float(self) -> bool:
         return self.rank >= 40
 

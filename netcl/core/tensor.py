@@ -240,6 +240,13 @@ class Tensor:
         return result
 
     @classmethod
+    def _result(cls, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
+        """:meth:`empty` for the result of a kernel: on an OpenCL queue, of a shape and a dtype that were checked once."""
+        backend = backend_of(queue)
+        handle = backend.empty(shape, dtypes.DTYPES[dtype])
+        return cls(handle.buffer, shape, dtype, backend.context, queue, handle)
+
+    @classmethod
     def full(cls, shape: Shape, value: float, dtype: str = "float32", **where: Any) -> Tensor:
         """A tensor with ``value`` everywhere."""
         result = cls.empty(_shape(shape, "full"), dtype, **where)

@@ -358,7 +358,7 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
         if out is None:
             return deferred(row, queue, values, params, plan.deferred, dtype)
         plan = _launched_plan(row, queue, values, params, dtype)
-    result = Tensor.empty(plan.shape, plan.dtypes[0], queue=queue) if out is None else check_out(row.name, out, plan.shape, plan.dtypes[0])
+    result = Tensor._result(plan.shape, plan.dtypes[0], queue) if out is None else check_out(row.name, out, plan.shape, plan.dtypes[0])
     launch(plan, queue, (*values, *params) if params else values, (result,))
     return result
 
@@ -534,7 +534,7 @@ def _vjp_kernel(
     if plan is None:
         make = lambda: prepare(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
         plan = cached_plan(state, key, make)
-    results = [Tensor.empty(g.shape, dtype.name, queue=queue) for dtype in targets]
+    results = [Tensor._result(g.shape, dtype.name, queue) for dtype in targets]
     launch(plan, queue, (*inputs, *scalars), results)
     return results
 

@@ -197,7 +197,7 @@ def {name}({head}):
             queue = {first}.queue
             plan = queue._netcl_state["plans"][{key}]
             if plan.kernel is not None{same_queue}:
-                result = empty(plan.shape, plan.dtypes[0], queue=queue)
+                result = empty(plan.shape, plan.dtypes[0], queue)
                 plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {scalars}*plan.sizes)
                 return result
             if plan.deferred is not None{same_queue}:
@@ -229,7 +229,7 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
         parts = {"name": row.name, "head": head, "first": row.inputs[0], "key": key, "same_queue": same, "values": inputs[1:-2]}
         parts |= {"inputs": inputs, "params": f"({''.join(f'{name}, ' for name in row.params)})"}
         text = _FAST.format(**parts, scalars=scalars, slow=slow)
-    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor.empty, "modes": fusing_modes, "deferred": deferred}
+    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor._result, "modes": fusing_modes, "deferred": deferred}
     scope.update({f"default_{name}": value for name, value in row.params.items()})
     exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]
