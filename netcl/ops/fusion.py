@@ -25,7 +25,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, memory_of
 from netcl.ops import rows
 from netcl.ops.codegen import Body
-from netcl.ops.elementwise import Mode, fusing_modes, later, run
+from netcl.ops.elementwise import Mode, fusing_modes, later, profile_of, run
 
 log = logging.getLogger("netcl")
 
@@ -34,7 +34,7 @@ MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compile
 MOST_FOLDS = 4  # of folds of folds: each is one more pass over the row, in which formulas are computed again
 MOST_LEAVES = 12  # memory streams of a kernel
 MOST_WAITING = 512  # nodes of a thread that are alive and not computed
-MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive
+MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive, or an eighth of the device's memory where that is more
 
 
 class Space(NamedTuple):
@@ -152,14 +152,19 @@ def register(node: Any) -> None:
             fusing_modes.held += x.nbytes
     fusing_modes.waiting[id(node)] = me
     if len(fusing_modes.waiting) > MOST_WAITING or fusing_modes.held > MOST_HELD:
-        _shrink()
+        _shrink(_most_held(node))
 
 
-def _shrink() -> None:
+def _most_held(node: Any) -> int:
+    queue = next((x.queue for x in node.inputs if isinstance(x, Tensor)), None)
+    return MOST_HELD if queue is None or queue.context is None else max(MOST_HELD, profile_of(queue).global_mem_size // 8)
+
+
+def _shrink(most: int = MOST_HELD) -> None:
     """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
     left = [node for ref in fusing_modes.waiting.values() if (node := ref()) is not None and node.made is None]
     held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
-    if len(left) > MOST_WAITING // 2 or held > MOST_HELD // 2:
+    if len(left) > MOST_WAITING // 2 or held > most // 2:
         for node in left:
             if node.alive():
                 node.compute()
