@@ -80,8 +80,8 @@ class TraceNode:
                 self.leaves.update(x.leaves)
             elif isinstance(x, Tensor):
                 self.leaves[storage_key(x)] = x
-        self.level = level + (kind == "fold")  # how many folds deep
-        self.weight = weight if weight <= MOST_NODES else len(_below(self))  # at least as many as there are nodes below
+        self.level: int = level + (kind == "fold")  # how many folds deep
+        self.weight: int = weight if weight <= MOST_NODES else len(_below(self))  # at least as many as there are nodes below
 
     def seen_by(self, tensor: Tensor) -> None:
         """A further tensor rests on this node."""
