@@ -93,6 +93,29 @@ def _told(arg: Any) -> Any:
 # ---- memory
 
 
+def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
+    """The nodes without those whose results nobody reads; the lives of their values are set anew.
+
+    What a step made and nobody holds is read only by later nodes, or ``wanted`` as a result.
+    """
+    last = set(wanted)
+    live = {v for node in nodes for v in (*node.reads, *node.writes) if v.kind != MADE or v.held() is not None} | last
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if not node.writes or any(value in live for value in node.writes):
+            live.update(node.reads, node.writes)  # what is written may be read as well: to add to it, say
+            kept.append(node)
+    kept.reverse()
+    for value in {v for node in nodes for v in (*node.reads, *node.writes)}:
+        value.first = value.last = -1
+    for i, node in enumerate(kept):
+        for value in (*node.reads, *node.writes):
+            value.first, value.last = (i if value.first < 0 else value.first), i
+    for value in last:
+        value.last = len(kept)
+    return kept
+
+
 @dataclass(eq=False)
 class Block:
     """Memory that values take turns in; ``lives`` are the first and last node of each. ``buffer`` is there before, or leased later."""
@@ -185,8 +208,11 @@ class Graph:
 
     def build(self, recording: Any, inputs: Sequence[Tensor], result: Any) -> Graph:
         """Plan the memory of a recording and prepare its launches."""
-        self.nodes, self.values, self.inputs = recording.nodes, recording.values, recording.inputs
+        self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
+        outputs: list[Value] = []
+        rebuilt(result, lambda output: outputs.append(output.value))
+        self.nodes = needed(recording.nodes, outputs)
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._checks = list(recording.sources), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)

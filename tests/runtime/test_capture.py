@@ -428,6 +428,19 @@ def test_memory_is_planned_by_lifetimes():
     assert smaller.nbytes == 80
 
 
+def test_what_nobody_reads_is_not_replayed(cl_device):
+    def wasteful(x):
+        unused = ag.exp(x) * 3
+        used = x + 1
+        ag.sum(unused)
+        return used
+
+    compiled = netcl.compile(wasteful)
+    for value in range(RECORDED + 2):
+        assert compiled(Tensor.full((2,), float(value))).tolist() == [value + 1.0] * 2
+    assert [node.name for node in compiled.graphs[0].nodes] == ["op_add"]
+
+
 def test_replaying_takes_no_more_memory_than_running(cl_device):
     model = small_net()
     step = training(model, optim.Adam(model.parameters(), lr=0.01))
