@@ -71,12 +71,15 @@ class Activated(_Waiting):
 
     def __init__(self, name: str, product: Product, plain: Callable[[Tensor], Tensor]):
         super().__init__(name, ())
-        self.product, self.plain = product, plain
+        self.product: Product | None = product
+        self.plain = plain
 
     def run(self) -> Tensor:
-        if self.product.made is None and not self.product.alive():
-            return self.product.finished(self.name)
-        return self.plain(self.product.compute())
+        product, self.product = self.product, None  # let go of: what is held is computed before its inputs change
+        assert product is not None
+        if product.made is None and not product.alive():
+            return product.finished(self.name)
+        return self.plain(product.compute())
 
 
 def _deferred(waiting: _Waiting, shape: tuple[int, ...], like: Tensor) -> Tensor:
