@@ -141,7 +141,7 @@ def _softmax(x: Any, axis: int = -1) -> Tensor | None:
         return None
     r = _Rows("softmax", x)
     e = r.of("EXP(v0 - v1)", v0=x, v1=r.fold("max", x))
-    return r.of("v0 / v1", x.dtype, v0=e, v1=r.fold("sum", e))
+    return r.of("v0 * v1", x.dtype, v0=e, v1=r.of("1 / v0", v0=r.fold("sum", e)))
 
 
 def _log_softmax(x: Any, axis: int = -1) -> Tensor | None:
@@ -149,7 +149,7 @@ def _log_softmax(x: Any, axis: int = -1) -> Tensor | None:
         return None
     r = _Rows("log_softmax", x)
     z = r.of("v0 - v1", v0=x, v1=r.fold("max", x))
-    return r.of("v0 - LOG(v1)", x.dtype, v0=z, v1=r.fold("sum", r.of("EXP(v0)", v0=z)))
+    return r.of("v0 - v1", x.dtype, v0=z, v1=r.of("LOG(v0)", v0=r.fold("sum", r.of("EXP(v0)", v0=z))))
 
 
 def _softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:

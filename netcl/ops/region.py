@@ -23,6 +23,7 @@ from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_sour
 from netcl.ops.elementwise import as_compute, cached_plan, from_compute, fusing_modes, later, launch, prepare
 from netcl.ops.expression import PythonText
 from netcl.ops.fusion import Space, TraceNode
+from netcl.ops.reduce import STORED
 from netcl.ops.registry import is_truth
 from netcl.ops.row_source import Step
 
@@ -200,7 +201,8 @@ def _rows_cl(region: Region) -> list[Tensor]:
     )
     results = [Tensor.empty(plan.kept_shape(i, node.shape), plan.stored[i], queue=queue) for i, node in enumerate(region.kept)]
     real = int if region.order[0].real in ("int", "long") else float
-    plan.kernel(queue, plan.items, plan.local, *region.leaves, *results, *(real(n) for n in region.numbers), *plan.sizes)
+    room = [Tensor.empty((plan.groups * plan.room, plan.inner), STORED[region.order[0].real], queue=queue)] if plan.room else []
+    plan.kernel(queue, plan.items, plan.local, *region.leaves, *results, *room, *(real(n) for n in region.numbers), *plan.sizes)
     _show(plan.kernel)
     return _joined(plan, region, results)
 

@@ -21,6 +21,9 @@ from netcl.ops.reduce import LIMITS, STORED, rotated
 from netcl.ops.registry import parse
 
 _MOST_INT = 2**31 - 2**17
+#: What a CPU rather reads again than computes again.
+_SLOW = {"EXP", "EXPM1", "LOG", "LOG1P", "LOG2", "SIN", "COS", "TAN", "ATAN2", "TANH", "SINH", "COSH", "ERF", "FMOD", "REMAINDER",
+         "FLOORDIV", "POW"}  # fmt: skip
 
 
 class Fold(NamedTuple):
@@ -61,10 +64,13 @@ def step_lines(k: int, step: Step) -> list[tuple[str, ast.expr]]:
 
 
 class _Row:
-    """What is known of every value while the text of a kernel is written: its pass, and whether it differs along the row."""
+    """What is known of every value while the text of a kernel is written: its pass, and whether it differs along the row.
 
-    def __init__(self, steps: Sequence[Step], ports: Sequence[Port], real: str):
-        self.steps, self.real = steps, real
+    ``keeps`` are values that one pass leaves in memory of the work-item's own and later ones read there: slow ones, on CPUs.
+    """
+
+    def __init__(self, steps: Sequence[Step], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, keeps: bool):
+        self.steps, self.kept, self.real = steps, kept, real
         self.ports = {port.name: port for port in ports}
         self.level = dict.fromkeys(self.ports, 0)
         self.wide = {port.name: port.moves for port in ports}
@@ -73,51 +79,72 @@ class _Row:
             self.level[f"s{k}"] = max((self.level[ref] for ref in below), default=0) + (step.kind == "fold")
             self.wide[f"s{k}"] = step.kind == "map" and any(self.wide[ref] for ref in below)
         self.combines = list(dict.fromkeys(step.body for step in steps if step.kind == "fold"))
+        self.keeps: dict[str, int] = {}
+        if keeps:
+            used = [self.needed(self.targets(level), level)[2] for level in range(self.passes)]
+            for k, step in enumerate(steps):
+                levels = [level for level, formulas in enumerate(used) if k in formulas]
+                if len(levels) > 1 and _is_slow(step):
+                    self.keeps[f"s{k}"] = levels[0]
+
+    @property
+    def passes(self) -> int:
+        return max(self.level.values()) + 1
 
     def formula(self, k: int) -> list[str]:
         step = self.steps[k]
         rounds = {f"s{k}": step.rounds} if step.rounds else {}
         return statements(Body((), (), tuple(step_lines(k, step)), (), rounds), self.real)
 
-    def needed(self, targets: Sequence[str]) -> tuple[list[str], list[int]]:
-        """The leaves and formulas along the row that some values rest on."""
-        names, found = list(targets), set()
+    def needed(self, targets: Sequence[str], level: int) -> tuple[list[str], list[str], list[int]]:
+        """What some values along the row rest on in a pass: leaves, values an earlier pass kept, formulas."""
+        names, found, earlier = list(targets), set(), set()
         while names:
             name = names.pop()
             if name in found or not self.wide[name]:
                 continue
             found.add(name)
-            if name not in self.ports:
+            if self.keeps.get(name, level) < level:
+                earlier.add(name)
+            elif name not in self.ports:
                 names += [ref for ref in self.steps[int(name[1:])].refs if ref]
-        return [name for name in self.ports if name in found], [k for k in range(len(self.steps)) if f"s{k}" in found]
+        formulas = [k for k in range(len(self.steps)) if f"s{k}" in found - earlier]
+        return [name for name in self.ports if name in found], [name for name in self.keeps if name in earlier], formulas
 
-    def along(self, level: int, kept: Sequence[tuple[int, Port]]) -> list[str]:
+    def folds(self, level: int) -> list[int]:
+        return [k for k, step in enumerate(self.steps) if step.kind == "fold" and self.level[step.refs[0]] == level]
+
+    def written(self, level: int, kind: str) -> list[tuple[int, Port]]:
+        """Whole results (``map``) or sums over columns that a pass adds to."""
+        return [(k, p) for k, p in self.kept if self.steps[k].kind == kind and p.moves and self.level[f"s{k}"] == level]
+
+    def targets(self, level: int) -> list[str]:
+        """The values along the row that a pass is for."""
+        read = [*self.folds(level), *(k for k, _ in self.written(level, "columns"))]
+        return [*(self.steps[k].refs[0] for k in read), *(f"s{k}" for k, _ in self.written(level, "map"))]
+
+    def along(self, level: int) -> list[str]:
         """One pass over the row: folds, whole results and column sums that are known in it."""
-        folds = [k for k, s in enumerate(self.steps) if s.kind == "fold" and self.level[s.refs[0]] == level]
-        whole = [(k, port) for k, port in kept if self.steps[k].kind == "map" and port.moves and self.level[f"s{k}"] == level]
-        columns = [(k, port) for k, port in kept if self.steps[k].kind == "columns" and self.level[f"s{k}"] == level]
-        targets = [*(self.steps[k].refs[0] for k in folds), *(f"s{k}" for k, _ in whole), *(self.steps[k].refs[0] for k, _ in columns)]
+        targets, folds, stored = self.targets(level), self.folds(level), STORED[self.real]
         if not targets:
             return []
-        loads, formulas = self.needed(targets)
+        loads, earlier, formulas = self.needed(targets, level)
         body = [f"const real {x} = load_{self.ports[x].dtype.name}(r_{x}, i, left);" for x in loads]
+        body += [f"const real {x} = load_{stored}(u_{x}, i, left);" for x in earlier]
         for k in formulas:
             body += self.formula(k)
+            if f"s{k}" in self.keeps:
+                body.append(f"store_{stored}(u_s{k}, i, left, s{k});")
         for k in folds:
             fold, x = self.steps[k].body, self.steps[k].refs[0]
             body.append(f"t{k} = combine{self.combines.index(fold)}(t{k}, IN_RANGE({x}, {self.neutral(fold)}));")
-        body += [f"store_{port.dtype.name}(q_{port.name} + row * inner, i, left, {port.name});" for _, port in whole]
-        for k, port in columns:
-            x, kind = self.steps[k].refs[0], port.dtype.name
-            place = f"q_s{k} + item * inner, i, left"
+        body += [f"store_{p.dtype.name}(q_{p.name} + row * inner, i, left, {p.name});" for _, p in self.written(level, "map")]
+        for k, port in self.written(level, "columns"):
+            x, kind, place = self.steps[k].refs[0], port.dtype.name, f"q_s{k} + item * inner, i, left"
             body.append(f"store_{kind}({place}, row == first ? {x} : {x} + load_{kind}({place}));")
         text = [f"real t{k} = {self.neutral(self.steps[k].body)};" for k in folds]
-        text += [
-            "for (INT i = lane * WIDTH; i < inner; i += GROUP * WIDTH) {",
-            "  const INT left = inner - i;",
-            *(f"  {line}" for line in body),
-            "}",
-        ]
+        text += ["for (INT i = lane * WIDTH; i < inner; i += GROUP * WIDTH) {", "  const INT left = LEFT;"]
+        text += [*(f"  {line}" for line in body), "}"]
         for k in folds:
             value = f"across{self.combines.index(self.steps[k].body)}(t{k}, parts, lane)"
             text.append(f"const real s{k} = {rounded(self.steps[k].rounds or None, value)};")
@@ -127,18 +154,25 @@ class _Row:
         low, high = LIMITS[self.real]
         return f"(real)({ {'LOWEST': low, 'HIGHEST': high}.get(fold.neutral, fold.neutral) })"
 
-    def whole(self, kept: Sequence[tuple[int, Port]]) -> list[str]:
+    def whole(self) -> list[str]:
         """The body of the loop over rows: passes, and between them the formulas on values of the row."""
         text = [f"const real {p.name} = (real)({scalar_load(p, self.real, f'r_{p.name}')});" for p in self.ports.values() if not p.moves]
-        for level in range(max(self.level.values()) + 1):
+        for level in range(self.passes):
             for k, step in enumerate(self.steps):
                 if step.kind == "map" and not self.wide[f"s{k}"] and self.level[f"s{k}"] == level:
                     text += self.formula(k)
-            text += self.along(level, kept)
-        for _, port in kept:
+            text += self.along(level)
+        for _, port in self.kept:
             if not port.moves:
                 text.append(f"if (lane == 0) store_{port.dtype.name}(q_{port.name} + row, 0, 1, {port.name});")
         return text
+
+
+def _is_slow(step: Step) -> bool:
+    if step.kind != "map":
+        return False
+    called = (node.func.id for _, tree in step.body.lines for node in ast.walk(tree) if isinstance(node, ast.Call))  # type: ignore[attr-defined]
+    return any(name in _SLOW for name in called)
 
 
 def _combine_functions(row: _Row, width: int, group: int) -> str:
@@ -181,9 +215,11 @@ def _offsets(ports: Sequence[Port], rank: int) -> list[str]:
     return text
 
 
-def _parameters(ports: Sequence[Port], kept: Sequence[tuple[int, Port]], numbers: Sequence[str], real: str, layout: Layout) -> str:
+def _parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], layout: Layout) -> str:
+    real = row.real
     text = [f"__global const {p.dtype.c_storage}* p_{p.name}" for p in ports]
-    text += [f"__global {p.dtype.c_storage}* q_{p.name}" for _, p in kept]
+    text += [f"__global {p.dtype.c_storage}* q_{p.name}" for _, p in row.kept]
+    text += [f"__global {real}* room"] if row.keeps else []
     text += [f"const {real} a_{name}" for name in numbers]
     text += [f"const {layout.integer} {name}" for name in ("inner", "rows", "each")]
     text += [f"const {layout.integer} size{d}" for d in range(1, layout.rank)]
@@ -204,34 +240,39 @@ def _wrapped(parameters: Sequence[str]) -> str:
 
 def source(
     name: str, steps: tuple[Step, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
-) -> str:
-    """The program of a region over rows, with the one kernel ``rows_<name>``.
+) -> tuple[str, int]:
+    """The program of a region over rows, with the one kernel ``rows_<name>``; and how many rows it wants to keep per work-item.
 
-    Arguments: leaves, results, numbers, ``inner`` (elements of a row), ``rows``, ``each`` (rows of a work-item or group), the sizes of
-    all but the first outer axis, and each leaf's steps along them.
+    Arguments: leaves, results, room for what is kept (if there is such), numbers, ``inner`` (elements of a row), ``rows``, ``each``
+    (rows of a work-item or group), the sizes of all but the first outer axis, and each leaf's steps along them.
     """
-    row = _Row(steps, ports, real)
+    row = _Row(steps, ports, kept, real, layout.half_bits)
     numbers = [n for k, step in enumerate(steps) for n in number_names(k, step)]
-    loads = [p.dtype for p in ports if p.moves] + [p.dtype for k, p in kept if steps[k].kind == "columns"]
+    own = [DTYPES[STORED[real]]] if row.keeps else []
+    loads = [p.dtype for p in ports if p.moves] + [p.dtype for k, p in kept if steps[k].kind == "columns"] + own
     rounds = [step.rounds for step in steps if step.rounds]
-    loop = [*_offsets(ports, layout.rank), *row.whole(kept)]
+    loop = [*_offsets(ports, layout.rank), *row.whole()]
     combines = _combine_functions(row, layout.width, group)
-    values = value_functions(loads, [p.dtype for _, p in kept], real, layout, rounds)
+    values = value_functions(loads, [p.dtype for _, p in kept] + own, real, layout, rounds)
     shared = f"  __local real parts[{group}];\n" if group > 1 else "  __local real* parts = 0;\n"
     where = ("get_group_id(0)", "get_local_id(0)") if group > 1 else ("get_global_id(0)", "0")
     required = f" __attribute__((reqd_work_group_size({group}, 1, 1)))" if group > 1 else ""
     text = "\n    ".join(loop)
     constants = "".join(f"  const real {n}_ = (real)(a_{n});\n" for n in numbers)
-    return f"""{values}
+    count = len(row.keeps)
+    constants += "".join(f"  __global {real}* u_{x} = room + (item * {count} + {j}) * inner;\n" for j, x in enumerate(row.keeps))
+    left = "WIDTH" if layout.aligned else "(inner - i)"
+    program_text = f"""{values}
 #define INT {layout.integer}
 #define WIDTH {layout.width}
 #define GROUP {group}
+#define LEFT {left}
 {_in_range(layout.width)}
 {helper_functions(text + combines)}
 {combines}
 {SEPARATE}
 __kernel{required} void rows_{name}(
-    {_parameters(ports, kept, numbers, real, layout)}) {{
+    {_parameters(ports, row, numbers, layout)}) {{
 {shared}  const INT item = {where[0]};
   const int lane = {where[1]};
   const INT first = item * each, last = min(first + each, rows);
@@ -240,6 +281,7 @@ __kernel{required} void rows_{name}(
   }}
 }}
 """
+    return program_text, count
 
 
 # ---- plans
@@ -257,6 +299,7 @@ class Plan(NamedTuple):
     stored: tuple[str, ...]
     columns: tuple[bool, ...]
     sizes: tuple[int, ...]
+    room: int  # rows per group for what passes keep
 
     def kept_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape a result is written in: of a sum over columns, one part per group of rows."""
@@ -300,13 +343,13 @@ def _plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Tensor
     ports = tuple(Port(f"v{j}", DTYPES[x.dtype], moved) for j, (x, moved) in enumerate(zip(leaves, moves, strict=True)))
     stored = tuple(STORED[real] if steps[k].kind == "columns" else steps[k].dtype for k in slots)
     kept = tuple((k, Port(f"s{k}", DTYPES[dtype], not steps[k].narrow)) for k, dtype in zip(slots, stored, strict=True))
-    text = source(name, steps, ports, kept, real, layout, spread.group)
+    text, room = source(name, steps, ports, kept, real, layout, spread.group)
     kernel = program.get(queue, text, f"rows_{name}", options)
     sizes = [inner, count, spread.each, *(size for size, _ in groups[1:])]
     for j, moved in enumerate(moves):
         sizes += [step * (inner if moved else 1) for step in steps_of(groups, j)]
     n = -(-count // spread.each)
-    return Plan(kernel, n * spread.group, spread.local, n, inner, 1 if layout.half_bits else 64, stored, columns, tuple(sizes))
+    return Plan(kernel, n * spread.group, spread.local, n, inner, 1 if layout.half_bits else 64, stored, columns, tuple(sizes), room)
 
 
 def join(queue: Any, part: str, results: tuple[str, ...], inner: int) -> tuple[Any, int]:
