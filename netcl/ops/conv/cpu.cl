@@ -20,7 +20,10 @@
 #define RELU_OUT 0  // 1: negative results become zero
 #endif
 #ifndef VIEWED
-#define VIEWED 640  // most elements of one channel that the taps of a strip may see to be copied at once
+#define VIEWED 1024  // most elements of one channel that the taps of a strip may see to be copied at once
+#endif
+#ifndef VIEW_WIDEST
+#define VIEW_WIDEST (VW > 4 ? 256 : 16)  // most outputs of a line: narrow vectors copy long lines faster from where they are
 #endif
 #ifndef SWAPPED
 #define SWAPPED 0  // 1: an input gradient finds its weights as swap_weights leaves them
@@ -100,60 +103,57 @@ static inline void gather(__local REAL* to, int to_step, __global const REAL* pl
 
 #if PART != 2
 
-// Where a strip is made of whole rows of whole images, or of whole rows of one image, and no pixel is skipped: what its taps see of one
-// channel, with zeros around, so that every row of the panel is a copy without questions. For short rows: the questions cost more there.
+// What the taps of a strip see of one channel, with zeros around, so that every row of the panel is a copy without questions: the lines of
+// one image that are needed, or all lines of several. For inputs of which no pixel is skipped.
 typedef struct {
-  int images, rows;         // of outputs
-  int high, wide;           // of what is seen of an image
-  int low_y, low_x;         // input coordinates of its corner
-  int from_x, to_x;         // its columns that lie inside the image
+  int images, high, wide;  // how many images, and what is seen of each
+  int low_y, low_x;        // input coordinates of its corner
+  int from_x, to_x;        // its columns that lie inside the image
+  int at[STRIP];           // where the first tap of each run begins
 } View;
 
-static inline int view_of(View* view, int first, int pixels, int H, int W, Axis h, Axis v) {
-  const int plane = h.outs * v.outs, row = first % plane / v.outs;
-  if (v.outs > 16 || v.in_step != 1 || h.in_step != 1 || h.taps * v.taps == 0 || STRIP % v.outs || (STRIP % plane && plane % STRIP)) return 0;
-  view->images = plane <= STRIP ? pixels / plane : 1;
-  view->rows = plane <= STRIP ? h.outs : pixels / v.outs;
-  view->high = view->rows + (h.taps - 1) * (h.step < 0 ? -h.step : h.step);
-  view->wide = v.outs + (v.taps - 1) * (v.step < 0 ? -v.step : v.step);
-  view->low_y = row + least(h.first, h.first + (h.taps - 1) * h.step);
-  view->low_x = least(v.first, v.first + (v.taps - 1) * v.step);
+static inline int view_of(View* view, const Runs* runs, int H, int W, Axis h, Axis v) {
+  const int last = runs->count - 1, one = runs->image[0] == runs->image[last];
+  if (v.outs > VIEW_WIDEST || v.in_step != 1 || h.in_step != 1 || h.taps * v.taps == 0) return 0;
+  const int low = one ? runs->y[0] : h.first, high = one ? runs->y[last] : h.first + h.outs - 1;
+  const int reach_y = (h.taps - 1) * h.step, reach_x = (v.taps - 1) * v.step;
+  view->images = runs->image[last] - runs->image[0] + 1;
+  view->high = high - low + 1 + (reach_y < 0 ? -reach_y : reach_y);
+  view->wide = v.outs + (reach_x < 0 ? -reach_x : reach_x);
+  view->low_y = low + least(0, reach_y);
+  view->low_x = v.first + least(0, reach_x);
   view->from_x = most(0, -view->low_x);
   view->to_x = most(view->from_x, least(view->wide, W - view->low_x));
-  return view->images * view->high * view->wide <= VIEWED;
-}
-
-// Lines of `unit` elements from the view of one channel to the row of one tap.
-#define COPY_LINES(unit, ACCESS)                                                                                   \
-  for (int image = 0, column = 0; image < view.images; ++image)                                                    \
-    for (int row = 0; row < view.rows; ++row) {                                                                    \
-      const REAL* line = seen + (image * view.high + row) * view.wide;                                             \
-      for (int i = 0; i < width; i += unit, column += unit)                                                        \
-        ACCESS(__local, to + column / NR * TILE + column % NR) = ACCESS(__private const, line + i);                \
-    }
-#define SINGLE(space, p) (*(space REAL*)(p))
-
-static inline void copy_lines(__local REAL* to, const REAL* seen, View view, int width) {
-  if (width % VW == 0) {
-    COPY_LINES(VW, VECTOR)
-  } else if (width % 4 == 0) {
-    COPY_LINES(4, QUAD)
-  } else {
-    COPY_LINES(1, SINGLE)
-  }
+  if (view->images * view->high * view->wide > VIEWED) return 0;
+  for (int k = 0; k <= last; ++k)
+    view->at[k] = ((runs->image[k] - runs->image[0]) * view->high + runs->y[k] - view->low_y) * view->wide + runs->x[k] - view->low_x;
+  return 1;
 }
 
 // What is seen of one channel; lines and columns outside the image were zero before and stay so.
-static inline void look(REAL* seen, __global const REAL* x, size_t image_step, View view, int H, int W) {
-  for (int image = 0; image < view.images; ++image, x += image_step)
-    for (int row = most(0, -view.low_y); row < least(view.high, H - view.low_y); ++row) {
-      __global const REAL* from = x + (view.low_y + row) * W + view.low_x;
-      REAL* to = seen + (image * view.high + row) * view.wide;
-      int i = view.from_x;
-      for (; i + VW <= view.to_x; i += VW) VECTOR(__private, to + i) = VECTOR(__global const, from + i);
-      for (; i + 4 <= view.to_x; i += 4) QUAD(__private, to + i) = QUAD(__global const, from + i);
-      for (; i < view.to_x; ++i) to[i] = from[i];
+static inline void look(REAL* seen, __global const REAL* x, size_t image_step, const View* view, int H, int W) {
+  for (int image = 0; image < view->images; ++image, x += image_step)
+    for (int row = most(0, -view->low_y); row < least(view->high, H - view->low_y); ++row) {
+      __global const REAL* from = x + (view->low_y + row) * W + view->low_x;
+      REAL* to = seen + (image * view->high + row) * view->wide;
+      int i = view->from_x;
+      for (; i + VW <= view->to_x; i += VW) VECTOR(__private, to + i) = VECTOR(__global const, from + i);
+      for (; i + 4 <= view->to_x; i += 4) QUAD(__private, to + i) = QUAD(__global const, from + i);
+      for (; i < view->to_x; ++i) to[i] = from[i];
     }
+}
+
+// The row of one tap, for one channel.
+static inline void copy_runs(__local REAL* to, const REAL* seen, const View* view, const Runs* runs) {
+  for (int k = 0; k < runs->count; ++k) {
+    const REAL* from = seen + view->at[k];
+    __local REAL* d = to + runs->at[k] / NR * TILE + runs->at[k] % NR;
+    const int n = runs->size[k];
+    int i = 0;
+    for (; i + VW <= n; i += VW) VECTOR(__local, d + i) = VECTOR(__private const, from + i);
+    for (; i + 4 <= n; i += 4) QUAD(__local, d + i) = QUAD(__private const, from + i);
+    for (; i < n; ++i) d[i] = from[i];
+  }
 }
 
 static inline V finished(V v, REAL bias) {
@@ -221,7 +221,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 
   View view;
   REAL seen[VIEWED];
-  const int viewed = view_of(&view, first, pixels, H, W, h, v), row_shift = h.first - least(h.first, h.first + (h.taps - 1) * h.step);
+  const int viewed = view_of(&view, &runs, H, W, h, v);
   for (int i = 0; viewed && i < view.images * view.high * view.wide; ++i) seen[i] = 0;
 
   const int block = taps > 0 ? KC / taps : C;
@@ -229,11 +229,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
     const int channels = least(block, C - c0), depth = channels * taps;
     const int is_first = c0 == 0, is_last = c0 + block >= C;
     for (int c = 0; viewed && c < channels; ++c) {
-      look(seen, x + (((size_t)runs.image[0] * groups + group) * C + c0 + c) * H * W, (size_t)groups * C * H * W, view, H, W);
+      look(seen, x + (((size_t)runs.image[0] * groups + group) * C + c0 + c) * H * W, (size_t)groups * C * H * W, &view, H, W);
       __local REAL* to = panel + c * taps * NR;
       for (int r = 0; r < h.taps; ++r)
-        for (int t = 0; t < v.taps; ++t, to += NR)
-          copy_lines(to, seen + (row_shift + r * h.step) * view.wide + v.first + t * v.step - view.low_x, view, v.outs);
+        for (int t = 0; t < v.taps; ++t, to += NR) copy_runs(to, seen + r * h.step * view.wide + t * v.step, &view, &runs);
     }
     for (int c = 0; !viewed && c < channels; c += CHANNELS)
       for (int k = 0; k < runs.count; ++k) {

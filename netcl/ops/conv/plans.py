@@ -214,7 +214,10 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     tiles: dict[str, Any] = {"VW": lanes, "NV": vectors, "MR": 12 if tall else 6}
     tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR", "KB") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
-    tiles["NT"] = config.extra.get("NT", max(1, min(256 // size // width, -(-columns // width))))
+    side = max(1, min(256 // size // width, -(-columns // width)))
+    if job.kind == WEIGHT_GRAD and _form(job, config, lanes * size) == "rows":  # tiles of a kernel row overlap: they share what they read
+        side = next(n for n in (4, 3, 2, 1) if -(-columns // width) % n == 0)
+    tiles["NT"] = config.extra.get("NT", side)
     strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
     # A tile of the panel should stay in the first-level cache, or, where vectors make it too wide for that, in the second.
     depth = config.extra.get("KC", 512 if tiles["NT"] > 1 else 1024)
@@ -290,10 +293,11 @@ def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
     high, wide = ((o - 1) * step + d * (k - 1) + 1 for o, step, d, k in zip((g.oh, g.ow), stride, g.dilation, (g.kh, g.kw), strict=True))
     strip, taps = tiles["NT"] * tiles["NV"] * tiles["VW"], g.kh * apart
     strips = -(-span // strip)
-    blocks = max(1, min(m // (2 * tiles["MR"]), -(-2 * _wanted(queue) // (strips * taps * g.groups))))
-    rows = _ceil_to(-(-m // blocks), tiles["MR"])
+    # Pixels are divided before filters: every block of filters reads all pixels again.
+    alike, wanted = strips * taps * g.groups, 2 * _wanted(queue)
+    splits = max(1, min(-(-wanted // alike), job.pixels // 1024))
+    rows = _ceil_to(-(-m // max(1, min(m // (2 * tiles["MR"]), -(-wanted // (alike * splits))))), tiles["MR"])
     blocks = -(-m // rows)
-    splits = max(1, min(-(-_wanted(queue) // (strips * taps * blocks * g.groups)), job.pixels // 512))
     turned, padded = g.groups * g.n * high * wide * channels, _ceil_to(m, tiles["MR"])
     turn, multiply, collect = (
         _kernel(queue, job, "weights.cl", name, tiles) for name in ("channels_last", "conv_weights", "collect_weights")
