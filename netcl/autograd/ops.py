@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from netcl import ops
@@ -81,14 +81,25 @@ def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable
             return out
         given = dict(zip(names, args, strict=False)) | kwargs
         chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
-        values = elementwise.operands(row.name, [given[name] for name in row.inputs])
-        kept = chosen.saved()
-        inputs = [x if f"v{i}" in kept or not isinstance(x, Tensor) else Like(x.shape, x.dtype) for i, x in enumerate(values)]
-        saved = (chosen, inputs, params, out.detach() if "out" in kept else None)
+        values: Sequence[Any] = [given[name] for name in row.inputs]
+        for x in values:
+            if not isinstance(x, Tensor):
+                values = elementwise.operands(row.name, values)
+                break
+        keeps, keeps_out = _kept_inputs(chosen)
+        inputs = [x if kept or not isinstance(x, Tensor) else Like(x.shape, x.dtype) for kept, x in zip(keeps, values, strict=True)]
+        saved = (chosen, inputs, params, out.detach() if keeps_out else None)
         Node(row.name, _pointwise_rule, values, saved).attach((out,))
         return out
 
     return call
+
+
+@cache
+def _kept_inputs(row: Pointwise) -> tuple[tuple[bool, ...], bool]:
+    """Which inputs backward reads, and whether it reads the result."""
+    kept = row.saved()
+    return tuple(f"v{i}" in kept for i in range(row.arity)), "out" in kept
 
 
 def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
@@ -155,7 +166,7 @@ def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
         if star is not None:
             given[star] = args[len(names) :]
         given.pop("out", None)
-        return tuple(given.pop(name) for name in row.inputs), given
+        return tuple([given.pop(name) for name in row.inputs]), given
 
     return bind
 
@@ -163,12 +174,12 @@ def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
 def _flatten(inputs: Sequence[Any]) -> list[Any]:
     flat: list[Any] = []
     for x in inputs:
-        flat.extend(x) if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x) else flat.append(x)
+        flat.extend(x) if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x) else flat.append(x)
     return flat
 
 
 def _keep(x: Any, kept: bool, out: Tensor) -> Any:
-    if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
+    if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
         return [_keep(part, kept, out) for part in x]
     if not isinstance(x, Tensor):
         return x if x is None or not kept else Tensor.from_host(out.queue, x)

@@ -12,8 +12,7 @@ import itertools
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -65,8 +64,12 @@ class Node:
     def __init__(self, name: str, rule: Callable[..., Sequence[Any]], inputs: Sequence[Any], saved: Any):
         self.name = name
         self.rule: Callable[..., Sequence[Any]] | None = rule
-        self.edges = [_edge(x) for x in inputs]
-        self.likes = [Like(x.shape, x.dtype) if isinstance(x, Tensor) else None for x in inputs]
+        self.edges: list[tuple[Any, int] | None] = []
+        self.likes: list[Like | None] = []
+        for x in inputs:
+            known = isinstance(x, Tensor)
+            self.likes.append(Like(x.shape, x.dtype) if known else None)
+            self.edges.append(_edge(x) if known and x.requires_grad else None)
         self.saved = saved
         self.order = next(_counter)
         self.outputs: list[Like] = []
@@ -119,7 +122,11 @@ def _site() -> str:
 
 def recording(tensors: Sequence[Any]) -> bool:
     """Whether an op over these inputs is to be recorded."""
-    return modes.enabled and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+    if modes.enabled:
+        for x in tensors:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
 
 
 # ---- the walk
@@ -134,30 +141,22 @@ def run_backward(
     retain_graph: bool = False,
 ) -> list[Tensor | None]:
     """Walk back from ``outputs``. Leaves accumulate ``.grad``, or, if ``wanted`` names tensors, their gradients are returned."""
-    with set_grad_enabled(create_graph), _finishing():
+    enabled, finishers = modes.enabled, modes.finishers
+    callbacks: list[Callable[[], None]] = []
+    modes.enabled, modes.finishers = create_graph, callbacks if finishers is None else finishers
+    try:
         walk = _Walk(wanted, create_graph, retain_graph or create_graph)
         for out, gradient in zip(outputs, gradients, strict=True):
             walk.start(out, gradient)
         walk.run()
         walk.finish()
+        modes.finishers = finishers
+        for callback in callbacks:
+            recorded.host_work("a callback after backward")
+            callback()
         return walk.captured()
-
-
-@contextmanager
-def _finishing() -> Iterator[None]:
-    """Collects what :func:`after_backward` is given, and calls it when the outermost walk has ended well."""
-    if modes.finishers is not None:
-        yield
-        return
-    callbacks: list[Callable[[], None]] = []
-    modes.finishers = callbacks
-    try:
-        yield
     finally:
-        modes.finishers = None
-    for callback in callbacks:
-        recorded.host_work("a callback after backward")
-        callback()
+        modes.enabled, modes.finishers = enabled, finishers
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -201,7 +200,7 @@ class _Walk:
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """A gradient arrives at a leaf or at an output of a node."""
         target, index = edge
-        if _key(edge) in self.targets:
+        if self.targets and _key(edge) in self.targets:
             slot = self.targets[_key(edge)]
             self.found[slot] = _sum(self.F, self.found[slot], gradient)
         if isinstance(target, Tensor):
@@ -232,9 +231,11 @@ class _Walk:
                 leaf.grad = self.F.add(leaf.grad, gradient)
             return
         # Rules may hand one tensor to several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
-        if id(_storage(gradient)) in self.handed:
+        storage = _storage(gradient)
+        if id(storage) in self.handed:
             gradient = gradient._copy() if gradient.grad_fn is None else self.F.clone(gradient)
-        self.handed[id(_storage(gradient))] = _storage(gradient)
+            storage = _storage(gradient)
+        self.handed[id(storage)] = storage
         leaf.grad = gradient
 
     def run(self) -> None:

@@ -26,10 +26,14 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
 
     Python numbers take the first tensor's dtype where it can hold them. Tensors of different devices raise ``DeviceError``.
     """
+    queue = getattr(values[0], "queue", None) if values else None
+    for value in values:
+        if value is not None and (not isinstance(value, Tensor) or value.queue is not queue):
+            break
+    else:
+        return list(values)
     first = next((v for v in values if isinstance(v, Tensor)), None)
     queue = first.queue if first is not None else get_active_device().queue
-    if all(isinstance(v, Tensor) and v.queue is queue for v in values):
-        return list(values)
     result: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):

@@ -27,7 +27,7 @@ Sizes = int | Sequence[int]
 def sizes_of(first: Sizes, more: Sequence[int] = ()) -> tuple[int, ...]:
     """``f(x, 2, 3)`` and ``f(x, (2, 3))`` mean the same."""
     sizes = (first, *more) if isinstance(first, (int, np.integer)) else (*first, *more)
-    return tuple(int(n) for n in sizes)
+    return sizes if set(map(type, sizes)) == {int} else tuple(int(n) for n in sizes)
 
 
 def _axes(name: str, axes: Sizes, ndim: int) -> tuple[int, ...]:
@@ -53,6 +53,8 @@ def along(ndim: int, axis: int, value: int, other: Any = 0) -> tuple[Any, ...]:
 
 def _resolve(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape with at most one -1, which takes what is left."""
+    if -1 not in shape and math.prod(shape) == size and min(shape, default=0) >= 0:
+        return shape
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) > 1 or any(n < -1 for n in shape):
         raise ShapeError(message("reshape", "a shape has sizes and at most one -1", shape=shape))

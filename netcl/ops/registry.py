@@ -401,16 +401,23 @@ class Op:
         return tuple(rest.pop(name) for name in self.inputs), rest
 
 
+@cache
+def _described(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
+    """The shapes and dtypes that a row's ``vjp`` asks for: its parameter, the number of the input, ``shape`` or ``dtype``."""
+    known = ((f"{name}_{what}", i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype"))
+    return tuple(entry for entry in known if entry[0] in row.asked)
+
+
 def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
     """Call a row's ``vjp`` with what its parameter names ask for; one gradient or ``None`` per tensor input.
 
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
     """
-    given: dict[str, Any] = {"needs": (True,) * len(inputs), **keywords, "g": g, "out": out}
+    given: dict[str, Any] = {"needs": (True,) * len(inputs), **keywords, "g": g, "out": out, **dict(zip(row.inputs, inputs, strict=True))}
     if isinstance(out, tuple):
         given |= dict(zip(OUTPUTS, out, strict=False))
-    for name, x in zip(row.inputs, inputs, strict=True):
-        given |= {name: x, f"{name}_shape": getattr(x, "shape", None), f"{name}_dtype": getattr(x, "dtype", None)}
+    for name, i, what in _described(row):
+        given[name] = getattr(inputs[i], what, None)
     assert row.vjp is not None
     grads = row.vjp(F, **{name: given[name] for name in row.asked})
     return grads if isinstance(grads, tuple) else (grads,)
