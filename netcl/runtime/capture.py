@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 log = logging.getLogger("netcl")
 
 MOST_CASES = 16  # kinds of arguments that are recorded; more would hold too much memory
+_PLAIN = (bool, int, float, str)
 MOST_TRIALS = 8  # recordings that do not lead to a replay until a step is left alone
 
 
@@ -193,10 +195,12 @@ class CompiledFunction:
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._queue: Any = None
+        self._read: list[tuple[dict[str, Any], str]] | None = None
         code = getattr(function, "__code__", None)
         self._cells: tuple[Any, ...] = getattr(function, "__closure__", None) or ()
         self._globals: dict[str, Any] = getattr(function, "__globals__", {})
-        self._names = [name for name in code.co_names if name in self._globals] if code is not None else []
+        self._owner = getattr(function, "__self__", None)
+        self._names = sorted(_names_in(code, self._owner, set())) if code is not None else []
 
     @property
     def graphs(self) -> list[Graph]:
@@ -219,7 +223,9 @@ class CompiledFunction:
             case = self._cases.get(key)
             if case is None:
                 if len(self._cases) >= MOST_CASES:
-                    self._refuse(f"it was called with more than {MOST_CASES} kinds of arguments; a number that changes is one each time")
+                    self._refuse(
+                        f"it was called with more than {MOST_CASES} kinds of arguments and numbers around it; one that counts is another each time"
+                    )
                     return self._plain(call.args, call.kwargs)
                 case = self._cases[key] = _Case(call.objects)
             return self._run(case, call)
@@ -230,9 +236,15 @@ class CompiledFunction:
         return self._plain(call.args, call.kwargs)
 
     def _surroundings(self) -> tuple[Any, ...]:
-        """Numbers and texts that the function reads from around it: another value is another recording."""
-        found = [_inside(cell) for cell in self._cells] + [self._globals.get(name) for name in self._names]
-        return tuple((type(value).__name__, value) for value in found if isinstance(value, (bool, int, float, str)))
+        """Numbers and texts that the function reads from around it, by name or as attributes: another value is another recording."""
+        around = [self._owner, *[_inside(cell) for cell in self._cells], *[self._globals.get(name) for name in self._names]]
+        if self._read is None:
+            objects = {id(x): x for x in around if x is not None and not isinstance(x, (type, ModuleType, Tensor))}
+            self._read = [
+                (of, name) for of in map(_attributes, objects.values()) for name in self._names if isinstance(of.get(name), _PLAIN)
+            ]
+        around += [of.get(name) for of, name in self._read]
+        return tuple((type(value).__name__, value) for value in around if isinstance(value, _PLAIN))
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not self.fuse:
@@ -319,6 +331,22 @@ class CompiledFunction:
         if reason not in self._warned:
             self._warned.add(reason)
             log.warning("%s", text)
+
+
+def _names_in(code: CodeType, owner: Any, seen: set[CodeType]) -> set[str]:
+    """The names that a function reads as globals and attributes; its inner functions and the methods of ``owner`` that it calls too."""
+    seen.add(code)
+    names = set(code.co_names)
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    inner += [method.__code__ for name in code.co_names if isinstance(method := getattr(type(owner), name, None), FunctionType)]
+    for part in inner:
+        if part not in seen:
+            names |= _names_in(part, owner, seen)
+    return names
+
+
+def _attributes(of: Any) -> dict[str, Any]:
+    return getattr(of, "__dict__", {})
 
 
 def _inside(cell: Any) -> Any:

@@ -296,6 +296,35 @@ def test_a_number_around_the_function_is_part_of_it(cl_device):
     assert told == [2.0] * 4 + [3.0] * 4 + [2.0] * 4 and len(scaled.graphs) == 2
 
 
+def test_attributes_that_the_function_reads_are_part_of_it(cl_device, warnings_of):
+    class Step:
+        def __init__(self):
+            self.weight, self.calls, self.unread = 2.0, 0, 0
+
+        def scaled(self, x):
+            return x * self.weight
+
+        def run(self, x):
+            return self.scaled(x) + 1
+
+        def count(self, x):
+            self.calls += 1
+            return x + self.calls
+
+    step, told = Step(), []
+    run = netcl.compile(step.run)
+    outside = netcl.compile(lambda x: x * step.weight + 1)
+    for weight in (2.0, 3.0):
+        step.weight = weight
+        for _ in range(RECORDED + 1):
+            step.unread += 1
+            told += [run(Tensor.ones((1,))).item(), outside(Tensor.ones((1,))).item()]
+    assert told == [3.0] * 8 + [4.0] * 8 and len(run.graphs) == len(outside.graphs) == 2
+    count = netcl.compile(step.count)
+    assert [count(Tensor.zeros((1,))).item() for _ in range(20)] == [float(i) for i in range(1, 21)]
+    assert "kinds of arguments" in warnings_of()[0]
+
+
 @pytest.mark.parametrize("kind", ["module", "gradient", "result"])
 def test_python_that_a_replay_would_leave_out_is_told(cl_device, kind, warnings_of):
     layer, calls = nn.Linear(6, 3), []
