@@ -39,11 +39,13 @@ class Mode(NamedTuple):
 
 
 class _Fusing(threading.local):
-    """Per thread: the mode of the compiled function that runs now, if one does; who listens to deferred ops and to kernels' texts."""
+    """Per thread: the mode of the compiled function that runs now, if one does; who listens to deferred ops and to kernels' texts; the
+    op that is being said in formulas."""
 
     mode: Mode | None = None
     trace: list[Any] | None = None
     shown: list[str] | None = None
+    whole: Any = None
 
     def __init__(self) -> None:
         self.waiting: dict[int, Any] = {}  # nodes by their number, weakly

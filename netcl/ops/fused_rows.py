@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 from netcl.core.device import CPUQueue
@@ -66,7 +66,8 @@ def defer_rows(row: Reduction, x: Any, axis: Axis, keepdims: bool, params: Seque
     if axes == tuple(range(x.ndim - len(axes), x.ndim)):
         count = math.prod(x.shape[: x.ndim - len(axes)])
         if _busy(x.queue, count, x.size // count):
-            return _innermost(row, x, len(axes), keepdims, params, target, real)
+            form = partial(_innermost, row, x, len(axes), keepdims, params, target, real)
+            return fusion.as_formulas(form, partial(reduce.fold, row, x, axis, keepdims, params, None, dtype), (x,))
     if axes == tuple(range(len(axes))) and row.name == "sum" and real in ("float", "double"):
         shape = reduce.folded_shape(x.shape, axes, keepdims)
         return fusion.defer_columns("columns", _SAME, x, x.ndim - len(axes), shape, DTYPES[target], real)
@@ -238,7 +239,9 @@ def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def either(*args: Any, **kwargs: Any) -> Any:
         mode = fusing_modes.mode
-        made = form(*args, **kwargs) if mode is not None and mode.rows else None
+        if mode is None or not mode.rows:
+            return call(*args, **kwargs)
+        made = fusion.as_formulas(lambda: form(*args, **kwargs), lambda: call(*args, **kwargs), args)
         return call(*args, **kwargs) if made is None else made
 
     return either

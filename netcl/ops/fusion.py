@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -56,7 +56,8 @@ class TraceNode:
     """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
 
     __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
-                 "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight")  # fmt: skip
+                 "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight",
+                 "whole")  # fmt: skip
 
     def __init__(
         self, kind: str, name: str, body: Body, inputs: tuple[Any, ...], numbers: tuple[Any, ...], shape: tuple[int, ...], dtype: str,
@@ -64,7 +65,7 @@ class TraceNode:
     ):  # fmt: skip
         self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
         self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
-        self.mode = fusing_modes.mode
+        self.mode, self.whole = fusing_modes.mode, fusing_modes.whole
         self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
         self.made: Tensor | None = None
         self.skipped = False
@@ -110,6 +111,40 @@ class TraceNode:
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
+
+
+class Whole:
+    """An op that was said in formulas and folds. If nothing joins them, its own kernels (``call``) compute its ``results``."""
+
+    __slots__ = ("call", "results")
+
+    def __init__(self, call: Callable[[], Any]):
+        self.call = call
+        self.results: list[weakref.ref[TraceNode] | None] = []
+
+    def run(self) -> None:
+        """Compute the results by the op's own kernels."""
+        with in_mode(None):
+            made = self.call()
+        for ref, tensor in zip(self.results, made if isinstance(made, tuple) else (made,), strict=True):
+            node = None if ref is None else ref()
+            if node is not None and node.made is None:
+                node.finish(tensor._view(node.shape))
+
+
+def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
+    """What ``form`` makes of an op; ``call`` is the op itself, for the case that it stays alone."""
+    if fusing_modes.whole is not None or any(waiting_node(x) is not None for x in inputs):
+        return form()
+    whole = fusing_modes.whole = Whole(call)
+    try:
+        made = form()
+    finally:
+        fusing_modes.whole = None
+    for tensor in made if isinstance(made, tuple) else () if made is None else (made,):
+        node = waiting_node(tensor)
+        whole.results.append(None if node is None else weakref.ref(node))
+    return made
 
 
 def storage_key(x: Tensor) -> tuple[Any, ...]:

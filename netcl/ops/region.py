@@ -105,6 +105,9 @@ def run(roots: Sequence[TraceNode]) -> None:
     """Compute a region and hand every kept node its values."""
     region = describe(roots)
     first = region.order[0]
+    if first.whole is not None and _alone(region):
+        first.whole.run()
+        return
     numpy = isinstance(first.queue, CPUQueue)
     if fusion.TELLS and len(region.order) > 1:
         log.warning("[fusion] one kernel: %s; %d inputs, %d results", region.name, len(region.leaves), len(region.kept))
@@ -114,6 +117,15 @@ def run(roots: Sequence[TraceNode]) -> None:
         made = _rows_numpy(region) if numpy else _rows_cl(region)
     for node, tensor in zip(region.kept, made, strict=True):
         node.finish(tensor)
+
+
+def _alone(region: Region) -> bool:
+    """Whether a region is one op and nothing else, whose own kernels are there for that."""
+    whole, mode = region.order[0].whole, region.order[0].mode
+    if fusing_modes.shown is not None or (mode is not None and mode.fast_math) or any(node.whole is not whole for node in region.order):
+        return False
+    results = {None if ref is None else ref() for ref in whole.results}
+    return all(node in results for node in region.kept)
 
 
 later.run = run
