@@ -215,7 +215,7 @@ def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
     cpu, _, units = rows.device_of(queue)
     strips = -(-channels // (16 * STRIP)) if span == 1 else channels
     items = strips if cpu else channels * min(span, 256)
-    wanted = -(-(2 if cpu else PARTS_ITEMS) * units // max(items, 1))
+    wanted = -(-(2 if cpu else PARTS_ITEMS // (2 if span == 1 else 1)) * units // max(items, 1))
     chunk = -(-images // max(1, min(wanted, images)))
     return Channels(images, channels, span, chunk, -(-images // max(chunk, 1)))
 

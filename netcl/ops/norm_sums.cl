@@ -37,6 +37,9 @@ SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __gl
     mean[s] = per_image ? (vec)(0) : M_lanes(means, column + s * VEC, channels - column - s * VEC);
     rstd[s] = per_image ? (vec)(0) : M_lanes(rstds, column + s * VEC, channels - column - s * VEC);
   }
+#if STRIP == 1  // a work-item with one column would wait for each load
+#pragma unroll 4
+#endif
   for (int image = part * chunk; image < to; ++image) {
     const long start = (long)image * channels + column;
     const vec row_mean = per_image ? (vec)(M_LOAD(means, image)) : (vec)(0), row_rstd = per_image ? (vec)(M_LOAD(rstds, image)) : (vec)(0);
@@ -60,6 +63,7 @@ __kernel void join_sums(__global const M_T* part_firsts, __global const M_T* par
   const int c = get_global_id(0);
   if (c >= channels) return;
   real first = 0, second = 0;
+#pragma unroll 8
   for (int part = 0; part < parts; ++part) {
     first += M_LOAD(part_firsts, part * channels + c);
     second += M_LOAD(part_seconds, part * channels + c);

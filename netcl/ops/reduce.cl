@@ -99,7 +99,20 @@ __kernel void reduce_columns(__global const SRC* x, __global const GIVEN* given,
   for (INDEX_T start = begin; start < end; start += BLOCK) {
     const INDEX_T stop = min(start + BLOCK, end);
     for (int k = 0; k < vectors; ++k) part[k] = NEUTRAL;
-    for (INDEX_T i = start; i < stop; ++i)
+    INDEX_T i = start;
+#if SPAN == 1  // eight loads on their way at a time: one alone waits for each
+    for (; i + 8 <= stop; i += 8) {
+      real v[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = fold_map(LOAD(x + (i + j) * inner, column, inner - column), v1[0], (real)(a0), (real)(a1));
+#pragma unroll
+      for (int half_way = 4; half_way > 0; half_way /= 2)
+#pragma unroll
+        for (int j = 0; j < half_way; ++j) v[j] = fold_combine(v[j], v[j + half_way]);
+      part[0] = fold_combine(part[0], v[0]);
+    }
+#endif
+    for (; i < stop; ++i)
       for (int k = 0; k < vectors; ++k) {
         const INDEX_T at = column + k * WIDTH;
         part[k] = fold_combine(part[k], fold_map(LOAD(x + i * inner, at, inner - at), v1[k], (real)(a0), (real)(a1)));

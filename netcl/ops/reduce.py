@@ -165,7 +165,7 @@ def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
         wanted = 4 * profile.max_compute_units if cpu else 256 * profile.max_compute_units
         span = next((n for n in _CPU_SPANS if cpu and shape.inner >= 2 * n * width), 1)
         outputs = shape.rows * -(-shape.inner // (width * span))
-        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.length, outputs, wanted, 256), span)
+        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.length, outputs, wanted, 256 if cpu else 128), span)
     width = wide if shape.length >= 4 * wide else 1
     if cpu:
         return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, 4 * profile.max_compute_units, 16384))
