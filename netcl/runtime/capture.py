@@ -223,9 +223,8 @@ class CompiledFunction:
             case = self._cases.get(key)
             if case is None:
                 if len(self._cases) >= MOST_CASES:
-                    self._refuse(
-                        f"it was called with more than {MOST_CASES} kinds of arguments and numbers around it; one that counts is another each time"
-                    )
+                    kinds = f"more than {MOST_CASES} kinds of arguments and numbers around it"
+                    self._refuse(f"it was called with {kinds}; one that counts is another each time")
                     return self._plain(call.args, call.kwargs)
                 case = self._cases[key] = _Case(call.objects)
             return self._run(case, call)
