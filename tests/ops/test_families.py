@@ -68,3 +68,23 @@ def test_precision_names_what_may_be_lost(precision, cl_device):
 def test_dilation_is_read_from_shapes():
     chosen = get_kernel_selector().select("conv2d", ((1, 4, 9, 9), (4, 4, 3, 3), (1, 1), (0, 0), (2, 2)))
     assert isinstance(chosen, KernelConfig) and chosen.variant is not KernelVariant.CONV2D_WINOGRAD
+
+
+def _plain_error(rows, columns):
+    """The largest error of dot products that are summed in float32 one term after another."""
+    plain = np.cumsum(rows[:, :, None] * columns[None], axis=1, dtype=np.float32)[:, -1]
+    return np.abs(plain - rows.astype(np.float64) @ columns.astype(np.float64)).max()
+
+
+@pytest.mark.parametrize(
+    "op, sizes",
+    [("matmul", (48, 64, 3000)), ("conv2d", (1, 64, 9, 9, 24, 3, 3)), ("conv2d_weight_grad", (3, 8, 32, 32, 8, 1, 1))],
+)
+def test_the_chosen_kernel_is_as_exact_as_a_plain_sum(op, sizes, cl_device, rng):
+    family = families.FAMILIES[op]
+    problem = family.problem(*sizes, profile=cl_device.profile)
+    operands = family.operands(problem, cl_device.queue)
+    error = np.abs(family.run_with(family.configurations(problem)[0], problem, *operands).to_host() - family.reference(problem, *operands))
+    depth = family.depth(problem)
+    rows, columns = rng.standard_normal((32, depth), np.float32), rng.standard_normal((depth, 48), np.float32)
+    assert error.max() <= 4 * _plain_error(rows, columns)

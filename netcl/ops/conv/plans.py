@@ -366,12 +366,17 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> 
     items, rows = _items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
-        busy = min(-(-_wanted(queue) // (columns * rows * g.groups)), job.pixels // (16 * tiles["BK"]), 256)
-        splits = max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(g.w_shape)))
+        splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
         return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
     kernel = _kernel(queue, job, "simt.cl", "conv_gemm", tiles, result)
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
     return _direct(kernel, size, (items, 1, 1), *job.sizes)
+
+
+def _pixel_splits(job: Job, queue: Any, groups: int, depth: int) -> int:
+    """In how many parts a GPU sums over the pixels: as many as occupy it, and more where one part would be too long a sum."""
+    busy = min(-(-_wanted(queue) // groups), job.pixels // (16 * depth), 256)
+    return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 
 
 def _suits_taps(job: Job, config: KernelConfig, queue: Any) -> bool:
@@ -411,7 +416,7 @@ def _taps_weights(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
     items, g = _items(tiles), job.g
     columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
-    splits = max(1, min(-(-_wanted(queue) // (columns * rows * g.groups)), job.pixels // (16 * tiles["BK"]), 256))
+    splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
     return _split(job, queue, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
 
 
