@@ -22,6 +22,7 @@ MEDIUM_ROW = 1024  # up to here a row is a wave's, above a large work-group's
 QUAD_ROW = 128  # elements; a GPU's row from here on is read four at a time
 MOST_HELD = 64  # 32-bit registers of a work-item for the row it keeps
 ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
+MOST_WORK = 16384  # and this many at the most, where there are rows enough for every core
 COLUMN_LOCAL = 64  # work-items of a group in column kernels on a GPU
 
 
@@ -138,9 +139,11 @@ def run_rows(
     **defines: Any,
 ) -> None:  # fmt: skip
     """Launch a kernel over ``rows`` rows of ``n``, made of runs of ``run`` (else of one); its last arguments are ``rows, n, each``."""
-    cpu, most, _ = device_of(queue)
+    cpu, most, units = device_of(queue)
     quads = (run or n) % 4 == 0 and aligned(args)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)
+    if cpu:  # fewer and larger pieces, as long as every core has several
+        spread = spread._replace(each=max(1, min(MOST_WORK // max(n, 1), -(-rows // (8 * units)))))
     if run not in (0, n):
         spread = spread._replace(held=0)
     kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
