@@ -376,6 +376,29 @@ def test_long_chains_are_cut(cl_device):
         assert y._source.weight <= fusion.MOST_NODES
 
 
+@pytest.mark.parametrize("limit", ["MOST_WAITING", "MOST_HELD"])
+def test_what_waits_is_bounded(limit, cl_device, monkeypatch):
+    x = Tensor.ones((64,), queue=cl_device.queue)
+    ops.add(x, 1.0).to_host()
+    fusion.flush()
+    monkeypatch.setattr(fusion, limit, 8 if limit == "MOST_WAITING" else 8 * x.nbytes)
+    monkeypatch.setattr(fusion, "_most_held", lambda node: fusion.MOST_HELD)  # whatever the device could hold
+    with fusion.eager_fusion(1):
+        held = [x + float(k) for k in range(40)]
+        assert sum(fusion.waiting_node(t) is not None for t in held) <= 8
+        assert [t.to_host()[0] for t in held] == [1.0 + k for k in range(40)]
+
+
+def test_backward_reads_or_computes_again_whatever_moves_fewer_bytes(cl_device, rng):
+    """The relu would be computed from three tensors, so it is written (and read) once; the exponential from one, so it is not."""
+    a, b, c = (ag.tensor(rng.normal(size=64).astype(np.float32), requires_grad=True, queue=cl_device.queue) for _ in range(3))
+    written = ag.jit_compile(chain).graph(a, b, c)
+    again = ag.jit_compile(lambda x: ag.exp(x * 0.5) * 3.0).graph(a)
+    assert len(written.forward) == len(written.backward) == len(again.forward) == len(again.backward) == 1
+    assert written.forward[0].count("__global float* q_") == 2 and "relu" not in written.backward[0].split("relu_vjp")[0]
+    assert again.forward[0].count("__global float* q_") == 1 and "exp(" in again.backward[0]
+
+
 def test_gradients_of_two_leaves_never_share_memory(device):
     a, b = (ag.tensor([1.0, 2.0], requires_grad=True, queue=device.queue) for _ in range(2))
     ag.jit_compile(lambda a, b: a + b)(a, b).backward(Tensor.ones((2,), queue=device.queue))
