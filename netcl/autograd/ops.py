@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 from netcl import ops
@@ -59,14 +59,19 @@ def _recorded(row: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _composite(row: Composite) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        import netcl.autograd
-
         if row.amp == "float" and active.dtype is not None:  # its parts too, products among them
             with autocast(enabled=False):
-                return row.call(netcl.autograd, *args, **kwargs)
-        return row.call(netcl.autograd, *args, **kwargs)
+                return row.call(_autograd(), *args, **kwargs)
+        return row.call(_autograd(), *args, **kwargs)
 
     return call
+
+
+@cache
+def _autograd() -> Any:
+    import netcl.autograd
+
+    return netcl.autograd
 
 
 # ---- pointwise
@@ -214,7 +219,14 @@ def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
 def fill_slots() -> None:
     """Give Tensor its operators and methods."""
     for name in ops.names():
-        dispatch.fill(name, lambda *args, _name=name, **kwargs: twin(_name)(*args, **kwargs))
+        dispatch.fill(name, partial(_fill_slot, name))
+
+
+def _fill_slot(name: str, *args: Any, **kwargs: Any) -> Any:
+    """The first call of an op by a tensor: from then on its slot holds the op itself."""
+    made = twin(name)
+    dispatch.fill(name, made)
+    return made(*args, **kwargs)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -123,10 +123,16 @@ def row_kernel(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], spread: Spread, defines: Mapping[str, Any]
 ) -> program.Kernel:
     """The kernel ``name`` of ``rows.cl`` and ``cl_file`` joined, for operands, a spread and further macros."""
-    real = "double" if "float64" in operands.values() else "float"
-    macros = vector_macros(tuple(operands.items()), real, spread.vec)
-    base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held}
-    return launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
+    state = program.state(queue)
+    key = ("rows", module_file, cl_file, name, spread, *operands.items(), *defines.items())
+    found = state.get(key)
+    if found is None:
+        real = "double" if "float64" in operands.values() else "float"
+        macros = vector_macros(tuple(operands.items()), real, spread.vec)
+        base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held}
+        found = launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
+        state[key] = found
+    return found
 
 
 def aligned(args: Sequence[Any]) -> bool:

@@ -222,8 +222,10 @@ def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, activat
 
 
 def _affine_vjp(F, g, x, w, bias_shape, needs):
-    g, rows = F.reshape(g, (-1, w.shape[0])), F.reshape(x, (-1, w.shape[1]))
-    grad_x = F.reshape(F.matmul(g, w), x.shape) if needs[0] else None
+    flat = len(x.shape) == 2
+    g, rows = (g, x) if flat else (F.reshape(g, (-1, w.shape[0])), F.reshape(x, (-1, w.shape[1])))
+    grad_x = F.matmul(g, w) if needs[0] else None
+    grad_x = grad_x if flat or grad_x is None else F.reshape(grad_x, x.shape)
     grad_w = F.matmul(g, rows, transpose_a=True) if needs[1] else None
     return grad_x, grad_w, None if bias_shape is None else F.sum(g, axis=0)
 

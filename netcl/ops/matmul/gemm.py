@@ -450,17 +450,15 @@ def product(
         wide = sum_dtype(DTYPES[dtype].c_compute)
         given = (cast(a, wide), cast(b, wide), out_shape, wide, trans_a, trans_b, None if bias is None else cast(bias, wide), activation)
         return cast(product(*given), dtype)
-    return run(plan, queue, a, b, bias, Tensor.empty(out_shape, dtype, queue=queue))
+    return run(plan, queue, a, b, bias, Tensor._result(out_shape, dtype, queue))
 
 
 def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     """Launch a plan; gives ``out`` back."""
-    wide = sum_dtype(DTYPES[out.dtype].c_compute)
     buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias}
-    if plan.packed:
-        buffers["p"] = Tensor.empty((plan.packed,), wide, queue=queue)
-    if plan.sums:
-        buffers["s"] = Tensor.empty((plan.sums,), wide, queue=queue)
+    for letter, size in (("p", plan.packed), ("s", plan.sums)):
+        if size:
+            buffers[letter] = Tensor._result((size,), sum_dtype(DTYPES[out.dtype].c_compute), queue)
     for step in plan.launches:
-        step.kernel(queue, step.global_size, step.local_size, *(buffers[letter] for letter in step.buffers), *step.args)
+        step.kernel(queue, step.global_size, step.local_size, *[buffers[letter] for letter in step.buffers], *step.args)
     return out
