@@ -163,7 +163,7 @@ def waiting_node(x: Any) -> TraceNode | None:
 
 # ---- who waits for which memory
 
-_readers: dict[int, list[weakref.ref[Any]]] = {}
+_readers: dict[int, list[weakref.ref[Any]]] = program.awaited
 _lock = threading.RLock()  # a value that one thread left may be computed by another
 
 

@@ -45,6 +45,7 @@ launch_observers: list[LaunchObserver] = []
 launch_queue: Callable[[Any], Any] | None = None  # filled by profiling: the queue, with timestamps, that launches go to meanwhile
 free_memory: Callable[[], None] | None = None  # filled by core.memory: what to do before a launch is tried again
 before_write: Callable[[Any], None] | None = None  # filled by ops.fusion: told the lease or array that is about to be changed
+awaited: dict[int, Any] = {}  # filled by ops.fusion: by id, the leases and arrays that before_write has something to do for
 _builds = 0
 
 
@@ -297,7 +298,6 @@ class Kernel:
 
     def _driver_arguments(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
         plain = list(args)
-        told = before_write
         for i in self._pointers:
             arg = args[i]
             try:
@@ -308,8 +308,8 @@ class Kernel:
                 continue
             if arg.queue is not queue:
                 self._check_context(queue, arg)
-            if told is not None and i in self._written:
-                told(arg.pool_handle)
+            if awaited and i in self._written and id(arg.pool_handle) in awaited and before_write is not None:
+                before_write(arg.pool_handle)
         return plain
 
     def _check_context(self, queue: Any, tensor: Any) -> None:
