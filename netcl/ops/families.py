@@ -32,6 +32,7 @@ _COARSE = {"highest": 1.0, "high": 16.0, "medium": 2.0**15}
 # Rows, vectors of a register tile: what fills 32 registers, and 16.
 _TILES = {32: ((6, 4), (12, 2), (8, 3), (4, 4)), 16: ((6, 2), (4, 3), (12, 1))}
 _DEPTHS = (256, 512, 1024)
+_TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
 _SIMT_TILES = ((32, 32, 16, 2), (64, 64, 16, 4), (64, 64, 16, 8), (128, 64, 16, 8), (128, 128, 8, 8), (128, 128, 16, 8))
 
 
@@ -147,7 +148,10 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
         for out in (2, 4):
             yield KernelConfig(V.CONV2D_WINOGRAD, extra={"OUT": out, "winograd_channels": 1})
     if not problem.is_cpu:
-        yield from _simt(V.CONV2D_IMPLICIT_GEMM)
+        for m, n in _TAPS_TILES:
+            yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "simt", "form": "taps", "BM": m, "BN": n})
+        for config in _simt(V.CONV2D_IMPLICIT_GEMM):
+            yield replace(config, extra={**config.extra, "form": "gemm"})
         return
     forms = ("rows", "panel") if problem.op == plans.WEIGHT_GRAD else ("",)
     for rows, vectors in _TILES[_registers(problem.profile)]:
