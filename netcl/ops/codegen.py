@@ -136,6 +136,7 @@ class Layout(NamedTuple):
     """How a kernel walks: outer axes above the inner one, vector width, alignment, 32- or 64-bit indices.
 
     ``half_bits``: halves are converted by integer arithmetic. CPU drivers call a function per element for ``vload_half``.
+    ``whole``: rows are whole vectors, one per work-item; without the branches for a rest a GPU moves nearly twice the bytes.
     """
 
     rank: int = 0
@@ -143,6 +144,7 @@ class Layout(NamedTuple):
     aligned: bool = True
     integer: str = "int"
     half_bits: bool = False
+    whole: bool = False
 
 
 def _vector(kind: str, width: int) -> str:
@@ -231,7 +233,7 @@ def _half_bits(width: int) -> str:
 def _load_function(dtype: DType, compute: str, layout: Layout) -> str:
     head = f"real load_{dtype.name}(__global const {dtype.c_storage}* p, {layout.integer} i, {layout.integer} left) {{"
     whole = _load(dtype, compute, layout)
-    if layout.width == 1:
+    if layout.width == 1 or layout.whole:
         return f"{head} return {whole}; }}"
     return f"""{head}
   if (left >= {layout.width}) return {whole};
@@ -253,7 +255,7 @@ def _tail_function(dtype: DType, compute: str, layout: Layout) -> str:
 
 def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
     head = f"void store_{dtype.name}(__global {dtype.c_storage}* p, {layout.integer} i, {layout.integer} left, real x)"
-    if layout.width == 1:
+    if layout.width == 1 or layout.whole:
         return f"{head} {{ {_store(dtype, compute, layout)}; }}"
     lane = f"void store_{dtype.name}_lane(__global {dtype.c_storage}* p, {layout.integer} i, {compute} x)"
     return f"""{lane} {{ {_store(dtype, compute, layout._replace(width=1))}; }}
@@ -284,7 +286,7 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
         parts.append(_half_bits(width))
     parts.append(rounding_functions(rounds, compute, layout))
     for dtype in dict.fromkeys(loads):
-        if width > 1:
+        if width > 1 and not layout.whole:
             parts.append(_tail_function(dtype, compute, layout))
         parts.append(_load_function(dtype, compute, layout))
     parts += [_store_function(dtype, compute, layout) for dtype in dict.fromkeys(stores)]
@@ -384,13 +386,16 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     helpers = helper_functions("\n".join(lines))
     signature = ",\n    ".join(_parameters(body, inputs, outputs, compute, layout))
     indent = "\n    "
+    walk = f"for ({index} i = begin; i < end; i += {layout.width})"
+    if layout.whole:
+        walk, loop = "if (begin < end)", [f"const {index} i = begin;", *loop]
     return f"""{values}
 {helpers}
 {SEPARATE}
 __kernel void op_{name}(
     {signature}) {{
   {(chr(10) + "  ").join(start)}
-  for ({index} i = begin; i < end; i += {layout.width}) {{
+  {walk} {{
     {indent.join(loop)}
   }}
 }}

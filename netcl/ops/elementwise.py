@@ -253,7 +253,8 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile) -> Layout:
     if walk.inner < width:
         width = 1
     aligned = not walk.outer or walk.inner % width == 0
-    return Layout(len(walk.outer), width, aligned, "int" if n < _MOST_INT else "long", profile.device_type == "cpu")
+    cpu = profile.device_type == "cpu"
+    return Layout(len(walk.outer), width, aligned, "int" if n < _MOST_INT else "long", cpu, not cpu and walk.inner % width == 0)
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tuple[int, int, int]:
