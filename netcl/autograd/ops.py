@@ -132,6 +132,7 @@ def _again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
 def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..., Any]:
     binder = row.bind if isinstance(row, Reduction) else _binder(row)
     kept = row.saved()
+    keeps = [name in kept for name in row.inputs]
     reads_outputs = bool(kept & {"out", *registry.OUTPUTS})
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -143,7 +144,7 @@ def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..
         if not recording(flat):
             return out
         outputs = out if isinstance(out, tuple) else (out,)
-        saved = (row, [_keep(x, name in kept, outputs[0]) for name, x in zip(row.inputs, inputs, strict=True)], keywords,
+        saved = (row, [_keep(x, wanted, outputs[0]) for wanted, x in zip(keeps, inputs, strict=True)], keywords,
                  _kept_outputs(outputs, kept) if reads_outputs else None)  # fmt: skip
         if outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
             Node(row.name, _structured_rule, flat, saved).attach(outputs)
@@ -179,16 +180,19 @@ def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
 def _flatten(inputs: Sequence[Any]) -> list[Any]:
     flat: list[Any] = []
     for x in inputs:
-        flat.extend(x) if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x) else flat.append(x)
+        if not isinstance(x, Tensor) and isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
+            flat.extend(x)
+        else:
+            flat.append(x)
     return flat
 
 
 def _keep(x: Any, kept: bool, out: Tensor) -> Any:
+    if isinstance(x, Tensor):
+        return x if kept else Like(x.shape, x.dtype)
     if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
         return [_keep(part, kept, out) for part in x]
-    if not isinstance(x, Tensor):
-        return x if x is None or not kept else Tensor.from_host(out.queue, x)
-    return x if kept else Like(x.shape, x.dtype)
+    return x if x is None or not kept else Tensor.from_host(out.queue, x)
 
 
 def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:

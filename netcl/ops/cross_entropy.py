@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.errors import ShapeError, message
+from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch, rows
 from netcl.ops.pointwise import cast
@@ -164,22 +165,27 @@ def _run(kernel: str, p: Problem, operands: dict[str, Tensor], *args: Any) -> ro
 
 
 def _kernel(queue: Any, kernel: str, p: Problem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
-    flags = {"PROBABILITIES": p.probabilities, "LOG_PROBS": p.log_probs, "HAS_WEIGHT": "W" in dtypes, "SMOOTHED": p.label_smoothing > 0}
-    flags |= {"STRIDED": p.inner > 1, "REDUCED": p.reduction != "none"}
-    operands = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
-    defines = {key: int(value) for key, value in flags.items()}
-    return rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, operands, spread, defines)
+    facts = (p.probabilities, p.log_probs, p.label_smoothing > 0, p.inner > 1, p.reduction != "none")
+    state = program.state(queue)
+    key = ("cross_entropy", kernel, spread, *facts, *dtypes.items())
+    found = state.get(key)
+    if found is None:
+        names = ("PROBABILITIES", "LOG_PROBS", "SMOOTHED", "STRIDED", "REDUCED")
+        defines = {"HAS_WEIGHT": int("W" in dtypes), **dict(zip(names, map(int, facts), strict=True))}
+        operands = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
+        found = state[key] = rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, operands, spread, defines)
+    return found
 
 
 def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: Problem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     sums = "float64" if logits.dtype == "float64" else "float32"
     queue = logits.queue
-    losses, logs, counts = (Tensor.empty(shape, sums, queue=queue) for _ in range(3))
+    losses, logs, counts = (Tensor._result(shape, sums, queue) for _ in range(3))
     operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
     spread = _run("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
     if p.reduction == "none":
         return cast(losses, logits.dtype), logs, Tensor.ones((), sums, queue=queue)
-    total, scale = Tensor.empty((), logits.dtype, queue=queue), Tensor.empty((), sums, queue=queue)
+    total, scale = Tensor._result((), logits.dtype, queue), Tensor._result((), sums, queue)
     finish = _kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
     finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
     return total, logs, scale
@@ -354,7 +360,7 @@ def cross_entropy_grad(
         )
     if logits.backend == "cpu":
         return launch.run_cpu(_grad_cpu, upstream, logits, target, weight, logarithms, scale, dtype=logits.dtype, p=p)
-    y = Tensor.empty(logits.shape, logits.dtype, queue=logits.queue)
+    y = Tensor._result(logits.shape, logits.dtype, logits.queue)
     if y.size:
         scale = cast(scale, logarithms.dtype)
         operands = {"X": logits, "L": target, "M": logarithms, "G": upstream, "Y": y} | ({} if weight is None else {"W": weight})

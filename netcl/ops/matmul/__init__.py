@@ -67,7 +67,10 @@ def _shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool
 
 
 def _result_dtype(name: str, *operands: Tensor) -> str:
-    result = dtypes.DTYPES[operands[0].dtype]
+    first = operands[0].dtype
+    if first in TYPES and all([x.dtype == first for x in operands]):
+        return first
+    result = dtypes.DTYPES[first]
     for x in operands:
         if x.dtype not in TYPES:
             raise DtypeError(message(name, "products take numbers", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
@@ -205,7 +208,7 @@ def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
 
 def _affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     x, w, bias = launch.as_tensors("linear", x, w, bias)
-    dtype = _result_dtype("linear", *(t for t in (x, w, bias) if t is not None))
+    dtype = _result_dtype("linear", x, w) if bias is None else _result_dtype("linear", x, w, bias)
     _check_linear(x, w, bias)
     if x.array is not None:
         return launch.run_cpu(_affine_numpy, x, w, bias, activation=activation, dtype=dtype)
