@@ -38,17 +38,48 @@ for name in sys.argv[1:]:
 """
 
 
+FUSED = """
+import numpy as np
+import netcl.autograd as ag
+from netcl.core.device import manager
+from netcl.core.kernels import program
+from netcl.ops import rows
+queue = manager.default("oclgrind").queue
+for spread in (rows.Spread(1, 1, 16, 2), rows.Spread(8, 8, 1, 1), rows.Spread(4, 1, 1, 1)):
+    rows.row_spread = lambda *rest, spread=spread: spread
+    program.forget("row plans")
+    x, w, b = (ag.tensor(np.linspace(-2, 2, n, dtype=np.float32).reshape(s), requires_grad=True, queue=queue)
+               for n, s in ((57, (3, 19)), (19, (19,)), (19, (19,))))
+    function = ag.jit_compile(lambda x: ag.softmax(ag.layer_norm(ag.gelu(x.to("float16")).to("float32"), 19, w, b)))
+    ag.sum(function(x) * x).backward()
+    queue.finish()
+    print(spread.group, x.grad.shape, flush=True)
+"""
+
+
+def under_oclgrind(script, arguments, tmp_path):
+    """What a script prints under Oclgrind, which must find nothing."""
+    if not sanitizer.available():
+        pytest.skip("Oclgrind is not installed")
+    log = tmp_path / "oclgrind.log"
+    settings = {**sanitizer.SETTINGS, "OCLGRIND_UNINITIALIZED": "0", "OCLGRIND_LOG": str(log), "NETCL_CACHE_DIR": str(tmp_path)}
+    env = {key: value for key, value in {**os.environ, **settings}.items() if value != "0"}
+    done = subprocess.run([sys.executable, "-c", script, *arguments], env=env, capture_output=True, text=True, timeout=850)
+    assert done.returncode == 0, f"after {done.stdout.split()[-1:]}: {done.stderr[-3000:]}"
+    said = log.read_text().strip() if log.exists() else ""
+    assert not said, said[:3000]
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_are_clean(part, tmp_path):
-    if not sanitizer.available():
-        pytest.skip("Oclgrind is not installed")
-    names, log = NAMES[part::PARTS], tmp_path / "oclgrind.log"
-    settings = {**sanitizer.SETTINGS, "OCLGRIND_UNINITIALIZED": "0", "OCLGRIND_LOG": str(log), "NETCL_CACHE_DIR": str(tmp_path)}
-    env = {key: value for key, value in {**os.environ, **settings}.items() if value != "0"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *names], env=env, capture_output=True, text=True, timeout=850)
-    assert done.returncode == 0, f"after {done.stdout.split()[-1:]}: {done.stderr[-3000:]}"
-    assert done.stdout.split() == names
-    said = log.read_text().strip() if log.exists() else ""
-    assert not said, said[:3000]
+    names = NAMES[part::PARTS]
+    assert under_oclgrind(SCRIPT, names, tmp_path).split() == names
+
+
+@pytest.mark.slow
+def test_fused_kernels_are_clean(tmp_path):
+    """Rows as CPUs and as GPUs share them, forward and backward, with sums over columns."""
+    assert len(under_oclgrind(FUSED, (), tmp_path).splitlines()) == 3
