@@ -262,11 +262,13 @@ class _Walk:
         back = node.rule(node, self.F, grads)
         if not self.retain:
             node.release()
+        anomaly = modes.anomaly
         for edge, like, gradient in zip(edges, likes, back, strict=True):
             if edge is not None and like is not None and gradient is not None:
-                if modes.anomaly:
+                if anomaly:
                     _check_finite(node, gradient, "gave, walking back,")
-                self.send(edge, _fit(self.F, gradient, like))
+                fits = gradient.shape == like.shape and gradient.dtype == like.dtype
+                self.send(edge, gradient if fits else _fit(self.F, gradient, like))
 
     def finish(self) -> None:
         """Gradients that wait to be computed are computed together, now that nothing else is kept for them."""

@@ -200,6 +200,8 @@ def _forward_vjp(F, g, out, logits, target, weight, reduction, ignore_index, lab
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     upstream = F.mul(loss, 0) if upstream is None else upstream
     d_logits = F.cross_entropy_grad(upstream, logits, target, weight, logs, scale, log_probs=log_probs, **options) if needs[0] else None
+    if through is None and not any(needs[1:]):
+        return d_logits, None, None
     kept = F.reshape(logs, _kept_axis(logits.shape))
     if needs[0] and through is not None and not log_probs:
         d_logits = F.add(d_logits, F.mul(F.reshape(through, kept.shape), F.exp(F.sub(logits, kept))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -490,6 +491,12 @@ def _run_numpy(
 # ---- gradients
 
 
+@cache
+def _value_names(arity: int) -> tuple[str, ...]:
+    """What formulas call their inputs."""
+    return tuple(f"v{i}" for i in range(arity))
+
+
 def run_vjp(
     row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
@@ -498,15 +505,16 @@ def run_vjp(
     Tensors that the row does not keep (``row.saved_for(i)``) may be given as anything with ``dtype``. A gradient that is ``g``
     itself comes back as the same tensor: never change a gradient in place.
     """
-    need = tuple(bool(w) and bool(text) and isinstance_float(x) for w, text, x in zip(wanted, row.vjp, values, strict=True))
     grads: list[Tensor | None] = [None] * row.arity
-    for i, text in enumerate(row.vjp):
-        if need[i] and text == "g" and values[i].dtype == g.dtype:
+    rest: list[bool] = []
+    for i, (asked, text, x) in enumerate(zip(wanted, row.vjp, values, strict=True)):
+        needed = bool(asked and text) and isinstance_float(x)
+        if needed and text == "g" and x.dtype == g.dtype:
             grads[i] = g
-    rest = tuple(n and grad is None for n, grad in zip(need, grads, strict=True))
-    if any(rest):
-        for i, grad in zip([i for i, r in enumerate(rest) if r], _vjp_kernel(row, g, out, values, params, rest), strict=True):
-            grads[i] = grad
+        rest.append(needed and grads[i] is None)
+    if True in rest:
+        made = iter(_vjp_kernel(row, g, out, values, params, tuple(rest)))
+        grads = [next(made) if r else grad for r, grad in zip(rest, grads, strict=True)]
     return grads
 
 
@@ -520,7 +528,7 @@ def _vjp_kernel(
     row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: tuple[bool, ...]
 ) -> list[Tensor]:
     body = vjp_body(row, wanted)
-    bound = {"g": g, "out": out, **{f"v{i}": x for i, x in enumerate(values)}}
+    bound = {"g": g, "out": out, **dict(zip(_value_names(row.arity), values, strict=True))}
     inputs = [bound[name] for name in body.inputs]
     scalars = [float(params[name]) for name in body.scalars]
     targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
@@ -531,7 +539,7 @@ def _vjp_kernel(
             return [_deferred_vjp(row, i, bound, params, g, compute) for i, w in enumerate(wanted) if w]
     if isinstance(queue, CPUQueue):
         return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
-    key = ("vjp", row, wanted, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs), *targets)
+    key = ("vjp", row, wanted, *[(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs], *targets)
     state = program.state(queue)
     plan = state["plans"].get(key) if "plans" in state else None
     if plan is None:
