@@ -134,8 +134,8 @@ def test_the_three_are_transposes_of_each_other(queue, rng):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_weights_far_apart_are_swapped_first(cl_queue, rng, stride):
-    """Sums of an input gradient over several panels, groups included, by the kernels of CPUs."""
+def test_input_gradients_over_several_panels(cl_queue, rng, stride):
+    """Groups included, by the kernels of CPUs."""
     dy, w = rng.normal(size=(2, 66, 4, 5)).astype("f"), rng.normal(size=(66, 60, 3, 3)).astype("f")
     options = {"size": (4 * stride, 5 * stride), "stride": stride, "padding": 1, "groups": 2}
     want = registry.lookup("conv2d_input_grad").ref(dy.astype(np.float64), w.astype(np.float64), **options)

@@ -25,8 +25,16 @@
 #ifndef VIEW_WIDEST
 #define VIEW_WIDEST (VW > 4 ? 256 : 16)  // most outputs of a line: narrow vectors copy long lines faster from where they are
 #endif
-#ifndef SWAPPED
-#define SWAPPED 0  // 1: an input gradient finds its weights as swap_weights leaves them
+#ifndef AHEAD
+#define AHEAD 18  // terms of a sum by which an input gradient fetches weights: each channel's lie in another page, which no hardware foresees
+#endif
+#ifndef FETCHES
+#define FETCHES 0  // 1: the compiler knows __builtin_prefetch; OpenCL's own prefetch is an empty call on PoCL
+#endif
+#if FETCHES
+#define FETCH(p) __builtin_prefetch((const void*)(size_t)(p))
+#else
+#define FETCH(p)
 #endif
 
 #define TILE (KC * NR)   // elements of a panel's tile
@@ -166,27 +174,6 @@ static inline V finished(V v, REAL bias) {
   return v;
 }
 
-#if SWAPPED
-// to[group][row][channel][tap] of w[group][channel][row][tap]: a sum then walks neighbours, not a page per channel. Work-groups: groups *
-// blocks of SWAP_ROWS rows, so that whole cache lines are read.
-#define SWAP_ROWS 16
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void swap_weights(__global const REAL* restrict w, __global REAL* restrict to,
-                                                                          int C, int M, int taps) {
-  const int blocks = (M + SWAP_ROWS - 1) / SWAP_ROWS, group = get_group_id(0) / blocks, first = get_group_id(0) % blocks * SWAP_ROWS;
-  const int rows = least(SWAP_ROWS, M - first);
-  w += ((size_t)group * C * M + first) * taps;
-  to += ((size_t)group * M + first) * C * taps;
-  for (int c = 0; c < C; ++c, w += (size_t)M * taps, to += taps)
-    for (int row = 0; row < rows; ++row) {
-      __global const REAL* s = w + row * taps;
-      __global REAL* d = to + (size_t)row * C * taps;
-      int t = 0;
-      for (; t + 4 <= taps; t += 4) QUAD(__global, d + t) = QUAD(__global const, s + t);
-      for (; t < taps; ++t) d[t] = s[t];
-    }
-}
-#endif
-
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
 // Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
@@ -196,7 +183,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
   __local REAL panel[NT * TILE] __attribute__((aligned(64)));
   __local REAL sums[ROWS * STRIP] __attribute__((aligned(64)));
 #if INPUT_GRAD
-  __local int weight_at[KC];
+  __local int weight_at[KC + AHEAD];
   const int classes = stride_h * stride_w;
 #else
   const int classes = 1;
@@ -249,10 +236,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
     for (int c = 0; c < channels; ++c)
       for (int t = 0; t < taps; ++t) {
         const int r = h.w_first + t / v.taps * h.w_step, s = v.w_first + t % v.taps * v.w_step;
-        weight_at[c * taps + t] = c * (SWAPPED ? 1 : M) * all_taps + r * KW + s;
+        weight_at[c * taps + t] = c * M * all_taps + r * KW + s;
       }
-    __global const REAL* weights = w + ((size_t)group * C * M + (size_t)c0 * (SWAPPED ? 1 : M)) * all_taps;
-    const size_t weight_row = (size_t)all_taps * (SWAPPED ? C : 1);
+    for (int k = depth; k < depth + AHEAD; ++k) weight_at[k] = 0;
+    __global const REAL* weights = w + ((size_t)group * C + c0) * M * all_taps;
+    const size_t weight_row = all_taps;
 #define WEIGHT_AT(k) weight_at[k]
 #else
     __global const REAL* weights = w + ((size_t)group * M * C + c0) * taps;
@@ -280,6 +268,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
         __local const REAL* columns = panel + tile * TILE;
         for (int k = 0; k < depth; ++k, columns += NR) {
           V b[NV];
+#if INPUT_GRAD
+          FETCH(a[0] + weight_at[k + AHEAD]);
+          FETCH(a[MR - 1] + weight_at[k + AHEAD]);
+#endif
 #pragma unroll
           for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, columns + j * VW);
 #pragma unroll

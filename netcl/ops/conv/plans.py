@@ -49,8 +49,7 @@ LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of lo
 SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
 WIDE = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
-SWAP_ROWS = 16  # of cpu.cl
-SWAP_FROM = 512  # weights between neighbours of a sum of an input gradient: from here on each lies in another part of a page, or another
+FETCHING = ("pocl",)  # brands of drivers whose compiler is known to take __builtin_prefetch
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
 _BEFORE = {
@@ -265,23 +264,9 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
     blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_wanted(queue) // max(1, strips * third))))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
+    tiles["FETCHES"] = int(handle_of(queue).profile.brand in FETCHING)
     size = (strips, -(-job.filters // rows), third)
-    if job.kind == INPUT_GRAD and job.filters * job.g.taps >= SWAP_FROM:
-        return _swapped(job, tiles, queue, size, rows)
     return _direct(_kernel(queue, job, "cpu.cl", "conv_panel", tiles), size, None, *job.sizes, rows)
-
-
-def _swapped(job: Job, tiles: dict[str, Any], queue: Any, size: tuple[int, ...], rows: int) -> Launch:
-    """The input gradient with the weights' two channel axes exchanged before."""
-    tiles = {**tiles, "SWAPPED": 1}
-    swap, panel = (_kernel(queue, job, "cpu.cl", name, tiles) for name in ("swap_weights", "conv_panel"))
-
-    def go(queue: Any, dy: Tensor, w: Tensor, bias: Tensor, dx: Tensor) -> None:
-        turned = Tensor.empty(w.shape, job.accumulator, queue=queue)
-        swap(queue, (job.g.groups * -(-job.filters // SWAP_ROWS),), None, w, turned, job.sizes[1], job.filters, job.g.taps)
-        panel(queue, size, None, dy, turned, bias, dx, *job.sizes, rows)
-
-    return go
 
 
 def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
