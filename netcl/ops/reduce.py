@@ -210,7 +210,7 @@ class Recipe:
 
     def repeat(self, x: Tensor, target: Tensor) -> None:
         """The same launches over other tensors."""
-        self._launch([x, target, *(Tensor.empty(shape, dtype, queue=x.queue) for shape, dtype in self.temporaries)])
+        self._launch([x, target, *[Tensor._result(shape, dtype, x.queue) for shape, dtype in self.temporaries]])
 
     def _launch(self, tensors: list[Tensor]) -> None:
         for kernel, items, local, slots, scalars in self.steps:
@@ -293,7 +293,7 @@ def fold(
         shape, name, recipe = x.queue._netcl_state["recipes"][key]
     except (AttributeError, KeyError, TypeError):  # an array, a NumPy queue, a list of axes, a new call
         return _fold_new(row, x, axis, keepdims, params, out, dtype)
-    target = Tensor.empty(shape, name, queue=x.queue) if out is None else check_out(row.name, out, shape, name)
+    target = Tensor._result(shape, name, x.queue) if out is None else check_out(row.name, out, shape, name)
     recipe.repeat(x, target)
     return target
 
