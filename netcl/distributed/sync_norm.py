@@ -11,7 +11,6 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 from netcl.distributed.comm import World
-from netcl.nn.factory import register_layer
 from netcl.nn.module import Module
 from netcl.nn.norm import BatchNorm2d, _BatchNorm
 
@@ -29,16 +28,15 @@ class _WorldSum(ag.Function):
         return Tensor.from_host(gradient.queue, ctx.world.all_reduce(gradient.to_host()), gradient.dtype), None
 
 
-@register_layer
 class SyncBatchNorm(_BatchNorm):
     """Batch norm in training by mean and variance over all ranks of a world; else as ``BatchNorm2d``.
 
     Mean first, then the mean of squared distances from it: two sums over the world forward and two backward, so that the variance is as
-    exact as on one device. Ranks may have parts of different sizes. Loaded from a file it belongs to a world of one, until
-    :func:`convert_sync_batchnorm` gives it another.
+    exact as on one device. Ranks may have parts of different sizes. A model is saved without it: :func:`without_sync`.
     """
 
     ranks = (2, 3, 4)
+    saved_by = "save netcl.distributed.without_sync(model)"
     world = World(0.0)
     plain: type[_BatchNorm] = BatchNorm2d
 

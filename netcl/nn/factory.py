@@ -43,11 +43,17 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
         return register_layer(name.__name__, name)
     if constructor is None:
         return lambda made: register_layer(name, made)
-    if _constructors.get(name, constructor) is not constructor:
+    known = _constructors.get(name, constructor)
+    if known is not constructor and _place(known) != _place(constructor):
         raise ValueError(message("register_layer", f"{name!r} is already registered", "choose another name, or unregister_layer it first"))
     _constructors[name] = constructor
     _names.setdefault(constructor, name)
     return constructor
+
+
+def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
+    """Where a class was defined: the same class defined again, as in a notebook, takes the place of the first."""
+    return constructor.__module__, constructor.__qualname__
 
 
 def unregister_layer(name: str) -> None:

@@ -77,6 +77,8 @@ def main(folder: Path, kills: int, seed: int) -> None:
         if latest(checkpoints):
             model, optimizer, scheduler, rng = made()
             seen.append(load_checkpoint(checkpoints, model=model, optimizer=optimizer, scheduler=scheduler, rng=rng).step)
+        if len(seen) < 2 or seen[-1] == seen[-2]:
+            longest *= 1.2  # the machine has become busier than when its pace was taken
     lines = [line.split() for line in written.read_text().splitlines()]
     wrong = [line for line in lines if len(line) == 2 and straight[int(line[0])] != line[1]]
     left = [path.name for path in checkpoints.iterdir()]
