@@ -197,7 +197,7 @@ def test_the_chain_is_one_kernel(how, cl_device):
     with fusion.eager_fusion(0):
         plain = chain(a, b, c).to_host()
     function = ag.jit_compile(chain) if how == "compiled" else chain
-    with fusion.eager_fusion(1 << 16), Launches() as seen:
+    with fusion.eager_fusion(1 << 12), Launches() as seen:  # on GPUs from 16 times as many elements on
         fused = function(a, b, c).to_host()
         assert seen.names == ["op_mul_add_relu_mul_add"]
     np.testing.assert_array_equal(fused, plain)

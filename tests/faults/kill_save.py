@@ -21,6 +21,9 @@ from netcl.io import latest, load_checkpoint, save_checkpoint
 from netcl.ops.random import manual_seed
 
 
+STALLED = 5  # kills in a row without a new checkpoint
+
+
 def made():
     manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 1))
@@ -77,8 +80,8 @@ def main(folder: Path, kills: int, seed: int) -> None:
         if latest(checkpoints):
             model, optimizer, scheduler, rng = made()
             seen.append(load_checkpoint(checkpoints, model=model, optimizer=optimizer, scheduler=scheduler, rng=rng).step)
-        if len(seen) < 2 or seen[-1] == seen[-2]:
-            longest *= 1.2  # the machine has become busier than when its pace was taken
+        if len(seen) >= STALLED and len(set(seen[-STALLED:])) == 1:
+            longest = min(1.5 * longest, 60.0)  # the machine has become busier than when its pace was taken
     lines = [line.split() for line in written.read_text().splitlines()]
     wrong = [line for line in lines if len(line) == 2 and straight[int(line[0])] != line[1]]
     left = [path.name for path in checkpoints.iterdir()]
