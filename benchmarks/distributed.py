@@ -157,14 +157,15 @@ def reduce_times(repeats: int = 9) -> dict[int, float]:
 
 
 def cost(options: argparse.Namespace) -> dict[str, Any]:
-    """``T(N) = latency + N / rate``: latency from the smallest, rate from the largest, and what that says of those between."""
+    """``T(N) = latency + N / rate``: latency of small messages, rate of large ones, and what that says of all."""
     from netcl.distributed.launch import mpiexec
 
     command = [mpiexec(), "-n", str(options.ranks[-1]), sys.executable, __file__, "--as-rank", "all_reduce"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
     times = {int(size): seconds for size, seconds in json.loads(said).items()}
-    latency, largest = min(times.values()), max(times)
-    rate = largest / (times[largest] - latency)
+    latency = statistics.median(seconds for size, seconds in times.items() if size <= 1 << 12)
+    large = {size: seconds for size, seconds in times.items() if size >= 1 << 20}
+    rate = sum(large) / (sum(large.values()) - len(large) * latency)
     rows = {
         f"{size} bytes": {"us": round(1e6 * seconds, 1), "model us": round(1e6 * (latency + size / rate), 1)}
         for size, seconds in times.items()

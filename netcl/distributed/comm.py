@@ -271,6 +271,9 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
 
 # ---- waiting
 
+#: Seconds between two looks for others: longer ones delay every message by as much, shorter ones take the processor from the device.
+LONGEST_PAUSE = 2e-4
+
 
 def wait_until(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
     """Whether ``done()`` came true in time. Looks often at first, then sleeps between looks, so that others get the processor."""
@@ -280,7 +283,7 @@ def wait_until(done: Callable[[], bool], timeout: float, meanwhile: Callable[[],
             return False
         meanwhile()
         time.sleep(pause)
-        pause = min(pause + 2e-5, 1e-3)
+        pause = min(pause + 1e-5, LONGEST_PAUSE)
     return True
 
 

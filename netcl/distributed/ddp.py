@@ -48,6 +48,7 @@ class _Courier:
     def __init__(self, world: World, compress: str | None):
         self.world, self.compress = world, compress
         self.spans: list[Span] = []
+        self.arrived = 0.0  # when the device had made the gradients of the last bucket
         self._thread = ThreadPoolExecutor(1, "netcl-courier")
 
     def send(self, name: str, copies: Sequence[Any], used: Sequence[bool]) -> Future[np.ndarray]:
@@ -57,7 +58,7 @@ class _Courier:
     def _average(self, name: str, copies: Sequence[Any], used: Sequence[bool]) -> np.ndarray:
         values = [np.asarray(copy.wait()).reshape(-1) for copy in copies]
         wide = np.result_type(np.float32, *values)
-        start = time.perf_counter()
+        start = self.arrived = time.perf_counter()
         payload = np.concatenate([*values, np.asarray(used, wide)], dtype=wide)
         average = self.world.all_reduce(payload, "mean", compress=self.compress, check=False)
         self.spans.append(Span(name, start, time.perf_counter()))
@@ -200,12 +201,12 @@ class DistributedDataParallel(Module):
 
     def _finish(self) -> None:
         self._listening = False
-        self._courier.spans.append(Span("backward", self._started, time.perf_counter()))
         for bucket in self._buckets[self._begun :]:
             self._send(bucket)
         for bucket in self._buckets:
             assert bucket.sent is not None
             self._put(bucket, bucket.sent.result())
+        self._courier.spans.append(Span("backward", self._started, self._courier.arrived))
         if not self._learned:
             self._learn()
 

@@ -20,7 +20,6 @@ from netcl.core.device import device
 from netcl.io import latest, load_checkpoint, save_checkpoint
 from netcl.ops.random import manual_seed
 
-
 STALLED = 5  # kills in a row without a new checkpoint
 
 
