@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from netcl.core.errors import ShapeError, message
+from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.geometry import Pair, frozen, pair
@@ -304,8 +305,20 @@ def _max_grad(name: str, dy: Any, places: Any, w: Windows) -> Tensor:
     if dy.backend == "cpu":
         return launch.run_cpu(cpu_max_grad, dy, places, w=w)
     dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
-    _run("pool_max_grad", w, dx, dy, places, dx)
+    planes = math.prod(dx.shape[:2])
+    if dx.size and dx.dtype in ("float32", "float64") and planes >= _fair_share(dx.queue):
+        scatter = launch.kernel(
+            dx.queue, __file__, "pool.cl", "pool_max_scatter", {"X": dx.dtype, "Y": dx.dtype, "I": "int32"}, {"SCATTERS": 1}
+        )
+        scatter(dx.queue, (planes,), (1,), dy, places, dx, planes, math.prod(w.size), math.prod(w.outs))
+    else:
+        _run("pool_max_grad", w, dx, dy, places, dx)
     return dx
+
+
+def _fair_share(queue: Any) -> float:
+    """How many planes keep all cores of a CPU busy, a plane each; on other devices no number does."""
+    return 4 * program.state(queue).device.max_compute_units if launch.on_cpu_device(queue) else math.inf
 
 
 @composite(ref=_ref_max,

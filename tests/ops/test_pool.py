@@ -82,3 +82,18 @@ def test_gradients_have_gradients(rng):
     x = Tensor.from_host(manager.default("cpu").queue, rng.normal(size=(1, 2, 5, 6)), "float64", requires_grad=True)
     for pool in (lambda x: ag.max_pool2d(x, 3, 2, 1), lambda x: ag.avg_pool2d(x, 2, 1), lambda x: ag.adaptive_avg_pool2d(x, 2)):
         assert ag.gradgradcheck(lambda x, pool=pool: ag.square(pool(x)), [x], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 1), (2, 3)])
+def test_gradients_of_many_planes(device, kernel, stride):
+    """A CPU then gives a plane to each work-item; windows that overlap, touch, and leave pixels out."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 9, 7, 8)).astype(np.float32)
+    y, places = F.max_pool2d_with_indices(Tensor.from_host(device.queue, x), kernel, stride)
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    found = F.max_pool2d_input_grad(
+        Tensor.from_host(device.queue, dy), places, size=x.shape[2:], kernel_size=kernel, stride=stride
+    ).to_host()
+    expected = np.zeros((36, 56))
+    np.add.at(expected, (np.arange(36)[:, None], places.to_host().reshape(36, -1)), dy.reshape(36, -1))
+    np.testing.assert_allclose(found, expected.reshape(x.shape), rtol=1e-6, atol=1e-6)
