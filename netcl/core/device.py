@@ -219,6 +219,21 @@ class DeviceManager:
                 handle = self._foreign[queue.int_ptr] = self._handle(queue.context, queue)
             return handle
 
+    def partition(self, device: Any = "auto", count: int = 2) -> list[DeviceHandle]:
+        """``count`` equal parts of a device's compute units, each a device of its own with a context and queue: for data parallel training
+        on one CPU, or to leave cores to others. CPU runtimes can do this; few GPUs can."""
+        whole = _require(device, strict=True)
+        cl = platforms.opencl()
+        units = whole.profile.max_compute_units // count if whole.backend == "cl" and count > 0 else 0
+        if not units:
+            what = f"the device cannot be cut into {count} parts"
+            raise DeviceError(message("partition", what, device=whole.device_name, units=whole.profile.max_compute_units))
+        try:
+            parts = whole.device.create_sub_devices([cl.device_partition_property.EQUALLY, units])
+        except cl.Error as error:
+            raise DeviceError(message("partition", f"the driver cannot cut the device: {error}", device=whole.device_name)) from error
+        return [self.handle_of(cl.CommandQueue(cl.Context([part]))) for part in parts[:count]]
+
     def describe(self) -> str:
         """The devices there are, in one line, for error messages."""
         try:

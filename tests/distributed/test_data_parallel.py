@@ -13,6 +13,8 @@ import pytest
 import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.device import device as use
+from netcl.core.device import manager
+from netcl.core.errors import DeviceError
 from netcl.core.tensor import Tensor
 from netcl.distributed import DataParallel, data_parallel_step, prepare_replicas, replicate_params, shard_batch
 from tests.distributed import job
@@ -85,6 +87,30 @@ def test_two_devices_of_one_runtime(tmp_path, cl_device):
     command = [sys.executable, str(JOB), "mlp", str(tmp_path / "out.npz"), "--devices", "cl:cpu:0,cl:cpu:1"]
     subprocess.run(command, check=True, env=env, timeout=200)
     assert_same(saved(tmp_path / "out.npz"), single("mlp"))
+
+
+def test_two_parts_of_one_device(cl_device):
+    try:
+        parts = manager.partition(cl_device, 2)
+    except DeviceError as refused:
+        pytest.skip(str(refused))
+    with use("cpu"):
+        model, x, y = job.build("mlp")
+    parallel = DataParallel(model, parts)
+    opt = parallel.optimizer(job.optimizer_of)
+    losses = []
+    for _ in range(20):
+        loss = job.loss_of(parallel, x, y)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    assert_same([np.array(losses), *(p.to_host() for p in parallel.parameters())], single("mlp"))
+
+
+def test_a_device_is_not_cut_finer_than_its_units():
+    with pytest.raises(DeviceError, match=r"\[partition\] the device cannot be cut into 2 parts; device=NumPy"):
+        manager.partition("cpu", 2)
 
 
 def test_gradients_reach_the_input_and_add_up(device):
