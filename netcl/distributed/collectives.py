@@ -6,7 +6,7 @@ Tensors of one context stay on their device. Results are written into the given 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,14 +63,14 @@ def _one_queue(given: Tensors) -> bool:
     return all(t.queue is given[0].queue for t in given)
 
 
-def reduced(name: str, given: Sequence[Tensor], op: str) -> np.ndarray:
-    """The reduction over all tensors, on the host, in the dtype sums are made in."""
+def reduced(name: str, given: Sequence[Tensor], op: str, copies: Sequence[Any] = ()) -> np.ndarray:
+    """The reduction over all tensors, on the host, in the dtype sums are made in; ``copies`` are theirs, if they are under way already."""
     row = dtypes.DTYPES[given[0].dtype]
-    copies = [t.to_host_async() for t in given]
+    under_way = copies or [t.to_host_async() for t in given]
     wide = np.dtype(np.float32) if row.name in ("float16", "bfloat16") else row.host
     if op == "mean" and not row.is_float:
         raise DtypeError(message(name, "a mean needs floats", dtype=row.name))
-    return combine(op, [copy.wait().astype(wide, copy=False) for copy in copies])
+    return combine(op, [copy.wait().astype(wide, copy=False) for copy in under_way])
 
 
 def _reduced_on_device(given: Sequence[Tensor], op: str) -> Tensor:
@@ -97,6 +97,41 @@ def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
         return given
     values = reduced("all_reduce", given, op)
     return [t.from_host(values) for t in given]
+
+
+#: Bytes of tensors whose copies to the host are started together, while those before are summed there.
+BUCKET = 1 << 22
+
+
+def all_reduce_each(rows: Iterable[Tensors], op: str = "sum") -> None:
+    """:func:`all_reduce` of many rows of tensors; while one bucket of them is summed on the host, the next is on its way there."""
+    waiting: list[tuple[list[Tensor], list[Any]]] = []
+    for bucket in _buckets(_check("all_reduce", row) for row in rows):
+        coming = [(row, [] if len(row) == 1 or _one_queue(row) else [t.to_host_async() for t in row]) for row in bucket]
+        _finish(waiting, op)
+        waiting = coming
+    _finish(waiting, op)
+
+
+def _buckets(rows: Iterable[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
+    bucket: list[list[Tensor]] = []
+    for row in rows:
+        bucket.append(row)
+        if sum(first.nbytes for first, *_ in bucket) >= BUCKET:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
+
+
+def _finish(rows: Sequence[tuple[list[Tensor], list[Any]]], op: str) -> None:
+    for row, copies in rows:
+        if not copies:
+            all_reduce(row, op)
+            continue
+        values = reduced("all_reduce", row, op, copies)
+        for t in row:
+            t.from_host(values)
 
 
 def all_reduce_p2p(tensors: Tensors, op: str = "sum") -> list[Tensor]:

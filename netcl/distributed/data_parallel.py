@@ -102,30 +102,7 @@ def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[floa
     if shares is not None:
         for replica, share in enumerate(shares):
             update.scale([grads[replica] for grads in found], float(share))
-    for bucket in _buckets(found):
-        _reduce_bucket(bucket, "sum" if shares is not None else op)
-
-
-#: Bytes of gradients that are copied to the host together, while the bucket before is summed there.
-BUCKET = 1 << 22
-
-
-def _buckets(rows: list[list[Any]]) -> Iterable[list[list[Tensor]]]:
-    bucket: list[list[Tensor]] = []
-    filled = 0
-    for row in rows:
-        bucket.append(row)
-        filled += row[0].nbytes
-        if filled >= BUCKET:
-            yield bucket
-            bucket, filled = [], 0
-    if bucket:
-        yield bucket
-
-
-def _reduce_bucket(rows: list[list[Tensor]], op: str) -> None:
-    for row in rows:
-        collectives.all_reduce(row, op)
+    collectives.all_reduce_each(found, "sum" if shares is not None else op)
 
 
 def data_parallel_step(
@@ -320,25 +297,29 @@ def _collected(ctx: Any, found: list[list[Tensor | None]]) -> tuple[Tensor | Non
     inputs = [x.requires_grad for x in ctx.inputs]
     taken = sum(inputs)
     joined = iter([collectives.gather([row[k] for row in found]) for k in range(taken)])  # type: ignore[misc]
+    by_replica = dict(zip(ctx.busy, found, strict=True))
+    sums = iter(_summed(owner, {replica: row[taken:] for replica, row in by_replica.items()}))
     learned = [p.requires_grad for p in owner.module.parameters()]
-    sums = iter([_summed(owner, ctx.busy, [row[taken + k] for row in found], k) for k in range(sum(learned))])
     return (None, None, *(next(joined) if wants else None for wants in inputs), *(next(sums) if wants else None for wants in learned))
 
 
-def _summed(owner: DataParallel, busy: Sequence[int], gradients: list[Tensor | None], number: int) -> Tensor | None:
-    """The sum of a parameter's gradients, added to ``.grad`` of the other replicas and returned for the first."""
-    same = [[p for p in replica.parameters() if p.requires_grad][number] for replica in owner.replicas]
-    there = [g for g in gradients if g is not None]
-    if not there:
-        return None
-    if len(there) == len(same):
-        totals = collectives.all_reduce([_own(g) for g in there])
-    else:
-        values = collectives.reduced("all_reduce", there, "sum")
-        totals = [Tensor.from_host(p.queue, values, p.dtype) for p in same]
-    for p, total in list(zip(same, totals, strict=True))[1:]:
-        p.grad = total if p.grad is None else ag.add(p.grad, total).detach()
-    return totals[0]
+def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[Tensor | None]:
+    """The sum of each parameter's gradients, added to ``.grad`` of the other replicas and returned for the first."""
+    copies = list(zip(*([p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas), strict=True))
+    totals = [_on_all(same, {replica: row[k] for replica, row in found.items()}) for k, same in enumerate(copies)]
+    collectives.all_reduce_each(row for row in totals if row)
+    for same, row in zip(copies, totals, strict=True):
+        for p, total in list(zip(same, row, strict=False))[1:]:
+            p.grad = total if p.grad is None else ag.add(p.grad, total).detach()
+    return [row[0] if row else None for row in totals]
+
+
+def _on_all(same: Sequence[Tensor], found: dict[int, Tensor | None]) -> list[Tensor]:
+    """A gradient for every replica of a parameter, zeros where a replica had no rows; none at all if no replica has one."""
+    if all(g is None for g in found.values()):
+        return []
+    given = [found.get(replica) for replica in range(len(same))]
+    return [Tensor.zeros(p.shape, p.dtype, queue=p.queue) if g is None else _own(g) for p, g in zip(same, given, strict=True)]
 
 
 def _own(gradient: Tensor) -> Tensor:
