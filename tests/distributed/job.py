@@ -1,6 +1,6 @@
 """A training job that runs alone, on several devices, or as ranks under mpiexec, and writes the parameters it ends with.
 
-``python job.py mlp out.npz [--devices a,b] [--steps 20] [--fault kill|shape|late ...]``
+``python job.py mlp out.npz [--devices a,b or a/2] [--steps 20] [--fault kill|shape|late ...]``
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import netcl
 import netcl.autograd as ag
 from netcl import nn, optim
+from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.distributed import (
     DataParallel,
@@ -55,7 +56,9 @@ def optimizer_of(params: list[Tensor]) -> optim.Optimizer:
 
 
 def on_devices(model: nn.Module, x: np.ndarray, y: np.ndarray, args: argparse.Namespace) -> list[float]:
-    parallel = DataParallel(model, args.devices.split(","), sync_batchnorm=True, weights=args.weights)
+    whole, _, parts = args.devices.partition("/")
+    devices = manager.partition(whole, int(parts)) if parts else whole.split(",")
+    parallel = DataParallel(model, devices, sync_batchnorm=True, weights=args.weights)
     opt = parallel.optimizer(optimizer_of)
     losses = []
     for _ in range(args.steps):
