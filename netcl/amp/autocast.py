@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
+from contextlib import ContextDecorator
 from typing import Any, Literal, NamedTuple
 
 from netcl.core import dtype as dtypes
@@ -49,7 +49,7 @@ recording.modes.append(lambda: active.dtype)
 _warned = False
 
 
-class autocast:
+class autocast(ContextDecorator):
     """``with autocast(): loss = model(x)``: matrix products and convolutions in half, what needs range in float32.
 
     A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread has its
@@ -85,14 +85,6 @@ class autocast:
         active.dtype = active.around.pop()
         if not active.around:
             active.casts.clear()
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return wrapped
 
 
 def is_autocast_enabled() -> bool:

@@ -13,7 +13,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from functools import wraps
+from contextlib import ContextDecorator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -392,7 +392,7 @@ def grad(
     return tuple(found)
 
 
-class _Setting:
+class _Setting(ContextDecorator):
     """A mode as context manager and decorator; the old value comes back on exit."""
 
     field: str
@@ -408,14 +408,6 @@ class _Setting:
 
     def __exit__(self, *exc: object) -> None:
         setattr(modes, self.field, self._previous.pop())
-
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return wrapped
 
 
 class set_grad_enabled(_Setting):

@@ -13,6 +13,7 @@ from netcl import io
 from netcl.core.errors import message
 from netcl.distributed import comm
 from netcl.distributed.comm import LostRankError, World
+from netcl.distributed.zero import ShardedOptimizer
 from netcl.ops import random
 
 
@@ -34,7 +35,7 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     ours = world or comm.world()
     streams = ours.tell(random.get_state().as_dict(), "save_checkpoint")
     parts["model"] = _inner(parts.get("model"))
-    if hasattr(parts.get("optimizer"), "owner"):  # its state lies on all ranks
+    if isinstance(parts.get("optimizer"), ShardedOptimizer):  # its state lies on all ranks
         parts["optimizer"] = _Taken(parts["optimizer"].state_dict())
     written, problem = None, ""
     if ours.rank == 0:

@@ -228,15 +228,14 @@ def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: ob
 class ThreadWorld(World):
     """One rank of several threads; made by :func:`thread_worlds`."""
 
-    def __init__(self, rank: int, size: int, timeout: float | None = None, make: Callable[[], _Table] | None = None):
+    def __init__(self, rank: int, table: _Table, timeout: float | None = None):
         super().__init__(timeout)
-        self.rank, self.size = rank, size
-        self.tables: list[_Table] = [make()] if make else []
+        self.rank, self.size, self.table = rank, table.size, table
         self.number = 0
 
     def _swap(self, op: str, value: Any) -> list[Any]:
         self.number += 1
-        return self.tables[0].swap(self.rank, self.number, op, value, self.timeout)
+        return self.table.swap(self.rank, self.number, op, value, self.timeout)
 
     def exchange(self, op: str, parts: Sequence[np.ndarray]) -> Arrays:
         self.bytes_sent += sum(part.nbytes for other, part in enumerate(parts) if other != self.rank)
@@ -253,10 +252,7 @@ class ThreadWorld(World):
         return self.exchange(op, pieces if self.rank == root else [_NOTHING] * self.size)[root]
 
     def duplicate(self) -> World:
-        twin = ThreadWorld(self.rank, self.size, self.timeout)
-        tables = self._swap("duplicate", _Table(self.size))
-        twin.tables = [tables[0]]
-        return twin
+        return ThreadWorld(self.rank, self._swap("duplicate", _Table(self.size))[0], self.timeout)
 
 
 def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
@@ -266,7 +262,7 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
     [0, 1]
     """
     table = _Table(size)
-    return [ThreadWorld(rank, size, timeout, lambda: table) for rank in range(size)] if size > 1 else [World(timeout)]
+    return [ThreadWorld(rank, table, timeout) for rank in range(size)] if size > 1 else [World(timeout)]
 
 
 # ---- waiting

@@ -6,6 +6,7 @@ to a thread that talks to the other ranks, while backward goes on; at its end th
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,8 @@ from netcl.core.tensor import Tensor
 from netcl.distributed import comm
 from netcl.distributed.comm import World
 from netcl.nn.module import Module
+
+log = logging.getLogger("netcl")
 
 
 class Span(NamedTuple):
@@ -232,5 +235,7 @@ class DistributedDataParallel(Module):
         self._fill_buckets([*(self._order[i] for i, _ in first), *unused])
         self._counts = {id(p): counts.get(id(p), 0) for p in self._order}
         self._learned = True
-        # Ranks that use different parameters cannot know when a bucket is full: everything is sent at the end of backward.
-        self._overlaps = self._overlaps and all(same)
+        if self._overlaps and not all(same):
+            # Ranks that use different parameters cannot know when a bucket is full.
+            log.warning("[DistributedDataParallel] ranks use different parameters: gradients are sent at the end of backward")
+            self._overlaps = False

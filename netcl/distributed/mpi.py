@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from types import TracebackType
 from typing import Any
@@ -79,7 +79,7 @@ class MPIWorld(World):
         requests = [self.comm.Irecv([into[rank], self.MPI.BYTE], rank) for rank in reversed(others) if into[rank].nbytes]
         requests += [self.comm.Isend([out[rank], self.MPI.BYTE], rank) for rank in others if out[rank].nbytes]
         self.bytes_sent += sum(out[rank].nbytes for rank in others)
-        self._wait(op, lambda: self.MPI.Request.Testall(requests), requests)
+        self._wait(op, lambda: self.MPI.Request.Testall(requests))
 
     def _from_root(self, op: str, pieces: Sequence[np.ndarray], root: int) -> np.ndarray:
         nothing = np.empty(0, np.uint8)
@@ -96,14 +96,14 @@ class MPIWorld(World):
         offsets = [start * mine.itemsize for start in starts[:-1]]
         request = self.comm.Iallgatherv([sent, self.MPI.BYTE], [everything, counts, offsets, self.MPI.BYTE])
         self.bytes_sent += mine.nbytes * (self.size - 1)
-        self._wait(op, request.Test, [request])
+        self._wait(op, request.Test)
         return [everything[a:b] for a, b in pairwise(starts)]
 
     def say(self, op: str, text: bytes) -> list[bytes]:
         length = np.array([len(text)], np.int64)
         lengths = np.empty(self.size, np.int64)
         request = self.comm.Iallgather(length, lengths)
-        self._wait(op, request.Test, [request])
+        self._wait(op, request.Test)
         given = np.frombuffer(text, np.uint8)
         return [part.tobytes() for part in self.collect(op, given, lengths.tolist())]
 
@@ -118,7 +118,7 @@ class MPIWorld(World):
 
     # ---- waiting, and who is missing
 
-    def _wait(self, op: str, done: Any, requests: Sequence[Any]) -> None:
+    def _wait(self, op: str, done: Callable[[], bool]) -> None:
         self.doing = op
         try:
             arrived = wait_until(done, self.timeout, self._answer)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm
 from netcl.distributed.comm import World
@@ -61,14 +62,11 @@ class ShardedOptimizer:
             shares = [[p for p, rank in zip(self.params, self.owner, strict=True) if rank == r and p.dtype == kind]
                       for r in range(self.world.size)]  # fmt: skip
             mine = [p.to_host_async() for p in shares[self.world.rank]]
-            flat = np.concatenate([np.asarray(copy.wait()).reshape(-1) for copy in mine] or [np.empty(0, self._host(kind))])
+            flat = np.concatenate([np.asarray(copy.wait()).reshape(-1) for copy in mine] or [np.empty(0, dtypes.DTYPES[kind].host)])
             parts = self.world.collect("ShardedOptimizer", flat, [sum(p.size for p in share) for share in shares])
             for rank, (share, values) in enumerate(zip(shares, parts, strict=True)):
                 if rank != self.world.rank:
                     _write(share, values)
-
-    def _host(self, kind: str) -> Any:
-        return next(p for p in self.params if p.dtype == kind).to_host().dtype
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -80,7 +78,7 @@ class ShardedOptimizer:
 
         A run with another number of ranks, or without shares, goes on from it.
         """
-        return gathered_state(self)
+        return _gathered_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take this rank's share of a whole state."""
@@ -109,7 +107,7 @@ def _write(params: list[Tensor], values: np.ndarray) -> None:
         start += p.size
 
 
-def gathered_state(sharded: ShardedOptimizer) -> dict[str, Any]:
+def _gathered_state(sharded: ShardedOptimizer) -> dict[str, Any]:
     """The state of all ranks under the numbers of the parameters."""
     inner = sharded.inner.state_dict()
     numbers = [i for i, rank in enumerate(sharded.owner) if rank == sharded.world.rank]
@@ -122,9 +120,10 @@ def gathered_state(sharded: ShardedOptimizer) -> dict[str, Any]:
     for number, options, tensors in sorted((row for rows in told for row in rows), key=lambda row: row[0]):
         p, rank = sharded.params[number], sharded.owner[number]
         found = dict(options)
+        kind = "float64" if p.dtype == "float64" else "float32"  # as an optimizer keeps it, also for halves
         for name in tensors:
-            own = inner["state"][numbers.index(number)][name].to_host() if rank == sharded.world.rank else np.empty(p.shape, np.float32)
-            found[name] = Tensor.from_host(p.queue, sharded.world.spread("state_dict", own, rank), "float32")
+            own = inner["state"][numbers.index(number)][name].to_host() if rank == sharded.world.rank else np.empty(p.shape, kind)
+            found[name] = Tensor.from_host(p.queue, sharded.world.spread("state_dict", own, rank), kind)
         if found:
             state[number] = found
     groups = [{**{k: v for k, v in inner["param_groups"][0].items() if k != "params"}, "params": list(range(len(sharded.params)))}]

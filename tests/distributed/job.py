@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,12 +60,16 @@ def on_devices(model: nn.Module, x: np.ndarray, y: np.ndarray, args: argparse.Na
     whole, _, parts = args.devices.partition("/")
     devices = manager.partition(whole, int(parts)) if parts else whole.split(",")
     parallel = DataParallel(model, devices, sync_batchnorm=True, weights=args.weights)
-    opt = parallel.optimizer(optimizer_of)
+    return learn(parallel, parallel.optimizer(optimizer_of), x, y, args.steps, args.max_norm)
+
+
+def learn(model: nn.Module, opt: Any, x: np.ndarray, y: np.ndarray, steps: int, max_norm: float | None = None) -> list[float]:
+    """The losses of some steps on one batch."""
     losses = []
-    for _ in range(args.steps):
-        loss = loss_of(parallel, x, y)
+    for _ in range(steps):
+        loss = loss_of(model, x, y)
         loss.backward()
-        opt.step(max_norm=args.max_norm)
+        opt.step(max_norm=max_norm)
         opt.zero_grad()
         losses.append(loss.item())
     return losses

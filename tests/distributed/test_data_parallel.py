@@ -32,13 +32,7 @@ def single(kind: str, steps: int = 20) -> list[np.ndarray]:
     with use("cpu"):  # the numbers it starts with as well: devices round a normal variate differently
         model, x, y = job.build(kind)
     opt = job.optimizer_of(model.parameters())
-    losses = []
-    for _ in range(steps):
-        loss = job.loss_of(model, x, y)
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        losses.append(loss.item())
+    losses = job.learn(model, opt, x, y, steps)
     return [np.array(losses), *(p.to_host() for p in model.parameters())]
 
 
@@ -52,13 +46,7 @@ def test_a_device_beside_numpy(device, kind, weights):
     model, x, y = job.build(kind)
     parallel = DataParallel(model, [device, "cpu"], weights=weights or [1.0, 1.0])
     opt = parallel.optimizer(job.optimizer_of)
-    losses = []
-    for _ in range(20):
-        loss = job.loss_of(parallel, x, y)
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        losses.append(loss.item())
+    losses = job.learn(parallel, opt, x, y, 20)
     assert_same([np.array(losses), *(p.to_host() for p in parallel.parameters())], single(kind))
     for p, q in zip(parallel.module.parameters(), parallel.replicas[1].parameters(), strict=True):
         np.testing.assert_allclose(p.to_host(), q.to_host(), rtol=0, atol=1e-6)
@@ -69,13 +57,7 @@ def test_batch_norm_over_all_devices():
         model, x, y = job.build("resnet")
     parallel = DataParallel(model, ["cpu", "cpu"], sync_batchnorm=True)
     opt = job.optimizer_of(parallel.parameters())  # an ordinary optimizer: replicas are refreshed
-    losses = []
-    for _ in range(3):
-        loss = job.loss_of(parallel, x, y)
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-        losses.append(loss.item())
+    losses = job.learn(parallel, opt, x, y, 3)
     assert_same([np.array(losses), *(p.to_host() for p in parallel.parameters())], single("resnet", 3))
 
 
