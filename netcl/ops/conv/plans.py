@@ -55,8 +55,8 @@ MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "T
 _BEFORE = {
     "cpu.cl": "axes.cl lanes.cl",
     "weights.cl": "lanes.cl",
-    "simt.cl": "axes.cl",
-    "taps.cl": "axes.cl",
+    "simt.cl": "axes.cl ends.cl",
+    "taps.cl": "axes.cl ends.cl",
     "winograd.cl": "",
 }  # what a file builds on
 Launch = Callable[..., None]
@@ -365,7 +365,12 @@ def _pixel_splits(job: Job, queue: Any, groups: int, depth: int) -> int:
 
 
 def _suits_taps(job: Job, config: KernelConfig, queue: Any) -> bool:
-    """Whether channels and filters fill the tiles of ``taps.cl``, and the device has room for them."""
+    """Whether channels and filters fill the tiles of ``taps.cl``, and the device has room for them.
+
+    Never on a CPU, not even for who asks for its GPU kernels: PoCL 3.0 and 3.1 crash in it, where Oclgrind and others find nothing wrong.
+    """
+    if launch.on_cpu_device(queue):
+        return False
     profile = handle_of(queue).profile
     roomy = profile.local_mem_size >= 2 * 4 * TAPS_DEPTH * 2 * (128 + 4) and profile.max_work_group_size >= 256
     filled = min(job.sizes[1], job.filters) >= TAPS_CHANNELS

@@ -10,25 +10,6 @@
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
 #endif
-#ifndef REAL
-#define REAL float  // what sums are kept in
-#endif
-#ifndef X_T  // the gathered input (forward: x; input gradient: dy)
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef W_T  // weights; for weight gradients dy
-#define W_T float
-#define W_LOAD(p, i) ((p)[i])
-#endif
-#ifndef B_T  // bias
-#define B_T float
-#define B_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // the result
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
-#endif
 #ifndef BM
 #define BM 32  // filters of a work-group
 #endif
@@ -59,13 +40,6 @@
 #ifndef LANES
 #define LANES 64  // work-items that share one weight of the naive weight gradient; a power of two
 #endif
-#ifndef BIAS
-#define BIAS 0  // 1: add bias[channel]
-#endif
-#ifndef RELU_OUT
-#define RELU_OUT 0  // 1: negative results become zero
-#endif
-
 #define TX (BN / TN)
 #define ITEMS (TX * (BM / TM))  // of a work-group; a multiple of BN and of BK
 #define A_PITCH (BM + 1)        // one more than a row: neighbours of a column fall into different banks
@@ -87,22 +61,6 @@ static inline Divisor divisor(int d) {
 }
 
 static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.factor) >> by.shift); }
-
-static inline REAL finished(REAL sum, REAL bias) {
-#if BIAS
-  sum += bias;
-#endif
-#if RELU_OUT
-  sum = sum < 0 ? 0 : sum;
-#endif
-  return sum;
-}
-
-#if BIAS
-#define BIAS_OF(filter) B_LOAD(bias, filter)
-#else
-#define BIAS_OF(filter) ((REAL)0)
-#endif
 
 // ---- forward and input gradient
 

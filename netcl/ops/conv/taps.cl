@@ -5,25 +5,8 @@
 // once per term. While one step is multiplied out of local memory, the next is on its way into registers.
 #pragma OPENCL FP_CONTRACT ON
 
-#ifndef REAL
-#define REAL float  // what sums are kept in
-#define REAL4 float4
-#endif
-#ifndef X_T  // the gathered input (forward: x; input gradient: dy)
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef W_T  // weights as they are packed; for weight gradients dy
-#define W_T float
-#define W_LOAD(p, i) ((p)[i])
-#endif
-#ifndef B_T  // bias
-#define B_T float
-#define B_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // the result
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
+#ifndef REAL4
+#define REAL4 float4  // four of what sums are kept in
 #endif
 #ifndef BM
 #define BM 64  // filters of a work-group; a multiple of 4 * TM
@@ -39,12 +22,6 @@
 #endif
 #ifndef TN
 #define TN 8
-#endif
-#ifndef BIAS
-#define BIAS 0  // 1: add bias[channel]
-#endif
-#ifndef RELU_OUT
-#define RELU_OUT 0  // 1: negative results become zero
 #endif
 
 #define ITEMS ((BM / TM) * (BN / TN))
@@ -76,22 +53,6 @@
   row[4 * j + 1] += u * v.y; \
   row[4 * j + 2] += u * v.z; \
   row[4 * j + 3] += u * v.w;
-
-static inline REAL finished(REAL sum, REAL bias) {
-#if BIAS
-  sum += bias;
-#endif
-#if RELU_OUT
-  sum = sum < 0 ? 0 : sum;
-#endif
-  return sum;
-}
-
-#if BIAS
-#define BIAS_OF(filter) B_LOAD(bias, filter)
-#else
-#define BIAS_OF(filter) ((REAL)0)
-#endif
 
 #if PART == 1
 // packed[group][tap][channel][filter], with zeros up to whole tiles: what conv_taps reads without asking where it ends.

@@ -1,0 +1,43 @@
+// Where a GPU's convolution begins and ends: the operands with their defaults, and what a sum becomes before it is stored.
+
+#ifndef REAL
+#define REAL float  // what sums are kept in
+#endif
+#ifndef X_T  // the gathered input (forward: x; input gradient: dy)
+#define X_T float
+#define X_LOAD(p, i) ((p)[i])
+#endif
+#ifndef W_T  // weights; for weight gradients dy
+#define W_T float
+#define W_LOAD(p, i) ((p)[i])
+#endif
+#ifndef B_T  // bias
+#define B_T float
+#define B_LOAD(p, i) ((p)[i])
+#endif
+#ifndef Y_T  // the result
+#define Y_T float
+#define Y_STORE(p, i, x) ((p)[i] = (x))
+#endif
+#ifndef BIAS
+#define BIAS 0  // 1: add bias[channel]
+#endif
+#ifndef RELU_OUT
+#define RELU_OUT 0  // 1: negative results become zero
+#endif
+
+static inline REAL finished(REAL sum, REAL bias) {
+#if BIAS
+  sum += bias;
+#endif
+#if RELU_OUT
+  sum = sum < 0 ? 0 : sum;
+#endif
+  return sum;
+}
+
+#if BIAS
+#define BIAS_OF(filter) B_LOAD(bias, filter)
+#else
+#define BIAS_OF(filter) ((REAL)0)
+#endif
