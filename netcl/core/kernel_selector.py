@@ -105,8 +105,6 @@ ELEMENTWISE_SCALAR_LIMIT = 1024  # elements
 REDUCTION_SEQUENTIAL_LIMIT = 256
 REDUCTION_PARALLEL_LIMIT = 64 * 1024
 SMALL_CONV_OUTPUT = 16 * 16  # pixels
-COARSE_WINOGRAD_PLANE, COARSE_WINOGRAD_CHANNELS = 16, 64
-COARSE_WINOGRAD = {"extra": {"OUT": 4, "winograd_channels": COARSE_WINOGRAD_CHANNELS}}
 PRECISIONS = ("highest", "high", "medium")
 _precision = "highest"
 SCALAR = {"use_local_memory": False, "use_vectorization": False, "vector_width": 1}
@@ -123,13 +121,6 @@ def _is_pointwise_conv(p: Problem) -> bool:
 def _suits_winograd(p: Problem) -> bool:
     plain = p.flags["stride"] == (1, 1) and p.flags["dilation"] == (1, 1) and p.flags["groups"] == 1
     return plain and p.shape[5:7] == (3, 3) and env.value("NETCL_CONV_WINOGRAD")
-
-
-def _suits_coarse_winograd(p: Problem) -> bool:
-    """Tiles of 4 x 4 outputs: 1.6 to 2.1 times as fast where planes and channels are many, at up to 20 times the error of a sum."""
-    if _precision == "highest" or not _suits_winograd(p):
-        return False
-    return min(conv_output(p)) >= COARSE_WINOGRAD_PLANE and min(p.shape[1], p.shape[4]) >= COARSE_WINOGRAD_CHANNELS
 
 
 def _suits_tiled_local(p: Problem) -> bool:
@@ -152,7 +143,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(V.MATMUL_REGISTER_TILED, _always, {"tile_m": 64, "tile_n": 64, "tile_k": 16}, "large"),
     ),
     "conv2d": (
-        Rule(V.CONV2D_WINOGRAD, _suits_coarse_winograd, COARSE_WINOGRAD, "3x3 stride 1, where the precision asked for allows its error"),
         Rule(V.CONV2D_IM2COL, lambda p: p.is_cpu, {"use_local_memory": False}, "CPUs: one matmul over unfolded patches"),
         Rule(V.CONV2D_IMPLICIT_GEMM, _is_pointwise_conv, {"tile_k": 16}, "1x1 is a matmul already"),
         Rule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, {}, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
@@ -393,9 +383,9 @@ _selector.tuned = lambda problem: dispatch.call("tuned_kernel", problem)
 def set_matmul_precision(precision: str) -> None:
     """How exact float32 products and convolutions must be, as torch names it.
 
-    ``highest`` (the default): as exact as a plain float32 sum. ``high``: kernels may split operands into parts of fewer bits, or use
-    coarse Winograd tiles, where that is faster; errors stay below about 2e-5 of the largest result. ``medium``: operands may be
-    rounded to bfloat16. A device without such kernels computes as before.
+    ``highest`` (the default): as exact as a plain float32 sum, within four times its error. ``high``: kernels may split operands into
+    parts of fewer bits, where that is faster; errors stay below about 2e-5 of the largest result. ``medium``: operands may be rounded
+    to bfloat16. A device without such kernels computes as before.
 
     >>> from netcl.core.kernel_selector import get_matmul_precision
     >>> set_matmul_precision("highest"); get_matmul_precision()

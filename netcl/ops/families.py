@@ -143,10 +143,9 @@ def _matmul_exact(problem: Problem, operands: tuple[np.ndarray, ...]) -> np.ndar
 
 
 def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
-    winograd = problem.shape[5:] == (3, 3) and problem.op != plans.WEIGHT_GRAD and problem.flags["groups"] == 1
+    winograd = problem.shape[5:] == (3, 3) and problem.flags["groups"] == 1 and not (problem.is_cpu and problem.op == plans.WEIGHT_GRAD)
     if winograd and problem.flags["stride"] == problem.flags["dilation"] == (1, 1):
-        for out in (2, 4):
-            yield KernelConfig(V.CONV2D_WINOGRAD, extra={"OUT": out, "winograd_channels": 1})
+        yield KernelConfig(V.CONV2D_WINOGRAD, extra={"winograd_channels": 1})
     if not problem.is_cpu:
         for m, n in _TAPS_TILES:
             yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "simt", "form": "taps", "BM": m, "BN": n})

@@ -53,14 +53,11 @@ def test_a_measured_gradient_is_its_own(cl_device, monkeypatch):
 
 
 def test_precision_names_what_may_be_lost(precision, cl_device):
-    selector = get_kernel_selector()
-    shape = (8, 64, 32, 32, 64, 3, 3, 1, 1)
-    exact = selector.select_conv2d_kernel(*shape)
-    revision = selector.revision
+    selector, family = get_kernel_selector(), families.FAMILIES["matmul"]
+    problem, revision = family.problem(64, 64, 64, profile=cl_device.profile), selector.revision
+    exact = family.tolerance(problem)
     netcl.set_matmul_precision("high")
-    assert netcl.get_matmul_precision() == "high" and selector.revision > revision
-    coarse = selector.select_conv2d_kernel(*shape)
-    assert (coarse.variant, coarse.extra["OUT"]) == (KernelVariant.CONV2D_WINOGRAD, 4) and exact.extra.get("OUT") != 4
+    assert netcl.get_matmul_precision() == "high" and selector.revision > revision and family.tolerance(problem) > exact
     with pytest.raises(ValueError, match=r"\[set_matmul_precision\] no such precision; precision='low'; one of highest, high, medium"):
         netcl.set_matmul_precision("low")
 

@@ -1,11 +1,16 @@
-"""Winograd's convolution: its matrices, and how exact it is."""
+"""Winograd's convolution: its matrices, how exact it is in all three passes, when it is taken."""
 
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from netcl.ops.conv import winograd
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.tensor import Tensor
+from netcl.ops.conv import plans, winograd
+from netcl.ops.conv.geometry import geometry
+
+CONFIG = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1})
 
 
 @pytest.mark.parametrize("points", [winograd.tile_points(), [Fraction(n) for n in (0, 1, -1, 2, 3)]])
@@ -21,3 +26,73 @@ def test_powers_of_the_points_are_exact_in_float32():
     p, q = winograd.POINTS
     for value in (*(point**n for point in (p, q) for n in (1, 2, 3)), p**2 + q**2, p**2 * q**2):
         assert Fraction(float(np.float32(float(value)))) == value
+
+
+def job_of(kind, n, c, h, w, f, padding):
+    g = geometry(kind, (n, c, h, w), (f, c, 3, 3), (1, 1), padding, (1, 1), 1)
+    return plans.Job(kind, g, "float32")
+
+
+def shapes_of(job):
+    """Of both operands, and of the result."""
+    x, w, y = job.g.x_shape, job.g.w_shape, job.g.y_shape
+    return {plans.FORWARD: (x, w, y), plans.INPUT_GRAD: (y, w, x), plans.WEIGHT_GRAD: (x, y, w)}[job.kind]
+
+
+def run(job, queue, first, second):
+    a, b = (Tensor.from_host(queue, array.astype(np.float32)) for array in (first, second))
+    result = Tensor.empty(shapes_of(job)[2], "float32", queue=queue)
+    plans.run(job, queue, a, b, *(() if job.kind == plans.WEIGHT_GRAD else (b,)), result, config=CONFIG)
+    return result.to_host()
+
+
+def matrices_of(job, first, second):
+    """The convolution as the product of two matrices, and the result's order of axes."""
+    kind, (ph, pw) = job.kind, job.g.pad
+    if kind == plans.INPUT_GRAD:
+        second, (ph, pw) = second[:, :, ::-1, ::-1].swapaxes(0, 1), (2 - ph, 2 - pw)
+    padded = np.pad(first, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))  # n, c, oh, ow, 3, 3
+    if kind == plans.WEIGHT_GRAD:
+        taps = windows.transpose(1, 4, 5, 0, 2, 3).reshape(-1, windows.shape[0] * np.prod(windows.shape[2:4]))
+        return second.transpose(1, 0, 2, 3).reshape(len(second[0]), -1), taps
+    return windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, windows.shape[1] * 9), second.reshape(len(second), -1)
+
+
+def in_shape(job, product):
+    n, c, h, w = shapes_of(job)[2]
+    return product.reshape(n, c, h, w) if job.kind == plans.WEIGHT_GRAD else product.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("kind", [plans.FORWARD, plans.INPUT_GRAD, plans.WEIGHT_GRAD])
+@pytest.mark.parametrize("sizes", [(2, 33, 9, 14, 20, (1, 2)), (3, 16, 8, 12, 24, (1, 1))], ids=str)
+def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, rng, kind, sizes):
+    job = job_of(kind, *sizes)
+    first, second = (rng.normal(size=shape).astype("f") for shape in shapes_of(job)[:2])
+    if kind != plans.INPUT_GRAD:
+        first = np.maximum(first + np.float32(0.5), 0)  # a mean, as after batch norm and ReLU
+    left, right = matrices_of(job, first, second)
+    exact = left.astype(np.float64) @ right.astype(np.float64).T
+    plain = np.cumsum(left[:, None] * right[None], axis=2, dtype=np.float32)[:, :, -1]
+    got = run(job, cl_queue, first, second)
+    assert np.abs(got - in_shape(job, exact)).max() <= 4 * np.abs(plain - exact).max()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_reaches_every_output_it_should(cl_queue, rng, bad):
+    """And others of its tile: there infinity minus infinity is no number."""
+    job = job_of(plans.FORWARD, 1, 4, 12, 12, 4, (1, 1))
+    x, w = (rng.normal(size=shape) for shape in shapes_of(job)[:2])
+    clean = run(job, cl_queue, x, w)
+    x[0, 2, 5, 6] = bad
+    got = run(job, cl_queue, x, w)
+    assert not np.isfinite(got[0, :, 4:7, 5:8]).any()
+    np.testing.assert_array_equal(got[0, :, 8:], clean[0, :, 8:])
+
+
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [((64, 64, 56, 56, 64), True), ((128, 512, 4, 4, 512), True), ((128, 3, 32, 32, 64), False), ((1, 64, 8, 8, 64), False)],
+)
+def test_it_is_taken_where_it_pays(sizes, expected):
+    assert {winograd.pays(job_of(kind, *sizes, (1, 1))) for kind in (plans.FORWARD, plans.INPUT_GRAD, plans.WEIGHT_GRAD)} == {expected}

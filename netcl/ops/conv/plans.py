@@ -13,16 +13,15 @@ WINOGRAD         transforms around the same                  transforms around t
 ===============  ==========================================  ==================================================
 
 Groups of one or two filters (depthwise) take the NAIVE kernels: a tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
-and channels enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"),
-``winograd_channels`` (how many are enough) and macros of the kernel file.
+and channels and tiles enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or
+"simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from netcl.core import dtype as dtypes
 from netcl.core import env
@@ -32,16 +31,18 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.conv import winograd
 from netcl.ops.conv.geometry import Geometry
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.pointwise import cast
+
+__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "cpu_tiles", "folding", "problem_of", "run", "simt_tiles"]
 
 log = logging.getLogger("netcl")
 
-FORWARD, INPUT_GRAD, WEIGHT_GRAD = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 V = KernelVariant
 VARIANTS = (V.CONV2D_NAIVE, V.CONV2D_IM2COL, V.CONV2D_IMPLICIT_GEMM, V.CONV2D_TILED_LOCAL, V.CONV2D_WINOGRAD)
 THIN = 2  # filters of a group up to which tiles are mostly empty
-WINOGRAD_CHANNELS = 128  # where the products outweigh reading and writing what the transforms make
 TAPS_CHANNELS = 32  # channels and filters of a group from which the tiles of taps.cl are full enough
 TAPS_DEPTH = 16  # terms of a step there
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
@@ -57,57 +58,7 @@ _BEFORE = {
     "weights.cl": "lanes.cl",
     "simt.cl": "axes.cl ends.cl",
     "taps.cl": "axes.cl ends.cl",
-    "winograd.cl": "",
 }  # what a file builds on
-Launch = Callable[..., None]
-
-
-class Job(NamedTuple):
-    """One convolution to be planned: which of the three, its sizes, dtype and epilogue."""
-
-    kind: str
-    g: Geometry
-    dtype: str
-    bias: bool = False
-    relu: bool = False
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The integers every kernel takes: those of a group, seen from the side that is gathered."""
-        g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
-        source, result = (g.h, g.w), (g.oh, g.ow)
-        if self.kind == INPUT_GRAD:
-            c, m, source, result = m, c, result, source
-        return (g.n, c, *source, m, *result, g.kh, g.kw, *g.stride, *g.pad, *g.dilation, g.groups)
-
-    @property
-    def filters(self) -> int:
-        """Rows of a group's result."""
-        return self.sizes[4]
-
-    @property
-    def classes(self) -> int:
-        return math.prod(self.g.stride) if self.kind == INPUT_GRAD else 1
-
-    @property
-    def class_size(self) -> tuple[int, int]:
-        """Height and width of the largest class of pixels."""
-        g = self.g
-        return (-(-g.h // g.stride[0]), -(-g.w // g.stride[1])) if self.kind == INPUT_GRAD else (g.oh, g.ow)
-
-    @property
-    def pixels(self) -> int:
-        return self.g.n * math.prod(self.class_size)
-
-    @property
-    def compute(self) -> str:
-        """The type of sums, in OpenCL C."""
-        return dtypes.DTYPES[self.dtype].c_compute
-
-    @property
-    def accumulator(self) -> str:
-        """The dtype of sums."""
-        return "float64" if self.compute == "double" else "float32"
 
 
 def run(job: Job, queue: Any, *tensors: Tensor, config: KernelConfig | None = None) -> None:
@@ -146,8 +97,8 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
     variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
     if variant is V.CONV2D_WINOGRAD:
-        if _suits_winograd(job, config, queue):
-            return _winograd(job, config, queue, tier)
+        if winograd.suits(job, config, queue):
+            return winograd.plan(job, queue)
         _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if variant is V.CONV2D_NAIVE else _cpu_panel
@@ -451,38 +402,6 @@ def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
         else:
             folding(queue, "im2col", first, cols, g)
             inner(queue, cols, second, *rest)
-
-    return go
-
-
-# ---- Winograd
-
-
-def _suits_winograd(job: Job, config: KernelConfig, queue: Any) -> bool:
-    g, out = job.g, config.extra.get("OUT", 2)
-    plain = (g.kh, g.kw, *g.stride, *g.dilation, g.groups) == (3, 3, 1, 1, 1, 1, 1) and job.kind != WEIGHT_GRAD
-    elements = (out + 2) ** 2 * max(g.c, g.f) * -(-g.oh // out) * -(-g.ow // out) * g.n
-    fits = 4 * elements * (2 if job.compute == "double" else 1) <= handle_of(queue).profile.max_alloc_size // 4
-    return plain and fits and min(g.c, g.f) >= config.extra.get("winograd_channels", WINOGRAD_CHANNELS)
-
-
-def _winograd(job: Job, config: KernelConfig, queue: Any, tier: str) -> Launch:
-    """Transformed, a convolution is one with a 1x1 kernel: a group per element of a tile, a pixel per tile."""
-    n, c, h, w, m, oh, ow = job.sizes[:7]
-    out, pad = config.extra.get("OUT", 2), job.g.pad if job.kind == FORWARD else tuple(2 - p for p in job.g.pad)
-    high, wide, parts = -(-oh // out), -(-ow // out), (out + 2) ** 2
-    tiles = n * high * wide
-    flat = Geometry(1, parts * c, 1, tiles, parts * m, 1, 1, 1, tiles, (1, 1), (0, 0), (1, 1), parts)
-    product = (_cpu_panel if tier == "cpu" else _simt_gemm)(Job(FORWARD, flat, job.accumulator), config, queue)
-    names = ("winograd_weights", "winograd_inputs", "winograd_outputs")
-    weights, inputs, outputs = (_kernel(queue, job, "winograd.cl", name, {"OUT": out}) for name in names)
-
-    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
-        u, v, sums = (Tensor.empty((parts, *shape), job.accumulator, queue=queue) for shape in ((m, c), (c, tiles), (m, tiles)))
-        weights(queue, (m * c,), (launch.LOCAL_1D,), weight, u, m, c)
-        inputs(queue, (c * tiles,), (launch.LOCAL_1D,), source, v, n, c, h, w, high, wide, *pad)
-        product(queue, v, u, u, sums)
-        outputs(queue, (m * tiles,), (launch.LOCAL_1D,), sums, bias, result, n, m, oh, ow, high, wide)
 
     return go
 

@@ -1,23 +1,39 @@
-"""Winograd's convolution F(4 x 4, 3 x 3): its matrices in exact fractions, and the constants they give to ``transforms.cl``.
+"""Winograd's convolution F(4 x 4, 3 x 3): its matrices in exact fractions, when it pays, and its plan.
 
 Along one axis, six products make four outputs of a kernel with three taps: ``y = A' ((G w) * (B' x))``. The matrices come from
 interpolation of polynomials (Cook and Toom) at five points and infinity. Which points decides how much the differences in ``B'`` and
 ``A'`` cancel: 0, +-1, +-2, as usually taken, lose a digit; 0, +-11/16, +-11/8 are within a small multiple of a plain float32 sum, and
-their powers are exact in float32.
+their powers are exact in float32. The gradients use the same matrices: that of the input is a convolution with mirrored weights, that
+of the weights is ``G' ((A dy) * (B' x))``, summed over the tiles.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
+
+from netcl.core.device import handle_of
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.matmul import gemm
+from netcl.ops.strided import alignment
 
 OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
 TILE = OUT + TAPS - 1
 PARTS = TILE**2  # products of a tile
 POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity
+# In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and more launches.
+VALUE_COST, DIRECT_COST, LAUNCHES_COST = 24, 1.25, 3e8
+BLOCKS = ((128, 128), (64, 128), (64, 64))  # of its products, largest first
 Matrix = list[list[Fraction]]
+Shape = tuple[int, int]
 
 
 def matrices(points: Sequence[Fraction], out: int = OUT, taps: int = TAPS) -> tuple[Matrix, Matrix, Matrix]:
@@ -63,3 +79,121 @@ def literal(value: Fraction) -> str:
     """A float32 literal of OpenCL C, in brackets where it has a sign."""
     text = f"{float(value)!r}f"
     return f"({text})" if value < 0 else text
+
+
+# ---- when
+
+
+def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
+    """Whether it can be done and, unless the configuration names how many channels are enough, is likely faster than a direct sum."""
+    g, least = job.g, config.extra.get("winograd_channels")
+    plain = (g.kh, g.kw, *g.stride, *g.dilation, g.groups) == (3, 3, 1, 1, 1, 1, 1) and job.compute == "float"
+    fits = 4 * PARTS * max(g.c, g.f) * tiles(job)[-1] <= handle_of(queue).profile.max_alloc_size // 4
+    return plain and fits and (pays(job) if least is None else min(g.c, g.f) >= least)
+
+
+def pays(job: Job) -> bool:
+    """Transforms wait for memory; the product for memory or arithmetic, whichever takes longer."""
+    g, (n, c, *_, m, oh, ow), count = job.g, job.sizes[:7], tiles(job)[-1]
+    moved = count * (c + m) * (OUT**2 + PARTS) + c * m * (g.taps + PARTS)
+    products = PARTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))
+    return VALUE_COST * moved + products + LAUNCHES_COST < DIRECT_COST * g.taps * c * m * n * oh * ow
+
+
+def tiles(job: Job) -> tuple[int, int, int]:
+    """Rows and columns of tiles in a plane, and all of them, up to a multiple of four: rows of the products start aligned."""
+    oh, ow = job.sizes[5:7]
+    high, wide = -(-oh // OUT), -(-ow // OUT)
+    return high, wide, -(-job.g.n * high * wide // 4) * 4
+
+
+# ---- the plan of GPUs
+
+
+def plan(job: Job, queue: Any) -> Launch:
+    """Transformed, a convolution is a product of matrices for each element of a tile: filters x channels x tiles."""
+    return (_weight_grad if job.kind == WEIGHT_GRAD else _convolution)(job, queue)
+
+
+def _convolution(job: Job, queue: Any) -> Launch:
+    (c, m), span, back = (job.sizes[1], job.filters), tiles(job)[-1], job.kind == INPUT_GRAD
+    product = _products(queue, m, span, c, trans_a=back)
+    weights, inputs, outputs = _transform(queue, job, 1, "weights")(False), _inputs(job, queue), _planes(job, queue, 3, "outputs")
+
+    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
+        u, v, sums = _between(queue, (m, c), (c, span), (m, span))
+        weights(queue, (m * c,), (launch.LOCAL_1D,), weight, u, m * c)
+        inputs(queue, source, v)
+        gemm.run(product, queue, u, v, None, sums)
+        outputs(queue, result, sums, bias, result)
+
+    return go
+
+
+def _weight_grad(job: Job, queue: Any) -> Launch:
+    (c, m), span = (job.sizes[1], job.filters), tiles(job)[-1]
+    product = _products(queue, m, c, span, trans_b=True)
+    weights, inputs, grads = _transform(queue, job, 5, "weight_grads")(False), _inputs(job, queue), _planes(job, queue, 4, "output_grads")
+
+    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
+        v, d, du = _between(queue, (c, span), (m, span), (m, c))
+        inputs(queue, x, v)
+        grads(queue, dy, dy, d)
+        gemm.run(product, queue, d, v, None, du)
+        weights(queue, (m * c,), (launch.LOCAL_1D,), du, dw, m * c)
+
+    return go
+
+
+def _between(queue: Any, *shapes: Shape) -> tuple[Tensor, ...]:
+    return tuple(Tensor.empty((PARTS, *shape), "float32", queue=queue) for shape in shapes)
+
+
+def _inputs(job: Job, queue: Any) -> Launch:
+    """``v`` of an input; what padding the gradient of an input has makes its outputs as many as the inputs were."""
+    (n, c, h, w), places = job.sizes[:4], tiles(job)
+    pad = tuple(2 - p for p in job.g.pad) if job.kind == INPUT_GRAD else job.g.pad
+    kernel = _transform(queue, job, 2, "inputs", w % OUT == 0 and pad[1] == 1)
+
+    def go(queue: Any, source: Tensor, v: Tensor) -> None:
+        kernel(alignment(source) == 16)(queue, (places[-1], c), (launch.LOCAL_1D, 1), source, v, n, c, h, w, *places, *pad)
+
+    return go
+
+
+def _planes(job: Job, queue: Any, part: int, name: str) -> Launch:
+    """Between the plane of outputs (``image``, one of the tensors that follow it) and the tiles."""
+    (n, *_, m, oh, ow), places = job.sizes[:7], tiles(job)
+    kernel = _transform(queue, job, part, name, ow % OUT == 0)
+
+    def go(queue: Any, image: Tensor, *tensors: Tensor) -> None:
+        kernel(alignment(image) == 16)(queue, (places[-1], m), (launch.LOCAL_1D, 1), *tensors, n, m, oh, ow, *places)
+
+    return go
+
+
+def _transform(queue: Any, job: Job, part: int, name: str, wide: bool = False) -> Callable[[bool], program.Kernel]:
+    """A kernel of ``winograd.cl``: one form for tensors whose rows of floats are aligned vectors, one for others."""
+    defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
+    defines |= {"BIAS": job.bias, "RELU_OUT": job.relu}
+    operands, files = dict.fromkeys("XWBY", job.dtype), "ends.cl transforms.cl winograd.cl"
+
+    @functools.cache
+    def kernel(aligned: bool) -> program.Kernel:
+        quads = wide and aligned and job.dtype == "float32"
+        return launch.kernel(queue, __file__, files, f"winograd_{name}", operands, {**defines, "QUADS": quads})
+
+    return kernel
+
+
+def _products(queue: Any, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
+    """The products of all elements of a tile in one launch: large blocks, unless they are too few to keep the device busy."""
+    aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
+    p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, None, None, (1, PARTS), (0, m * k), (0, n * k), aligned)
+    if launch.on_cpu_device(queue):
+        return gemm.plan_for(queue, p)
+    groups = {(rows, columns): PARTS * -(-m // rows) * -(-n // columns) * max(1, k // 256) for rows, columns in BLOCKS}
+    filled = [block for block in BLOCKS if (block[0] == 64 or m > 64) and (block[1] == 64 or n > 64)]
+    block = next((b for b in filled if groups[b] >= 2 * handle_of(queue).profile.max_compute_units), filled[-1])
+    extra = {"tier": "simt", "why": "one for every element of a tile"}
+    return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, *block, 16, 8, extra=extra))

@@ -1,0 +1,61 @@
+"""What is planned: one convolution or gradient with its sizes, and what a plan is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from netcl.core import dtype as dtypes
+from netcl.ops.conv.geometry import Geometry
+
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
+Launch = Callable[..., None]
+
+
+class Job(NamedTuple):
+    """One convolution to be planned: which of the three, its sizes, dtype and epilogue."""
+
+    kind: str
+    g: Geometry
+    dtype: str
+    bias: bool = False
+    relu: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The integers every kernel takes: those of a group, seen from the side that is gathered."""
+        g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
+        source, result = (g.h, g.w), (g.oh, g.ow)
+        if self.kind == INPUT_GRAD:
+            c, m, source, result = m, c, result, source
+        return (g.n, c, *source, m, *result, g.kh, g.kw, *g.stride, *g.pad, *g.dilation, g.groups)
+
+    @property
+    def filters(self) -> int:
+        """Rows of a group's result."""
+        return self.sizes[4]
+
+    @property
+    def classes(self) -> int:
+        return math.prod(self.g.stride) if self.kind == INPUT_GRAD else 1
+
+    @property
+    def class_size(self) -> tuple[int, int]:
+        """Height and width of the largest class of pixels."""
+        g = self.g
+        return (-(-g.h // g.stride[0]), -(-g.w // g.stride[1])) if self.kind == INPUT_GRAD else (g.oh, g.ow)
+
+    @property
+    def pixels(self) -> int:
+        return self.g.n * math.prod(self.class_size)
+
+    @property
+    def compute(self) -> str:
+        """The type of sums, in OpenCL C."""
+        return dtypes.DTYPES[self.dtype].c_compute
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype of sums."""
+        return "float64" if self.compute == "double" else "float32"
