@@ -13,12 +13,6 @@
 #ifndef ROWS
 #define ROWS 96  // most rows a work-group makes: their sums wait in local memory between panels; a multiple of MR
 #endif
-#ifndef BIAS
-#define BIAS 0  // 1: add bias[channel]
-#endif
-#ifndef RELU_OUT
-#define RELU_OUT 0  // 1: negative results become zero
-#endif
 #ifndef VIEWED
 #define VIEWED 1024  // most elements of one channel that the taps of a strip may see to be copied at once
 #endif
@@ -162,16 +156,6 @@ static inline void copy_runs(__local REAL* to, const REAL* seen, const View* vie
     for (; i + 4 <= n; i += 4) QUAD(__local, d + i) = QUAD(__private const, from + i);
     for (; i < n; ++i) d[i] = from[i];
   }
-}
-
-static inline V finished(V v, REAL bias) {
-#if BIAS
-  v += bias;
-#endif
-#if RELU_OUT
-  v = v < ZERO ? ZERO : v;
-#endif
-  return v;
 }
 
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.

@@ -20,6 +20,12 @@
 #ifndef NT
 #define NT 4  // micro tiles side by side: a row of weights fetched once serves all of them
 #endif
+#ifndef BIAS
+#define BIAS 0  // 1: add bias[channel]
+#endif
+#ifndef RELU_OUT
+#define RELU_OUT 0  // 1: negative results become zero
+#endif
 
 #define PASTE(a, b) a##b
 #define EXPAND(a, b) PASTE(a, b)
@@ -45,3 +51,13 @@ static inline V zeros(void) { return (V)((REAL)0); }
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
+
+static inline V finished(V v, REAL bias) {
+#if BIAS
+  v += bias;
+#endif
+#if RELU_OUT
+  v = v < ZERO ? ZERO : v;
+#endif
+  return v;
+}

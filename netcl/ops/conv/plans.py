@@ -31,7 +31,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv import winograd
+from netcl.ops.conv import winograd, winograd_cpu
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.pointwise import cast
@@ -97,13 +97,15 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
     variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
     if variant is V.CONV2D_WINOGRAD:
-        if winograd.suits(job, config, queue):
+        if tier != "cpu" and winograd.suits(job, config, queue):
             return winograd.plan(job, queue)
         _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if variant is V.CONV2D_NAIVE else _cpu_panel
         return _widened(job, make(job._replace(dtype=job.accumulator), config, queue))
     return _SIMT.get(variant, _simt_gemm)(job, config, queue)
+    if tier == "cpu" and winograd_cpu.suits(job, variant, config, queue):
+        return _widened(job, winograd_cpu.plan(job._replace(dtype=job.accumulator), config, queue))
 
 
 def _widened(job: Job, go: Launch) -> Launch:

@@ -1,0 +1,303 @@
+// Convolutions with 3x3 kernels and stride 1 on CPU devices, by Winograd's F(4 x 4, 3 x 3): tiles of 4 x 4 outputs from 36 products
+// instead of 144. A work-group is one work-item; the lanes of a vector are tiles, STRIP neighbours at a time, across lines and images.
+// The transformed inputs of a strip wait in a room of global memory that the group keeps to itself, small enough for the second cache;
+// there every block of MR filters meets them: 36 small products in registers, then the way back to pixels. Products never leave the caches.
+#ifndef INPUT_GRAD
+#define INPUT_GRAD 0  // 1: weights are read mirrored, their two channel axes exchanged
+#endif
+#ifndef PART
+#define PART 0  // 1: only the transform of weights, 2: only the convolution
+#endif
+#define PARTS 36
+#define APART 16  // elements between the parts of transformed values: at a power of two they would share a line of the first cache
+
+#if PART != 2
+
+#define F EXPAND(REAL, MR)
+#define CHANNELS 16  // whose weights are turned before they are transformed
+typedef struct __attribute__((packed)) {
+  F v;
+} LooseFilters;
+
+// n values of each of MR filters, side by side by value; a filter beyond the last is the last.
+static inline void turn(REAL* to, __global const REAL* from, int step, int filters, int n) {
+  for (int f = 0; f < MR; f += 4) {
+    __global const REAL *a = from + (size_t)least(f, filters - 1) * step, *b = from + (size_t)least(f + 1, filters - 1) * step;
+    __global const REAL *c = from + (size_t)least(f + 2, filters - 1) * step, *d = from + (size_t)least(f + 3, filters - 1) * step;
+    int i = 0;
+    for (; i + 4 <= n; i += 4) {
+      const Q p = QUAD(__global const, a + i), q = QUAD(__global const, b + i), r = QUAD(__global const, c + i), s = QUAD(__global const, d + i);
+      QUAD(__private, to + i * MR + f) = (Q)(p.s0, q.s0, r.s0, s.s0);
+      QUAD(__private, to + (i + 1) * MR + f) = (Q)(p.s1, q.s1, r.s1, s.s1);
+      QUAD(__private, to + (i + 2) * MR + f) = (Q)(p.s2, q.s2, r.s2, s.s2);
+      QUAD(__private, to + (i + 3) * MR + f) = (Q)(p.s3, q.s3, r.s3, s.s3);
+    }
+    for (; i < n; ++i) QUAD(__private, to + i * MR + f) = (Q)(a[i], b[i], c[i], d[i]);
+  }
+}
+
+// u[block of MR filters][part][channel][filter]; a work-group per block of filters and block of channels.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu_weights(__global const REAL* restrict w, __global REAL* restrict u,
+                                                                                 int M, int C) {
+  const int m = get_group_id(0) * MR, first = get_group_id(1) * CHANNELS, channels = least(CHANNELS, C - first);
+  const REAL scales[6][6] = SCALES;
+  REAL turned[CHANNELS * 9 * MR] __attribute__((aligned(64)));
+#if INPUT_GRAD
+  for (int c = 0; c < channels; ++c) turn(turned + c * 9 * MR, w + ((size_t)(first + c) * M + m) * 9, 9, M - m, 9);
+#define TAP(k, s) *(const F*)(from + (8 - (k)*3 - (s)) * MR)
+#else
+  turn(turned, w + ((size_t)m * C + first) * 9, C * 9, M - m, channels * 9);
+#define TAP(k, s) *(const F*)(from + ((k)*3 + (s)) * MR)
+#endif
+  const size_t part = (size_t)C * MR + APART;
+  __global REAL* to = u + get_group_id(0) * PARTS * part + first * MR;
+  const REAL* from = turned;
+  for (int c = 0; c < channels; ++c, to += MR, from += 9 * MR) {
+    F half_way[6][3];
+#pragma unroll
+    for (int s = 0; s < 3; ++s) {
+#define D(k) TAP(k, s)
+#define R(k) half_way[k][s]
+      WEIGHT_TRANSFORM(F, D, R)
+#undef D
+#undef R
+    }
+#pragma unroll
+    for (int r = 0; r < 6; ++r) {
+      F line[6];
+#define D(k) half_way[r][k]
+#define R(k) line[k]
+      WEIGHT_TRANSFORM(F, D, R)
+#undef D
+#undef R
+#pragma unroll
+      for (int s = 0; s < 6; ++s) ((__global LooseFilters*)(to + (r * 6 + s) * part))->v = line[s] * scales[r][s];
+    }
+  }
+}
+
+#endif
+#if PART != 1
+
+#define LINE (4 * STRIP)  // of a strip: four pixels of every tile
+
+// Tiles of a strip that are neighbours in one line of one image, and where their pixels lie.
+typedef struct {
+  int count;
+  int top[STRIP], bottom[STRIP];            // lines of the patch that lie inside the image
+  int begin[STRIP], end[STRIP];             // columns of the strip's line that lie inside the image: four of each tile,
+  int begin_after[STRIP], end_after[STRIP]; // and the four that come after them
+  size_t source[STRIP];                     // of the strip's column 0 in x, for line 0 of the patch and channel 0
+  int at[STRIP], high[STRIP], wide[STRIP];  // of the outputs: first column, lines, columns
+  size_t result[STRIP];                     // of the outputs in y, for filter 0
+} Runs;
+
+static inline void find_runs(Runs* runs, int first, int tiles, int C, int H, int W, int M, int OH, int OW, int high, int wide, int pad_h,
+                             int pad_w) {
+  runs->count = 0;
+  for (int i = 0; i < tiles;) {
+    const int p = first + i, image = p / (high * wide), row = p / wide % high, column = p % wide;
+    const int n = least(wide - column, tiles - i), k = runs->count++, at = 4 * i;
+    const int y = 4 * row - pad_h, x = 4 * column - pad_w - at;  // the input's coordinates where the patch and the line begin
+    runs->top[k] = most(0, -y);
+    runs->bottom[k] = least(6, H - y);
+    runs->begin[k] = most(at, -x);
+    runs->end[k] = least(at + 4 * n, W - x);
+    runs->begin_after[k] = most(at, -x - 4);
+    runs->end_after[k] = least(at + 4 * n, W - x - 4);
+    runs->source[k] = (size_t)image * C * H * W + (ptrdiff_t)y * W + x;
+    runs->at[k] = at;
+    runs->high[k] = least(4, OH - 4 * row);
+    runs->wide[k] = least(4 * n, OW - 4 * column);
+    runs->result[k] = (size_t)image * M * OH * OW + (size_t)(4 * row) * OW + 4 * column;
+    i += n;
+  }
+}
+
+// Copies begin .. end; nothing else is touched, the last vector overlaps the one before.
+#define COPY(to_space, to, from_space, from, begin, end)                                                                        \
+  {                                                                                                                             \
+    int i = (begin);                                                                                                            \
+    const int n = (end);                                                                                                        \
+    if (n - i >= VW) {                                                                                                          \
+      for (; i + VW < n; i += VW) VECTOR(to_space, (to) + i) = VECTOR(from_space, (from) + i);                                  \
+      VECTOR(to_space, (to) + n - VW) = VECTOR(from_space, (from) + n - VW);                                                    \
+    } else if (n - i >= VW / 2 && VW > 8) {                                                                                     \
+      HALF(to_space, (to) + i) = HALF(from_space, (from) + i);                                                                  \
+      HALF(to_space, (to) + n - VW / 2) = HALF(from_space, (from) + n - VW / 2);                                                \
+    } else if (n - i >= 4) {                                                                                                    \
+      QUAD(to_space, (to) + i) = QUAD(from_space, (from) + i);                                                                  \
+      QUAD(to_space, (to) + n - 4) = QUAD(from_space, (from) + n - 4);                                                          \
+    } else                                                                                                                      \
+      for (; i < n; ++i) (to)[i] = (from)[i];                                                                                   \
+  }
+typedef struct __attribute__((packed)) {
+  EXPAND(REAL, 8) v;
+} LooseHalf;
+#define HALF(space, p) (((space LooseHalf*)(p))->v)
+
+static inline V load_local(__local const REAL* p) { return *(__local const V*)p; }
+static inline V load_room(__global const REAL* p) { return *(__global const V*)p; }
+static inline V evens(V a, V b) { return (V)(a.even, b.even); }
+static inline V odds(V a, V b) { return (V)(a.odd, b.odd); }
+static inline V zip_low(V a, V b) {
+  V r;
+  r.even = a.lo;
+  r.odd = b.lo;
+  return r;
+}
+static inline V zip_high(V a, V b) {
+  V r;
+  r.even = a.hi;
+  r.odd = b.hi;
+  return r;
+}
+
+// Six columns of a patch's line, tiles as lanes: four of each tile, and the first two of the four after them.
+static inline void columns_of(V d[6], __local const REAL* four, __local const REAL* after) {
+  const V a = load_local(four), b = load_local(four + VW), c = load_local(four + 2 * VW), e = load_local(four + 3 * VW);
+  const V even_low = evens(a, b), even_high = evens(c, e), odd_low = odds(a, b), odd_high = odds(c, e);
+  d[0] = evens(even_low, even_high);
+  d[1] = evens(odd_low, odd_high);
+  d[2] = odds(even_low, even_high);
+  d[3] = odds(odd_low, odd_high);
+  const V p = load_local(after), q = load_local(after + VW), r = load_local(after + 2 * VW), s = load_local(after + 3 * VW);
+  d[4] = evens(evens(p, q), evens(r, s));
+  d[5] = evens(odds(p, q), odds(r, s));
+}
+
+// One channel of a strip: its lines, side by side by tile, then transformed. `part` elements lie between the parts of a value.
+static inline void transform_inputs(__global REAL* room, __local REAL* lines, __global const REAL* x, const Runs* runs, int W, size_t part) {
+  for (int k = 0; k < runs->count; ++k)
+    for (int r = runs->top[k]; r < runs->bottom[k]; ++r) {
+      __global const REAL* from = x + runs->source[k] + r * W;
+      __local REAL *four = lines + r * LINE, *after = four + 6 * LINE;
+      COPY(__local, four, __global const, from, runs->begin[k], runs->end[k])
+      from += 4;
+      COPY(__local, after, __global const, from, runs->begin_after[k], runs->end_after[k])
+    }
+  for (int t = 0; t < STRIP / VW; ++t) {
+    V half_way[6][6];
+    __local const REAL* four = lines + t * 4 * VW;
+#pragma unroll
+    for (int r = 0; r < 6; ++r) {
+      V d[6];
+      columns_of(d, four + r * LINE, four + (6 + r) * LINE);
+#define D(k) d[k]
+#define R(k) half_way[r][k]
+      INPUT_TRANSFORM(V, D, R)
+#undef D
+#undef R
+    }
+    __global REAL* to = room + t / NV * PARTS * part + t % NV * VW;
+#pragma unroll
+    for (int s = 0; s < 6; ++s) {
+#define D(k) half_way[k][s]
+#define R(k) *(__global V*)(to + (k * 6 + s) * part)
+      INPUT_TRANSFORM(V, D, R)
+#undef D
+#undef R
+    }
+  }
+}
+
+// MR filters times NR tiles, over all channels.
+static inline void multiply(__local REAL* products, __global const REAL* u, __global const REAL* v, int C) {
+  V acc[MR][NV];
+#pragma unroll
+  for (int i = 0; i < MR; ++i)
+#pragma unroll
+    for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
+  for (int c = 0; c < C; ++c, u += MR, v += NR) {
+    V b[NV];
+#pragma unroll
+    for (int j = 0; j < NV; ++j) b[j] = load_room(v + j * VW);
+#pragma unroll
+    for (int i = 0; i < MR; ++i) {
+      const V weight = (V)(u[i]);
+#pragma unroll
+      for (int j = 0; j < NV; ++j) acc[i][j] += weight * b[j];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < MR; ++i)
+#pragma unroll
+    for (int j = 0; j < NV; ++j) *(__local V*)(products + i * STRIP + j * VW) = acc[i][j];
+}
+
+// One filter of a strip, from products to four lines of pixels, and from there to y.
+static inline void transform_outputs(__global REAL* y, __local REAL* lines, __local const REAL* products, const Runs* runs, int OW, REAL add) {
+  for (int t = 0; t < STRIP / VW; ++t) {
+    V half_way[4][6];
+#pragma unroll
+    for (int s = 0; s < 6; ++s) {
+#define D(k) load_local(products + (k * 6 + s) * (MR * STRIP) + t * VW)
+#define R(k) half_way[k][s]
+      OUTPUT_TRANSFORM(V, D, R)
+#undef D
+#undef R
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      V out[4];
+#define D(k) half_way[r][k]
+#define R(k) out[k]
+      OUTPUT_TRANSFORM(V, D, R)
+#undef D
+#undef R
+#pragma unroll
+      for (int k = 0; k < 4; ++k) out[k] = finished(out[k], add);
+      __local V* to = (__local V*)(lines + r * LINE + t * 4 * VW);
+      const V even_low = zip_low(out[0], out[2]), odd_low = zip_low(out[1], out[3]);
+      const V even_high = zip_high(out[0], out[2]), odd_high = zip_high(out[1], out[3]);
+      to[0] = zip_low(even_low, odd_low);
+      to[1] = zip_high(even_low, odd_low);
+      to[2] = zip_low(even_high, odd_high);
+      to[3] = zip_high(even_high, odd_high);
+    }
+  }
+  for (int k = 0; k < runs->count; ++k)
+    for (int r = 0; r < runs->high[k]; ++r) {
+      __global REAL* to = y + runs->result[k] + (size_t)r * OW;
+      __local const REAL* from = lines + r * LINE + runs->at[k];
+      COPY(__global, to, __local const, from, 0, runs->wide[k])
+    }
+}
+
+// C, H, W: of x; M, OH, OW: of y; high, wide: tiles of an image. The items, a strip times a block of filters each, are dealt out evenly;
+// a group that goes on with the same strip transforms it once.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
+    __global const REAL* restrict x, __global const REAL* restrict u, __global const REAL* restrict bias, __global REAL* restrict y,
+    __global REAL* restrict rooms, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide, int pad_h, int pad_w) {
+  __local REAL products[PARTS * MR * STRIP] __attribute__((aligned(64)));
+  __local REAL lines[12 * LINE] __attribute__((aligned(64)));
+  __local REAL outs[4 * LINE] __attribute__((aligned(64)));
+  const int tiles = N * high * wide, strips = (tiles + STRIP - 1) / STRIP, blocks = (M + MR - 1) / MR;
+  const int group = get_group_id(0), groups = get_num_groups(0);
+  const int first = (int)((long)strips * blocks * group / groups), end = (int)((long)strips * blocks * (group + 1) / groups);
+  const size_t part = (size_t)C * NR + APART, weights = (size_t)C * MR + APART;
+  __global REAL* room = rooms + (size_t)group * NT * PARTS * part;
+  Runs runs;
+  int ready = -1;
+  for (int item = first; item < end; ++item) {
+    const int strip = item / blocks, m = (item - strip * blocks) * MR;
+    if (strip != ready) {
+      find_runs(&runs, strip * STRIP, least(STRIP, tiles - strip * STRIP), C, H, W, M, OH, OW, high, wide, pad_h, pad_w);
+      for (int i = 0; i < 12 * LINE; ++i) lines[i] = 0;  // what lies outside of the image stays so for every channel
+      for (int c = 0; c < C; ++c) transform_inputs(room + c * NR, lines, x + (size_t)c * H * W, &runs, W, part);
+      ready = strip;
+    }
+    __global const REAL* at = u + (size_t)(m / MR) * PARTS * weights;
+    for (int e = 0; e < PARTS; ++e)
+      for (int t = 0; t < NT; ++t) multiply(products + e * (MR * STRIP) + t * NR, at + e * weights, room + (t * PARTS + e) * part, C);
+    for (int i = 0; i < least(MR, M - m); ++i) {
+      REAL add = 0;
+#if BIAS
+      add = bias[m + i];
+#endif
+      transform_outputs(y + (size_t)(m + i) * OH * OW, outs, products + i * STRIP, &runs, OW, add);
+    }
+  }
+}
+
+#endif
