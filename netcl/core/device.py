@@ -232,7 +232,9 @@ class DeviceManager:
             parts = whole.device.create_sub_devices([cl.device_partition_property.EQUALLY, units])
         except cl.Error as error:
             raise DeviceError(message("partition", f"the driver cannot cut the device: {error}", device=whole.device_name)) from error
-        return [self.handle_of(cl.CommandQueue(cl.Context([part]))) for part in parts[:count]]
+        # A context is named here while its queue is made: Intel's runtime lets the one of a sub-device go though a queue is in it.
+        contexts = [cl.Context([part]) for part in parts[:count]]
+        return [self.handle_of(cl.CommandQueue(context)) for context in contexts]
 
     def describe(self) -> str:
         """The devices there are, in one line, for error messages."""

@@ -191,8 +191,8 @@ def register(node: Any) -> None:
 
 
 def _most_held(node: Any) -> int:
-    queue = next((x.queue for x in node.inputs if isinstance(x, Tensor)), None)
-    return MOST_HELD if queue is None or queue.context is None else max(MOST_HELD, profile_of(queue).global_mem_size // 8)
+    on_numpy = isinstance(node.queue, CPUQueue)
+    return MOST_HELD if on_numpy else max(MOST_HELD, profile_of(node.queue).global_mem_size // 8)
 
 
 def _shrink(most: int = MOST_HELD) -> None:

@@ -389,6 +389,13 @@ def test_what_waits_is_bounded(limit, cl_device, monkeypatch):
         assert [t.to_host()[0] for t in held] == [1.0 + k for k in range(40)]
 
 
+def test_large_values_wait_as_long_as_the_device_can_hold_them(cl_device, monkeypatch):
+    """Also under nodes that read no tensor themselves: a chain over gigabytes is still one kernel."""
+    monkeypatch.setattr(fusion, "MOST_HELD", 1)
+    a, b, c = (Tensor.ones((64,), queue=cl_device.queue) for _ in range(3))
+    assert len(ag.jit_compile(chain).graph(a, b, c).forward) == 1
+
+
 def test_backward_reads_or_computes_again_whatever_moves_fewer_bytes(cl_device, rng):
     """The relu would be computed from three tensors, so it is written (and read) once; the exponential from one, so it is not."""
     a, b, c = (ag.tensor(rng.normal(size=64).astype(np.float32), requires_grad=True, queue=cl_device.queue) for _ in range(3))
