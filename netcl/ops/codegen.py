@@ -199,35 +199,68 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
     return f"*(__global {dtype.c_storage}{width}*)(p + i) = {value}" if aligned else f"vstore{width}({value}, 0, p + i)"
 
 
-def _bfloat16(width: int) -> str:
-    f, u, s = (_vector(kind, width) for kind in ("float", "uint", "ushort"))
-    mask = _vector("int", width)
-    return f"""{s} netcl_bfloat16_{width}({f} x) {{  // to nearest even; a NaN stays one
-  const {u} bits = as_{u}(x);
-  const {u} rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const {u} value = PICK(rounded, (bits >> 16) | 0x40u, ({mask})(x != x));
-  return {_convert("ushort", width, "value")};
+def _bfloat16_words(width: int) -> str:
+    """bfloat16 in the low bits of ``uint``, and float: to nearest even; a NaN stays one."""
+    f, u, mask = (_vector(kind, width) for kind in ("float", "uint", "int"))
+    return f"""{f} netcl_of_bfloat16_word_{width}({u} bits) {{ return as_{f}(bits << 16); }}
+{u} netcl_bfloat16_word_{width}({f} x) {{
+  const {u} bits = as_{u}(x), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return PICK(rounded, (bits >> 16) | 0x40u, ({mask})(x != x));
 }}"""
 
 
-def _half_bits(width: int) -> str:
-    """Half and float converted by their bits, to nearest even: 2**112 moves the exponent, denormals included."""
-    f, u, s = (_vector(kind, width) for kind in ("float", "uint", "ushort"))
-    return f"""{f} netcl_of_half_{width}({s} h) {{
-  const {u} bits = {_convert("uint", width, "h")}, rest = (bits & 0x7fffu) << 13;
-  const {u} finite = as_{u}(as_{f}(rest) * 0x1p112f);
+def _half_words(width: int) -> str:
+    """Halves in the low bits of ``uint``, and float: to nearest even; 2**112 moves the exponent, denormals included."""
+    f, u = (_vector(kind, width) for kind in ("float", "uint"))
+    return f"""{f} netcl_of_float16_word_{width}({u} bits) {{
+  const {u} rest = (bits & 0x7fffu) << 13, finite = as_{u}(as_{f}(rest) * 0x1p112f);
   const {u} value = PICK(finite, rest | 0x7f800000u, rest >= 0x0f800000u);
   return as_{f}(value | ((bits & 0x8000u) << 16));
 }}
-{s} netcl_to_half_{width}({f} x) {{
+{u} netcl_float16_word_{width}({f} x) {{
   const {u} sign = as_{u}(x) & 0x80000000u, bits = as_{u}(x) ^ sign;
   const {u} normal = (bits - 0x38000000u + 0xfffu + ((bits >> 13) & 1u)) >> 13;
   const {u} small = as_{u}(as_{f}(bits) + 0.5f) - 0x3f000000u;
   const {u} large = PICK(({u})(0x7c00u), ({u})(0x7e00u), bits > 0x7f800000u);
   const {u} value = PICK(PICK(normal, small, bits < 0x38800000u), large, bits >= 0x47800000u);
-  const {u} all = value | (sign >> 16);
-  return {_convert("ushort", width, "all")};
+  return value | (sign >> 16);
 }}"""
+
+
+def _bfloat16(width: int) -> str:
+    f, s = (_vector(kind, width) for kind in ("float", "ushort"))
+    word = f"{_vector('uint', width)} value = netcl_bfloat16_word_{width}(x);"
+    return f"""{_bfloat16_words(width)}
+{s} netcl_bfloat16_{width}({f} x) {{ const {word} return {_convert("ushort", width, "value")}; }}"""
+
+
+def _half_bits(width: int) -> str:
+    f, s = (_vector(kind, width) for kind in ("float", "ushort"))
+    word = f"{_vector('uint', width)} value = netcl_float16_word_{width}(x);"
+    return f"""{_half_words(width)}
+{f} netcl_of_half_{width}({s} h) {{ return netcl_of_float16_word_{width}({_convert("uint", width, "h")}); }}
+{s} netcl_to_half_{width}({f} x) {{ const {word} return {_convert("ushort", width, "value")}; }}"""
+
+
+def paired_halves(dtype: str, width: int) -> str:
+    """``load_<dtype>_<width>`` and ``store_<dtype>_<width>``: that many halves at any address, two by two in words of 32 bits.
+
+    Shifts and masks alone take them apart: conversions of 16 bits are calls on PoCL, which spill every register.
+    """
+    half = width // 2
+    f, u, whole = f"float{half}", f"uint{half}", f"float{width}"
+    lanes = ", ".join(f"even.s{k:x}, odd.s{k:x}" for k in range(half))
+    return f"""{_bfloat16_words(half) if dtype == "bfloat16" else _half_words(half)}
+typedef struct __attribute__((packed)) {{ {u} v; }} pairs_{dtype}_{width};
+static inline {whole} load_{dtype}_{width}(__global const void* p) {{
+  const {u} pairs = ((__global const pairs_{dtype}_{width}*)p)->v;
+  const {f} even = netcl_of_{dtype}_word_{half}(pairs & 0xffffu), odd = netcl_of_{dtype}_word_{half}(pairs >> 16);
+  return ({whole})({lanes});
+}}
+static inline void store_{dtype}_{width}({whole} x, __global void* p) {{
+  ((__global pairs_{dtype}_{width}*)p)->v = netcl_{dtype}_word_{half}(x.even) | (netcl_{dtype}_word_{half}(x.odd) << 16);
+}}
+"""
 
 
 def _load_function(dtype: DType, compute: str, layout: Layout) -> str:

@@ -22,6 +22,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.tensor import Tensor
 from netcl.ops.conv import arrays, plans
 from netcl.ops.conv.geometry import Geometry, geometry
+from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm
 
 V = KernelVariant
@@ -131,7 +132,7 @@ def _matmul_inputs(problem: Problem) -> tuple[tuple[int, ...], ...]:
 def _matmul_run(config: KernelConfig, problem: Problem, operands: tuple[Tensor, ...]) -> Tensor:
     (a, b), flags = operands, problem.flags
     shape = (*a.shape[:-2], *problem.shape[:2])
-    return gemm.product(a, b, shape, problem.dtype, flags["trans_a"], flags["trans_b"], config=config)
+    return gemm.product(a, b, shape, gemm.Extras(Finish(problem.dtype)), flags["trans_a"], flags["trans_b"], config)
 
 
 def _matmul_exact(problem: Problem, operands: tuple[np.ndarray, ...]) -> np.ndarray:

@@ -100,29 +100,31 @@ def kernel(
     kernel_name: str,
     operands: Mapping[str, str] | None = None,
     defines: Mapping[str, int | float | str] | None = None,
+    text: str = "",
 ) -> program.Kernel:
     """The kernel ``kernel_name`` of the ``.cl`` file beside a module, for operands of given dtypes and a set of macros.
 
     ``"rows.cl softmax.cl"`` joins two files: what several ops share, then the op's own.
-    ``operands={"A": "float16"}`` gives the file ``A_T``, ``A_REAL``, ``A_LOAD`` and ``A_STORE``; ``defines`` become ``#define`` lines.
+    ``operands={"A": "float16"}`` gives the file ``A_T``, ``A_REAL``, ``A_LOAD`` and ``A_STORE``; ``defines`` become ``#define`` lines,
+    and ``text`` is what was generated for it.
     """
-    key = ("launch", module_file, cl_file, kernel_name, *(operands or {}).items(), *(defines or {}).items())
+    key = ("launch", module_file, cl_file, kernel_name, text, *(operands or {}).items(), *(defines or {}).items())
     state = program.state(queue)
     found = state.get(key)
     if found is None:
-        found = state[key] = _build(queue, module_file, cl_file, kernel_name, operands or {}, defines or {})
+        found = state[key] = _build(queue, module_file, cl_file, kernel_name, operands or {}, defines or {}, text)
     return found
 
 
 def _build(
-    queue: Any, module_file: str, cl_file: str, kernel_name: str, operands: Mapping[str, str], defines: Mapping[str, Any]
+    queue: Any, module_file: str, cl_file: str, kernel_name: str, operands: Mapping[str, str], defines: Mapping[str, Any], text: str
 ) -> program.Kernel:
     if "float64" in operands.values() and not handle_of(queue).profile.has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
         raise DtypeError(message(kernel_name, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
     lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
     files = [primitives.cl_source(module_file, part) for part in cl_file.split()]
-    return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + "\n".join(files), kernel_name)
+    return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + text + "\n".join(files), kernel_name)
 
 
 def _literal(value: int | float | str) -> str:

@@ -14,9 +14,12 @@ from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.ops.finish import Finish
 from netcl.ops.matmul import VARIANTS, amx, build_matmul_kernel, gemm
-from netcl.ops.matmul.gemm import TIERS, Product, plan_for
+from netcl.ops.matmul.gemm import TIERS, Extras, Product, plan_for
 from netcl.ops.registry import REGISTRY
+
+RELU = Finish("float32", activation="relu")
 
 
 def tensors(queue, *arrays, dtype=None):
@@ -89,11 +92,13 @@ def test_a_product_with_few_blocks_is_split_along_k(cl_device, monkeypatch, rng)
 def test_a_product_with_fewer_tiles_than_cores_is_split_along_k(trans_a, trans_b, cl_device, rng):
     m, n, k = 5, 30, 1536
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))
-    p = Product(m, n, k, trans_a, trans_b, "float32", "float32", "float32", "float32", "relu")
+    p = Product(m, n, k, trans_a, trans_b, "float32", "float32", "float32", "float32", RELU)
     many = dataclasses.replace(cl_device.profile, max_compute_units=64)
     plan = gemm._panels(cl_device.queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED), many)
     assert len(plan.launches) == 2
-    got = gemm.run(plan, cl_device.queue, *tensors(cl_device.queue, a, b, bias), Tensor.empty((m, n), queue=cl_device.queue)).to_host()
+    left, right, bias_tensor = tensors(cl_device.queue, a, b, bias)
+    out = Tensor.empty((m, n), queue=cl_device.queue)
+    got = gemm.run(plan, cl_device.queue, left, right, Extras(RELU, bias_tensor), out).to_host()
     exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b) + bias
     np.testing.assert_allclose(got, np.maximum(exact, 0), rtol=1e-5, atol=1e-3)
 
@@ -335,9 +340,9 @@ def test_amx_products(terms, dtype, trans_a, trans_b, cl_device, rng):
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))
     a.flat[3] = np.inf
     a, b = (Tensor.from_host(cl_device.queue, x, dtype) for x in (a, b))
-    p = Product(m, n, k, trans_a, trans_b, dtype, dtype, "float32", "float32", "relu")
-    out = Tensor.empty((m, n), queue=cl_device.queue)
-    got = gemm.run(amx.plan(cl_device.queue, p, terms, 2), cl_device.queue, a, b, Tensor.from_host(cl_device.queue, bias), out).to_host()
+    p = Product(m, n, k, trans_a, trans_b, dtype, dtype, "float32", "float32", RELU)
+    extras, out = Extras(RELU, Tensor.from_host(cl_device.queue, bias)), Tensor.empty((m, n), queue=cl_device.queue)
+    got = gemm.run(amx.plan(cl_device.queue, p, terms, 2), cl_device.queue, a, b, extras, out).to_host()
     left, right = (x.to_host().astype(np.float64) for x in (a, b))
     exact = (left.T if trans_a else left) @ (right.T if trans_b else right) + bias
     exact = np.where(exact < 0, 0, exact)

@@ -14,10 +14,11 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.finish import Finish
 from netcl.ops.functions import erf
 from netcl.ops.matmul import amx  # noqa: F401, adds its tier
 from netcl.ops.matmul.einsum import einsum
-from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, product
+from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, Extras, product
 from netcl.ops.movement import sum_to
 from netcl.ops.registry import S, composite, op
 
@@ -153,15 +154,25 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     """
     a, b = launch.as_tensors("matmul", a, b)
     dtype = _result_dtype("matmul", a, b)
-    left, right, shape, result = _shapes(a.shape, b.shape, transpose_a, transpose_b)
     if a.array is not None:
+        _shapes(a.shape, b.shape, transpose_a, transpose_b)
         return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=_compute_type(dtype), dtype=dtype)
+    return matmul_with(a, b, Extras(Finish(dtype)), transpose_a, transpose_b)
+
+
+def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
+    """:func:`matmul` and what follows it in one kernel; OpenCL devices."""
+    left, right, shape, result = _shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
-        return Tensor.empty(result, dtype, queue=a.queue)
+        return Tensor.empty(result, extras.finish.stored, queue=a.queue)
     if len(left) > 2 and len(right) == 2 and not transpose_a:
         left, shape = (math.prod(left[:-1]), left[-1]), (math.prod(shape[:-1]), shape[-1])
-    out = product(_shaped(a, left), _shaped(b, right), shape, dtype, transpose_a, transpose_b)
-    return _shaped(out, result)
+    return _shaped(product(_shaped(a, left), _shaped(b, right), shape, extras, transpose_a, transpose_b), result)
+
+
+def matmul_shape(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> tuple[int, ...]:
+    """The shape :func:`matmul` gives."""
+    return _shapes(a.shape, b.shape, transpose_a, transpose_b).result
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -212,10 +223,15 @@ def _affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     _check_linear(x, w, bias)
     if x.array is not None:
         return launch.run_cpu(_affine_numpy, x, w, bias, activation=activation, dtype=dtype)
+    return affine_with(x, w, Extras(Finish(dtype, activation=ACTIVATIONS[activation] if activation else ""), bias))
+
+
+def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
+    """``x w'`` and what follows it in one kernel; OpenCL devices."""
     shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
     if 0 in shape:
-        return Tensor.empty(shape, dtype, queue=x.queue)
-    return _shaped(product(_shaped(x, (rows, x.shape[-1])), w, (rows, w.shape[0]), dtype, False, True, bias, activation), shape)
+        return Tensor.empty(shape, extras.finish.stored, queue=x.queue)
+    return _shaped(product(_shaped(x, (rows, x.shape[-1])), w, (rows, w.shape[0]), extras, False, True), shape)
 
 
 def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, activation: str | None) -> np.ndarray:

@@ -5,7 +5,7 @@
 #ifndef TERMS  // 1: operands rounded to bfloat16; 2: three products, to about 2^-16; 3: six, to float32
 #define TERMS 1
 #endif
-#ifndef DIRECT  // 1: finished tiles go straight to c: float32, no bias, no activation
+#ifndef DIRECT  // 1: finished tiles go straight to c: float32, as they are
 #define DIRECT 0
 #endif
 #ifndef A_PLAIN  // 1: a holds float32, else bfloat16
@@ -135,15 +135,16 @@ void amx_pack_b(__global const B_T* restrict b, __global ushort* restrict packed
 
 // Work-groups: pairs of column tiles, blocks of pairs of row tiles, batches. Four sums (tmm0-3), two tiles of a (4, 5), two of b (6, 7).
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T* restrict bias, __global C_T* restrict c, const int m,
-                  const int n, const int has_bias, const int row_tiles, const int column_tiles, const int k_tiles, const long a_plane,
-                  const long b_plane, const long first, const int block) {
+void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T* restrict bias, __global const ADDED_T* restrict added,
+                  __global C_T* restrict c, const int m, const int n, const int has_bias, const int row_tiles, const int column_tiles,
+                  const int k_tiles, const long a_plane, const long b_plane, const long first, const int block, const REAL scale) {
   uchar shape[64] __attribute__((aligned(64)));
   float tiles[1024] __attribute__((aligned(64)));
   for (int i = 0; i < 64; ++i) shape[i] = i == 0 ? 1 : i >= 16 && i < 32 ? (i % 2 ? 0 : 64) : i >= 48 && i < 56 ? 16 : 0;
   __asm__ volatile("ldtilecfg (%0)" ::"r"(shape) : "memory");
   const int nt = get_group_id(0) * 2, batch = get_group_id(2), end = min(row_tiles, (int)(get_group_id(1) + 1) * block);
   const long line = 64;
+  added += (long)batch * m * n;
   c += (long)batch * m * n;
   for (int mt = get_group_id(1) * block; mt < end; mt += 2) {
     __global const ushort* a = packed + ((long)batch * row_tiles + mt) * k_tiles * TILE;
@@ -175,7 +176,8 @@ void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T*
     for (int i = 0; i < 32 && mt * 16 + i < m; ++i)
       for (int j = 0; j < 32 && nt * 16 + j < n; ++j) {
         const float x = tiles[(i / 16 * 2 + j / 16) * 256 + i % 16 * 16 + j % 16];
-        C_STORE(c, (long)(mt * 16 + i) * n + nt * 16 + j, finish(x, bias, has_bias, nt * 16 + j));
+        const long at = (long)(mt * 16 + i) * n + nt * 16 + j;
+        C_STORE(c, at, FINISHED(x, nt * 16 + j, at));
       }
   }
   __asm__ volatile("tilerelease" ::: "memory");
@@ -183,10 +185,10 @@ void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T*
 
 // Tiles with operands that are not finite, again and plainly. Work-groups: column tiles, row tiles, batches.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void amx_repair(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* restrict c,
-                __global const int* restrict broken, const int m, const int n, const int k, const long a_row, const long a_k, const long b_k,
+void amx_repair(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
+                __global const ADDED_T* restrict added, __global C_T* restrict c, __global const int* restrict broken, const int m, const int n, const int k, const long a_row, const long a_k, const long b_k,
                 const long b_column, const int has_bias, const int batch1, const long a0_stride, const long a1_stride, const long b0_stride,
-                const long b1_stride, const int row_tiles, const int column_tiles, const int first_broken) {
+                const long b1_stride, const int row_tiles, const int column_tiles, const int first_broken, const REAL scale) {
   const int nt = get_group_id(0), mt = get_group_id(1), batch = get_group_id(2);
   if (!broken[batch * row_tiles + mt] && !broken[first_broken + batch * column_tiles + nt]) return;
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
@@ -195,6 +197,7 @@ void amx_repair(__global const A_T* restrict a, __global const B_T* restrict b, 
     for (int column = nt * 16; column < min(n, nt * 16 + 16); ++column) {
       float sum = 0;
       for (int kk = 0; kk < k; ++kk) sum += (float)A_LOAD(a, row * a_row + kk * a_k) * (float)B_LOAD(b, kk * b_k + column * b_column);
-      C_STORE(c, ((long)batch * m + row) * n + column, finish(sum, bias, has_bias, column));
+      const long at = ((long)batch * m + row) * n + column;
+      C_STORE(c, at, FINISHED(sum, column, at));
     }
 }

@@ -102,8 +102,8 @@ def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
     rows, columns, depth = 2 * -(-p.m // 32), 2 * -(-p.n // 32), -(-p.k // 32)
     a_plane, b_plane = p.batches * rows * depth * _TILE, p.batches * columns * depth * _TILE
     first, flags = terms * a_plane, p.batches * rows
-    direct = int(p.plain(p.c) and not p.has_bias and not p.activation)
-    macros = {"TERMS": terms, "DIRECT": direct, "A_PLAIN": p.plain(p.a), "B_PLAIN": p.plain(p.b)}
+    direct = int(p.plain(p.c) and not p.has_bias and p.ending.plain and not p.scaled)
+    macros: dict[str, Any] = {"TERMS": terms, "DIRECT": direct, "A_PLAIN": p.plain(p.a), "B_PLAIN": p.plain(p.b)}
     names = ("pack_a", "pack_b", "multiply", "repair")
     pack_a, pack_b, multiply, repair = (gemm.compiled(queue, "amx.cl", f"amx_{name}", p, **macros) for name in names)
     batch = p.batch[1]
@@ -112,11 +112,11 @@ def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
     launches = [
         Launch(pack_a, (rows, p.batches), 1, "aps", (p.m, p.k, *p.a_steps, batch, *p.a_strides, rows, depth, a_plane)),
         Launch(pack_b, (columns, p.batches), 1, "bps", (p.n, p.k, *p.b_steps, batch, *p.b_strides, columns, depth, b_plane, first, flags)),
-        Launch(multiply, (columns // 2, -(-rows // block), p.batches), 1, "pdc",
+        Launch(multiply, (columns // 2, -(-rows // block), p.batches), 1, "pdrc",
                (p.m, p.n, p.has_bias, rows, columns, depth, a_plane, b_plane, first, block)),
     ]  # fmt: skip
     if terms > 1:
-        launches.append(Launch(repair, (columns, rows, p.batches), 1, "abdcs",
+        launches.append(Launch(repair, (columns, rows, p.batches), 1, "abdrcs",
                                (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), rows, columns, flags)))  # fmt: skip
     return Plan(tuple(launches), packed=terms * (a_plane + b_plane) // 2, sums=p.batches * (rows + columns))
 

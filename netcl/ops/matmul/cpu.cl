@@ -1,5 +1,7 @@
 // Matrix products on CPUs. A work-group is one work-item and does a block of rows times a panel of columns; it packs the panel of
 // B into local memory (the second cache) and sweeps it with tiles of MR rows that live in registers, reading A where it lies.
+// Defined for dtypes that are not converted value by value: A_LANES(p), B_LANES(p), BIAS_LANES(p), ADDED_LANES(p): vectors of operands as
+// REAL; C_LANES(x, p): stores one of the result; B_QUAD(p): four values of B.
 #ifndef MR  // rows of a register tile: 1, 2, 4, 6, 8 or 12
 #define MR 6
 #endif
@@ -18,17 +20,8 @@
 #ifndef PACKED_B  // 0: B is read where it lies; for few rows, and N at least NR
 #define PACKED_B 1
 #endif
-#ifndef B_PLAIN  // 1: B is stored in REAL, so vectors can be copied
-#define B_PLAIN 1
-#endif
-#ifndef C_PLAIN  // 1: C is stored in REAL
-#define C_PLAIN 1
-#endif
-#ifndef BIAS_PLAIN  // 1: so is the bias, if there is one
-#define BIAS_PLAIN 1
-#endif
-#ifndef V_ACTIVATION  // ACTIVATION of a vector
-#define V_ACTIVATION(x) (x)
+#ifndef WIDE_A  // 1: the rows of A that a tile multiplies are widened into local memory first
+#define WIDE_A 0
 #endif
 
 #define NR (NV * VW)
@@ -58,6 +51,11 @@
 #if PACKED_A
 #define A_POINTER(i)
 #define A_VALUE(i) a_panel[(INDEX)kk * MR + i]
+#elif WIDE_A
+#define A_POINTER(i)                                                                \
+  __local const REAL* a##i = a_rows + i * KC;                                       \
+  widen(a + min(m0 + i, m - 1) * (INDEX)a_row + k0 * (INDEX)a_k, a_rows + i * KC, kc, a_k);
+#define A_VALUE(i) a##i[kk]
 #else
 #define A_POINTER(i) __global const A_T* a##i = a + min(m0 + i, m - 1) * (INDEX)a_row + k0 * (INDEX)a_k;
 #define A_VALUE(i) A_LOAD(a##i, at_k)
@@ -73,28 +71,49 @@
 #define MULTIPLY_ADD_ROW(i) const V x##i = (V)(A_VALUE(i)); COLUMNS(MULTIPLY_ADD, i)
 #define TO_TILE(i, j) P_STORE(c##i##_##j, tile + i * NR + j * VW);
 #define TO_TILE_ROW(i) COLUMNS(TO_TILE, i)
+#ifdef ADDED_LANES
+#define ADDED_VECTOR(at) ADDED_LANES(added + (at))
+#else
+#define ADDED_VECTOR(at) ((V)(0))
+#endif
 #define TO_C(i, j)                                                                  \
   {                                                                                 \
-    __global REAL* at = (__global REAL*)c + (INDEX)(m0 + i) * n + n1 + j * VW;      \
-    V r = k0 ? G_LOAD(at) + c##i##_##j : c##i##_##j;                                \
-    if (last) r = V_ACTIVATION(r + bias##j);                                        \
-    G_STORE(r, at);                                                                 \
+    const INDEX at = (INDEX)(m0 + i) * n + n1 + j * VW;                             \
+    const V r = k0 ? G_LOAD(partial + at) + c##i##_##j : c##i##_##j;                \
+    if (last) C_LANES(finish(r, scale, has_bias, bias##j, ADDED_VECTOR(at)), c + at); \
+    else G_STORE(r, partial + at);                                                  \
   }
 #define TO_C_ROW(i) COLUMNS(TO_C, i)
-#define BIAS_VECTOR(i, j) const V bias##j = has_bias ? G_LOAD((__global const REAL*)bias + n1 + j * VW) : (V)(0);
+#define BIAS_VECTOR(i, j) const V bias##j = has_bias ? BIAS_LANES(bias + n1 + j * VW) : (V)(0);
+#if defined(C_LANES) && defined(BIAS_LANES) && (defined(ADDED_LANES) || !ADDED)
+#define WHOLE_TILES 1  // are stored vector by vector
+#else
+#define WHOLE_TILES 0
+#endif
+
+#if WIDE_A
+static inline void widen(__global const A_T* from, __local REAL* to, const int count, const long step) {
+  int i = 0;
+#ifdef A_LANES
+  if (step == 1)
+    for (; i + VW <= count; i += VW) L_STORE(A_LANES(from + i), to + i);
+#endif
+  for (; i < count; ++i) to[i] = A_LOAD(from, i * (INDEX)step);
+}
+#endif
 
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
 static inline void pack_transposed(__global const B_T* b, __local REAL* strip, const int n, const int ldb, const int n1,
                                    const int k0, const int kc) {
   const int width = min(NR, n - n1);
   int j = 0;
-#if B_PLAIN
+#ifdef B_QUAD
   for (; j + 4 <= width; j += 4) {
-    __global const REAL* s = (__global const REAL*)b + (INDEX)(n1 + j) * ldb + k0;
+    __global const B_T* s = b + (INDEX)(n1 + j) * ldb + k0;
     int kk = 0;
     for (; kk + 4 <= kc; kk += 4) {
-      const QUAD r0 = QUAD_LOAD(s + kk), r1 = QUAD_LOAD(s + (INDEX)ldb + kk), r2 = QUAD_LOAD(s + 2 * (INDEX)ldb + kk),
-                 r3 = QUAD_LOAD(s + 3 * (INDEX)ldb + kk);
+      const QUAD r0 = B_QUAD(s + kk), r1 = B_QUAD(s + (INDEX)ldb + kk), r2 = B_QUAD(s + 2 * (INDEX)ldb + kk),
+                 r3 = B_QUAD(s + 3 * (INDEX)ldb + kk);
       __local REAL* d = strip + kk * NR + j;
       QUAD_STORE((QUAD)(r0.x, r1.x, r2.x, r3.x), d);
       QUAD_STORE((QUAD)(r0.y, r1.y, r2.y, r3.y), d + NR);
@@ -102,7 +121,7 @@ static inline void pack_transposed(__global const B_T* b, __local REAL* strip, c
       QUAD_STORE((QUAD)(r0.w, r1.w, r2.w, r3.w), d + 3 * NR);
     }
     for (; kk < kc; ++kk)
-      for (int e = 0; e < 4; ++e) strip[kk * NR + j + e] = s[(INDEX)e * ldb + kk];
+      for (int e = 0; e < 4; ++e) strip[kk * NR + j + e] = B_LOAD(s, (INDEX)e * ldb + kk);
   }
 #endif
   for (; j < width; ++j)
@@ -117,9 +136,9 @@ static inline void pack_rows(__global const B_T* b, __local REAL* strip, const i
   for (int kk = 0; kk < kc; ++kk) {
     __local REAL* d = strip + kk * NR;
     __global const B_T* s = b + (INDEX)(k0 + kk) * ldb + n1;
-#if B_PLAIN
+#ifdef B_LANES
     if (width == NR) {
-      for (int j = 0; j < NR; j += VW) L_STORE(G_LOAD((__global const REAL*)s + j), d + j);
+      for (int j = 0; j < NR; j += VW) L_STORE(B_LANES(s + j), d + j);
       continue;
     }
 #endif
@@ -130,15 +149,18 @@ static inline void pack_rows(__global const B_T* b, __local REAL* strip, const i
 // c[batch] = op(a) op(b), m x n; `partial` holds sums between blocks of k where c itself cannot (c is stored in fewer bits).
 // Batches are numbered i0 * batch1 + i1; each operand has a stride for i0 and for i1. A group does `block` rows, a multiple of MR.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
-                __global REAL* partial, const int m, const int n, const int k, const long a_row, const long a_k, const int ldb,
-                const int trans_b, const int has_bias, const int block, const int batch1, const long a0_stride, const long a1_stride, const long b0_stride,
-                const long b1_stride) {
+void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
+                __global const ADDED_T* restrict added, __global C_T* c, __global REAL* partial, const int m, const int n, const int k,
+                const long a_row, const long a_k, const int ldb, const int trans_b, const int has_bias, const int block, const int batch1,
+                const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const REAL scale) {
 #if PACKED_B
   __local REAL panel[KC * NR * STRIPS] __attribute__((aligned(64)));
   const int columns = NR * STRIPS;
 #else
   const int columns = NR;
+#endif
+#if WIDE_A
+  __local REAL a_rows[MR * KC] __attribute__((aligned(64)));
 #endif
   const int panels = (n + columns - 1) / columns, blocks = (m + block - 1) / block;
   INDEX group = get_group_id(0);
@@ -148,6 +170,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
   group /= blocks;
   a += group / batch1 * a0_stride + group % batch1 * a1_stride;
   b += group / batch1 * b0_stride + group % batch1 * b1_stride;
+  added += group * m * n;
   c += group * m * n;
   partial += group * m * n;
   const int n_end = min(n, n0 + columns);
@@ -179,7 +202,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
           ROWS(MULTIPLY_ADD_ROW)
           row += step;
         }
-#if C_PLAIN && BIAS_PLAIN
+#if WHOLE_TILES
         if (first == n1 && n1 + NR <= n && m0 + MR <= m) {
           COLUMNS(BIAS_VECTOR, 0)
           ROWS(TO_C_ROW)
@@ -190,16 +213,22 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
         ROWS(TO_TILE_ROW)
         const int rows = min(MR, m - m0), width = min(n_end, n1 + NR) - n1;
         for (int i = 0; i < rows; ++i) {
-          const REAL* t = tile + i * NR + (n1 - first);
           const INDEX at = (INDEX)(m0 + i) * n + n1;
-          if (last) {
-            for (int j = 0; j < width; ++j) {
-              const REAL x = finish(k0 ? partial[at + j] + t[j] : t[j], bias, has_bias, n1 + j);
-              C_STORE(c, at + j, x);
-            }
-          } else {
-            for (int j = 0; j < width; ++j) partial[at + j] = k0 ? partial[at + j] + t[j] : t[j];
+          REAL line[NR] __attribute__((aligned(64))), adds[NR] __attribute__((aligned(64))), shifts[NR] __attribute__((aligned(64)));
+          for (int j = 0; j < NR; ++j) line[j] = j < width ? tile[i * NR + (n1 - first) + j] : 0;
+          if (k0)
+            for (int j = 0; j < width; ++j) line[j] += partial[at + j];
+          if (!last) {
+            for (int j = 0; j < width; ++j) partial[at + j] = line[j];
+            continue;
           }
+          for (int j = 0; j < NR; ++j) {
+            shifts[j] = j < width ? BIAS_AT(n1 + j) : 0;
+            adds[j] = j < width ? ADDED_AT(at + j) : 0;
+          }
+          for (int j = 0; j < width; j += VW)
+            P_STORE(finish(P_LOAD(line + j), scale, has_bias, P_LOAD(shifts + j), P_LOAD(adds + j)), line + j);
+          for (int j = 0; j < width; ++j) C_STORE(c, at + j, line[j]);
         }
       }
     }

@@ -23,14 +23,16 @@ static inline REAL sum_of(const V v) {
 
 // A group does `block` columns, in tiles of 4 x 4 dot products.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias, __global C_T* c,
-              const int m, const int n, const int k, const int has_bias, const int block, const int batch1,
-              const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride) {
+void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias,
+              __global const ADDED_T* restrict added, __global C_T* c, const int m, const int n, const int k, const int has_bias,
+              const int block, const int batch1,
+              const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const REAL scale) {
   const int blocks = (n + block - 1) / block, whole = k / VW * VW;
   const INDEX group = get_group_id(0), batch = group / blocks;
   const int n_begin = (int)(group % blocks) * block, n_end = min(n, n_begin + block);
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
   b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
+  added += batch * m * n;
   c += batch * m * n;
   REAL sums[4][4];
   for (int n0 = n_begin; n0 < n_end; n0 += 4) {
@@ -52,8 +54,9 @@ void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, 
         for (int j = 0; j < 4 && n0 + j < n_end; ++j) {
           REAL sum = sums[i][j];
           for (int kk = whole; kk < k; ++kk) sum += p[(INDEX)i * k + kk] * q[(INDEX)j * k + kk];
-          sum = finish(sum, bias, has_bias, n0 + j);
-          C_STORE(c, (INDEX)(m0 + i) * n + n0 + j, sum);
+          const INDEX at = (INDEX)(m0 + i) * n + n0 + j;
+          sum = FINISHED(sum, n0 + j, at);
+          C_STORE(c, at, sum);
         }
     }
   }

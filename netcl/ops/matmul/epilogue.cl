@@ -1,4 +1,4 @@
-// What matrix products share: the operands' dtypes and what happens to a finished value.
+// What matrix products share: the operands' dtypes and where a finished value comes from. finish() itself is generated.
 #ifndef A_T  // left operand
 #define A_T float
 #define A_LOAD(p, i) ((p)[i])
@@ -15,11 +15,15 @@
 #define BIAS_T float
 #define BIAS_LOAD(p, i) ((p)[i])
 #endif
+#ifndef ADDED_T  // one value per value of the result
+#define ADDED_T float
+#define ADDED_LOAD(p, i) ((p)[i])
+#endif
+#ifndef ADDED  // 1: there are such values
+#define ADDED 0
+#endif
 #ifndef REAL  // the type sums are kept in
 #define REAL float
-#endif
-#ifndef ACTIVATION  // of a finished value, in x
-#define ACTIVATION(x) (x)
 #endif
 #ifndef INDEX  // long where an offset does not fit an int
 #define INDEX int
@@ -27,13 +31,10 @@
 
 #pragma OPENCL FP_CONTRACT ON  // c += a * b is one instruction; fma() is slower where the hardware lacks it, and on PoCL
 
-#define RELU_OF(x) ((x) < 0 ? (REAL)0 : (x))  // a NaN is not below zero and stays
-#define TANH_OF(x) tanh(x)
-#define SIGMOID_OF(x) (1 / (1 + exp(-(x))))
-#define SILU_OF(x) ((x) / (1 + exp(-(x))))
-#define GELU_OF(x) ((REAL)0.5 * (x) * (1 + erf((x) * (REAL)0.70710678118654752440)))
-
-static inline REAL finish(REAL x, __global const BIAS_T* bias, const int has_bias, const int column) {
-  if (has_bias) x += (REAL)BIAS_LOAD(bias, column);
-  return ACTIVATION(x);
-}
+#define BIAS_AT(column) (has_bias ? (REAL)BIAS_LOAD(bias, column) : (REAL)0)
+#if ADDED
+#define ADDED_AT(at) ((REAL)ADDED_LOAD(added, at))
+#else
+#define ADDED_AT(at) ((REAL)0)
+#endif
+#define FINISHED(x, column, at) finish(x, scale, has_bias, BIAS_AT(column), ADDED_AT(at))

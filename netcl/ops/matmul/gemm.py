@@ -22,11 +22,14 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.codegen import paired_halves
+from netcl.ops.finish import HALVES, Finish
 from netcl.ops.pointwise import cast
 from netcl.ops.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
 
 V = KernelVariant
-ACTIVATIONS = {"relu": "RELU_OF", "tanh": "TANH_OF", "sigmoid": "SIGMOID_OF", "silu": "SILU_OF", "gelu": "GELU_OF"}
+#: Activations by the names users give them, as rows.
+ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "gelu": "gelu_erf"}
 #: Every way a product can be computed; each passes the same samples.
 VARIANTS = (
     KernelConfig(V.MATMUL_NAIVE),
@@ -72,11 +75,12 @@ class Product:
     b: str
     c: str
     bias: str | None = None
-    activation: str | None = None
+    finish: Finish | None = None  # what follows; nothing, if it is not said
     batch: tuple[int, int] = (1, 1)
     a_strides: tuple[int, int] = (0, 0)
     b_strides: tuple[int, int] = (0, 0)
     aligned: bool = False  # rows of both operands start at multiples of 16 bytes
+    scaled: bool = False  # whether the product is multiplied by another number than one
 
     @property
     def batches(self) -> int:
@@ -119,6 +123,22 @@ class Product:
         return int(self.bias is not None)
 
     @property
+    def ending(self) -> Finish:
+        return self.finish or Finish(self.c)
+
+    def bare(self, **changes: Any) -> Product:
+        """The sums alone, in the type they are kept in."""
+        return replace(self, c=sum_dtype(self.real), bias=None, finish=None, scaled=False, **changes)
+
+    def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
+        """The macro by which kernels read vectors of an operand, and the functions it needs; none for a dtype they read value by value."""
+        if self.plain(dtype):
+            return {f"{name}_LANES(p)": "G_LOAD((__global const REAL*)(p))"}, ""
+        if dtype in HALVES and self.real == "float":
+            return {f"{name}_LANES(p)": f"load_{dtype}_{count}(p)"}, paired_halves(dtype, count)
+        return {}, ""
+
+    @property
     def itemsize(self) -> int:
         """Bytes of the type sums are kept in."""
         return 8 if self.real in ("double", "long") else 4
@@ -132,19 +152,23 @@ class Product:
 
 
 class Launch(NamedTuple):
-    """One kernel of a plan. ``buffers`` names, in order, what it takes: a, b, bias (d), c, packed (p), sums (s)."""
+    """One kernel of a plan. ``buffers`` names, in order, what it takes: a, b, bias (d), residual (r), c, packed (p), sums (s).
+
+    A kernel that takes a bias takes the scale as its last argument; ``ends`` says whether that is the product's, or one.
+    """
 
     kernel: Any
     global_size: int | tuple[int, ...]
     local_size: int
     buffers: str
     args: tuple[int, ...]
+    ends: bool = True
 
 
 class Plan(NamedTuple):
     """What a product does: its launches, and the memory between them in values of the type sums are kept in.
 
-    ``widens`` says that the operands are cast to that type first and the result back: where kernels would convert value by value.
+    ``widens`` says that the left operand is cast to that type first: kernels read it value by value.
     """
 
     launches: tuple[Launch, ...]
@@ -158,14 +182,12 @@ def sum_dtype(real: str) -> str:
     return {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}[real]
 
 
-def compiled(queue: Any, file: str, name: str, p: Product, **defines: Any) -> Any:
-    """A kernel of the files beside this one, for the dtypes and the epilogue of a product."""
-    operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32"}
-    common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index}
-    if p.activation:
-        common["ACTIVATION"] = ACTIVATIONS[p.activation]
-        common["V_ACTIVATION"] = ("V_" if p.activation == "relu" else "") + ACTIVATIONS[p.activation]
-    return launch.kernel(queue, __file__, f"epilogue.cl {file}", name, operands, common | defines)
+def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text: str = "", **defines: Any) -> Any:
+    """A kernel of the files beside this one, for the dtypes and the end of a product; ``lanes`` values are finished at once."""
+    end = p.ending
+    operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32"}
+    common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "ADDED": int(bool(end.residual))}
+    return launch.kernel(queue, __file__, f"epilogue.cl {file}", name, operands, common | defines, end.source(p.real, lanes) + text)
 
 
 # ---- any device: simt.cl
@@ -174,13 +196,13 @@ def compiled(queue: Any, file: str, name: str, p: Product, **defines: Any) -> An
 def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * p.m * p.n
     args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(compiled(queue, "naive.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdc", args),))
+    return Plan((Launch(compiled(queue, "naive.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdrc", args),))
 
 
 def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * -(-p.m // 4) * -(-p.n // 4)
     args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdc", args),))
+    return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdrc", args),))
 
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
@@ -201,10 +223,10 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     splits = _splits(p, groups, profile)
     depth = -(-p.k // splits // bk) * bk if splits > 1 else p.k
     splits = -(-p.k // depth)
-    inner = p if splits == 1 else replace(p, c=sum_dtype(p.real), bias=None, activation=None)
+    inner = p if splits == 1 else p.bare()
     kernel = compiled(queue, "simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
-    first = Launch(kernel, groups * splits * items, items, "abdc" if splits == 1 else "abds", args)
+    first = Launch(kernel, groups * splits * items, items, "abdrc" if splits == 1 else "abdrs", args, splits == 1)
     if splits == 1:
         return Plan((first,))
     return Plan((first, _add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
@@ -216,7 +238,7 @@ def _groups(p: Product, bm: int, bn: int) -> int:
 
 def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
     total = p.batches * p.m * p.n
-    return Launch(compiled(queue, "naive.cl", "add_parts", p), total, launch.LOCAL_1D, "sdc", (p.n, p.has_bias, p.m * p.n, splits, total))
+    return Launch(compiled(queue, "naive.cl", "add_parts", p), total, launch.LOCAL_1D, "sdrc", (p.n, p.has_bias, p.m * p.n, splits, total))
 
 
 def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[int, int, int, int]:
@@ -301,8 +323,8 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
     strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
-    main = Launch(_panel_kernel(queue, inner, tile, depth, packed), panels * -(-p.m // rows) * p.batches, 1,
-                  ("p" if packed else "a") + "bdc" + ("s" if sums else "c"),
+    main = Launch(_panel_kernel(queue, inner, tile, KC=depth, PACKED_A=int(packed)), panels * -(-p.m // rows) * p.batches, 1,
+                  ("p" if packed else "a") + "bdrc" + ("s" if sums else "c"),
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
@@ -311,9 +333,25 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     return Plan((first, main), packed=p.batches * size, sums=sums)
 
 
-def _panel_kernel(queue: Any, p: Product, tile: _Tile, depth: int, packed: bool) -> Any:
-    macros = tile.macros() | {"KC": depth, "PACKED_A": int(packed), "B_PLAIN": p.plain(p.b), "C_PLAIN": p.plain(p.c)}
-    return compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros, BIAS_PLAIN=p.plain(p.bias))
+def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
+    """``gemm_panel`` with the ways in which it reads and writes vectors of the operands' dtypes."""
+    read: dict[str, Any] = {}
+    functions: dict[str, None] = {}
+    residual = p.ending.residual
+    for name, dtype in (("A", p.a), ("B", p.b), ("BIAS", p.bias), ("ADDED", residual)):
+        macro, text = p.lanes(name, dtype, tile.lanes) if dtype != "" else ({}, "")
+        read |= macro
+        functions[text] = None
+    if "B_LANES(p)" in read:
+        half = "" if p.plain(p.b) else paired_halves(p.b, 4)
+        read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"
+        functions[half] = None
+    if p.plain(p.c):
+        read["C_LANES(x, p)"] = "G_STORE(x, p)"
+    elif p.c in HALVES and p.real == "float":
+        read["C_LANES(x, p)"] = f"store_{p.c}_{tile.lanes}(x, p)"
+        functions[paired_halves(p.c, tile.lanes)] = None
+    return compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **tile.macros(), **macros, **read)
 
 
 def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
@@ -324,11 +362,11 @@ def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
 
 def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile) -> Plan:
     part, panels = p.k // splits, -(-p.n // (tile.columns * tile.strips))
-    inner = replace(p, c=sum_dtype(p.real), bias=None, activation=None, batch=(1, splits))
+    inner = p.bare(batch=(1, splits))
     rows, steps = _rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
-    kernel = _panel_kernel(queue, inner, tile, depth, packed=False)
-    main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdss",
-                  (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps))  # fmt: skip
+    kernel = _panel_kernel(queue, inner, tile, KC=depth)
+    main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdrss",
+                  (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps), ends=False)  # fmt: skip
     return Plan((main, _add_parts(queue, p, splits)), sums=splits * p.m * p.n)
 
 
@@ -338,7 +376,7 @@ def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
     columns = max(4, -(-p.n // blocks // 4) * 4)
     kernel = compiled(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes)
-    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
+    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdrc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
 
 
 def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
@@ -349,10 +387,9 @@ def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
         height = 8
     tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
     rows = _rows(p, tile, -(-p.n // tile.columns), profile)
-    macros = tile.macros() | {"KC": 1 << 30, "PACKED_B": 0, "C_PLAIN": p.plain(p.c), "BIAS_PLAIN": p.plain(p.bias)}
-    kernel = compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, **macros)
+    kernel = _panel_kernel(queue, p, tile, KC=1 << 30, PACKED_B=0)
     groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
-    return Plan((Launch(kernel, groups, 1, "abdcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
+    return Plan((Launch(kernel, groups, 1, "abdrcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
 
 
 def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
@@ -386,7 +423,7 @@ VENDORS: list[Callable[[Any, Product, DeviceProfile], str | None]] = []
 def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
     """A product as the selector and the tuner name it."""
     flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
-    return Problem("matmul", p.sizes(), p.c, flags, profile)
+    return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
 def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
@@ -402,14 +439,12 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
             message("matmul", "the selected variant is not one of products", f"known are {known}", variant=config.variant.name)
         )
     # Only where policy decides: a configuration that was measured or named means the kernel as it is.
-    if tier == "cpu" and "why" in config.extra and DTYPES[p.c].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
+    if tier == "cpu" and "why" in config.extra and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
         return Plan((), widens=True)
     return (planner if p.k else _naive)(queue, p, config, profile)
 
 
-def _describe(
-    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, activation: str | None, dtype: str
-) -> Product | None:
+def _describe(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Product | None:
     """The product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -422,43 +457,53 @@ def _describe(
     steps = [(outer[side] * size, inner[side] * size) for side, size in ((1, m * k), (2, k * n))]
     rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
     aligned = alignment(a, b) == 16 and not any(value % 4 for value in rows)
-    return Product(m, n, k, trans_a, trans_b, a.dtype, b.dtype, dtype, bias.dtype if bias is not None else None, activation,
-                   (outer.size, inner.size), steps[0], steps[1], aligned)  # fmt: skip
+    return Product(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
+                   (outer.size, inner.size), steps[0], steps[1], aligned, scaled)  # fmt: skip
+
+
+class Extras(NamedTuple):
+    """What a product takes beside its operands; ``finish`` says what is done with it."""
+
+    finish: Finish
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    scale: float = 1
 
 
 def product(
-    a: Tensor, b: Tensor, out_shape: tuple[int, ...], dtype: str, trans_a: bool = False, trans_b: bool = False, bias: Tensor | None = None,
-    activation: str | None = None, config: KernelConfig | None = None,
+    a: Tensor, b: Tensor, out_shape: tuple[int, ...], extras: Extras, trans_a: bool = False, trans_b: bool = False,
+    config: KernelConfig | None = None,
 ) -> Tensor:  # fmt: skip
-    """op(a) op(b) + bias, activated, for stacks of matrices whose batch axes broadcast; OpenCL devices.
+    """op(a) op(b) with what follows, for stacks of matrices whose batch axes broadcast; OpenCL devices.
 
     ``config`` takes the selector's place, as a tuner wants it.
     """
-    queue = a.queue
+    queue, (finish, bias, _, scale) = a.queue, extras
     state = program.state(queue)
-    key = ("matmul", a.shape, b.shape, a.dtype, b.dtype, dtype, trans_a, trans_b, bias.dtype if bias is not None else None, activation,
+    key = ("matmul", a.shape, b.shape, a.dtype, b.dtype, trans_a, trans_b, bias.dtype if bias is not None else None, finish, scale != 1,
            alignment(a, b), repr(config) if config else get_kernel_selector().revision)  # fmt: skip
     plan = state.get(key)
     if plan is None:
-        described = _describe(a, b, trans_a, trans_b, bias, activation, dtype)
+        described = _describe(a, b, trans_a, trans_b, bias, finish, scale != 1)
         if described is None:
             batch = out_shape[:-2]
             a, b = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
-            return product(a, b, out_shape, dtype, trans_a, trans_b, bias, activation, config)
+            return product(a, b, out_shape, extras, trans_a, trans_b, config)
         plan = remember(state, "matmul", key, plan_for(queue, described, config))
     if plan.widens:
-        wide = sum_dtype(DTYPES[dtype].c_compute)
-        given = (cast(a, wide), cast(b, wide), out_shape, wide, trans_a, trans_b, None if bias is None else cast(bias, wide), activation)
-        return cast(product(*given), dtype)
-    return run(plan, queue, a, b, bias, Tensor._result(out_shape, dtype, queue))
+        a = cast(a, sum_dtype(DTYPES[finish.dtype].c_compute))
+        return product(a, b, out_shape, extras, trans_a, trans_b, config)
+    return run(plan, queue, a, b, extras, Tensor._result(out_shape, finish.stored, queue))
 
 
-def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, extras: Extras | None, out: Tensor) -> Tensor:
     """Launch a plan; gives ``out`` back."""
-    buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias}
+    _, bias, residual, scale = extras or Extras(Finish(out.dtype))
+    buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias, "r": out if residual is None else residual}
     for letter, size in (("p", plan.packed), ("s", plan.sums)):
         if size:
             buffers[letter] = Tensor._result((size,), sum_dtype(DTYPES[out.dtype].c_compute), queue)
     for step in plan.launches:
-        step.kernel(queue, step.global_size, step.local_size, *[buffers[letter] for letter in step.buffers], *step.args)
+        args = (*step.args, scale if step.ends else 1) if "d" in step.buffers else step.args
+        step.kernel(queue, step.global_size, step.local_size, *[buffers[letter] for letter in step.buffers], *args)
     return out

@@ -2,13 +2,14 @@
 #define OFFSETS(batch)                                                        \
   a += (batch) / batch1 * a0_stride + (batch) % batch1 * a1_stride;           \
   b += (batch) / batch1 * b0_stride + (batch) % batch1 * b1_stride;           \
+  added += (batch) * m * n;                                                    \
   c += (batch) * m * n;
 
 // One work-item per value of c.
 __kernel void gemm_naive(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                         __global C_T* restrict c, const int m, const int n, const int k, const long a_row, const long a_k, const long b_k,
-                         const long b_column, const int has_bias, const int batch1, const long a0_stride, const long a1_stride,
-                         const long b0_stride, const long b1_stride, const long total) {
+                         __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k,
+                         const long a_row, const long a_k, const long b_k, const long b_column, const int has_bias, const int batch1, const long a0_stride, const long a1_stride,
+                         const long b0_stride, const long b1_stride, const long total, const REAL scale) {
   const INDEX item = get_global_id(0);
   if (item >= (INDEX)total) return;
   const INDEX batch = item / ((INDEX)m * n);
@@ -17,15 +18,15 @@ __kernel void gemm_naive(__global const A_T* restrict a, __global const B_T* res
   REAL sum = 0;
   for (int kk = 0; kk < k; ++kk)
     sum += (REAL)A_LOAD(a, i * (INDEX)a_row + kk * (INDEX)a_k) * (REAL)B_LOAD(b, kk * (INDEX)b_k + j * (INDEX)b_column);
-  sum = finish(sum, bias, has_bias, j);
+  sum = FINISHED(sum, j, (INDEX)i * n + j);
   C_STORE(c, (INDEX)i * n + j, sum);
 }
 
 // One work-item per 4 x 4 values of c.
 __kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                              __global C_T* restrict c, const int m, const int n, const int k, const long a_row, const long a_k,
-                              const long b_k, const long b_column, const int has_bias, const int batch1, const long a0_stride,
-                              const long a1_stride, const long b0_stride, const long b1_stride, const long total) {
+                              __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k,
+                              const long a_row, const long a_k, const long b_k, const long b_column, const int has_bias,
+                              const int batch1, const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const long total, const REAL scale) {
   const INDEX item = get_global_id(0);
   if (item >= (INDEX)total) return;
   const int across = (n + 3) / 4, down = (m + 3) / 4;
@@ -48,19 +49,21 @@ __kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T
   }
   for (int i = 0; i < 4 && i0 + i < m; ++i)
     for (int j = 0; j < 4 && j0 + j < n; ++j) {
-      const REAL x = finish(sum[i][j], bias, has_bias, j0 + j);
-      C_STORE(c, (INDEX)(i0 + i) * n + j0 + j, x);
+      const INDEX at = (INDEX)(i0 + i) * n + j0 + j;
+      const REAL x = FINISHED(sum[i][j], j0 + j, at);
+      C_STORE(c, at, x);
     }
 }
 
 // The parts of a product that was split along k, added up in order.
-__kernel void add_parts(__global const REAL* restrict parts, __global const BIAS_T* restrict bias, __global C_T* restrict c, const int n,
-                        const int has_bias, const long size, const int splits, const long total) {
+__kernel void add_parts(__global const REAL* restrict parts, __global const BIAS_T* restrict bias,
+                        __global const ADDED_T* restrict added, __global C_T* restrict c, const int n, const int has_bias, const long size,
+                        const int splits, const long total, const REAL scale) {
   const INDEX item = get_global_id(0);
   if (item >= (INDEX)total) return;
   const INDEX batch = item / size, at = item % size;
   REAL sum = 0;
   for (int s = 0; s < splits; ++s) sum += parts[(batch * splits + s) * size + at];
-  sum = finish(sum, bias, has_bias, (int)(at % n));
+  sum = FINISHED(sum, (int)(at % n), item);
   C_STORE(c, item, sum);
 }

@@ -152,8 +152,10 @@ static inline REAL b_at(__global const B_T* b, const int kk, const int j, const 
 // With splits > 1 a batch is computed in parts of `depth` along k, which lie one after the other in c.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                __global C_T* restrict c, const int m, const int n, const int k, const int lda, const int ldb, const int has_bias, const int batch1,
-                const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth) {
+                __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k, const int lda,
+                const int ldb, const int has_bias, const int batch1,
+                const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth,
+                const REAL scale) {
   __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(32)));
   __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(32)));
   const int t = get_local_id(0);
@@ -173,6 +175,7 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
   const int k_begin = (int)(part % splits) * depth, k_end = min(k, k_begin + depth);
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
   b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
+  added += part * m * n;
   c += part * m * n;
 
   REAL sum[TM][TN];
@@ -210,8 +213,9 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
     _Pragma("unroll") for (int j = 0; j < TN; ++j) {
       const int row = m0 + ROW(i), column = n0 + COLUMN(j);
       if (row < m && column < n) {
-        const REAL x = finish(sum[i][j], bias, has_bias, column);
-        C_STORE(c, (INDEX)row * n + column, x);
+        const INDEX at = (INDEX)row * n + column;
+        const REAL x = FINISHED(sum[i][j], column, at);
+        C_STORE(c, at, x);
       }
     }
 }

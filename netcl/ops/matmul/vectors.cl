@@ -20,5 +20,5 @@ static inline V load_local(__local const REAL* p) { return *(__local const V*)p;
 #define QUAD_LOAD(p) (((__global const packed_quad*)(p))->v)
 #define QUAD_STORE(x, p) ((__local packed_quad*)(p))->v = (x)
 #define L_STORE(x, p) *(__local V*)(p) = (x)
+#define P_LOAD(p) (*(const V*)(p))
 #define P_STORE(x, p) *(V*)(p) = (x)
-#define V_RELU_OF(x) select(x, (V)(0), (x) < (V)(0))
