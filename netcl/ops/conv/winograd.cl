@@ -47,7 +47,7 @@ __kernel void winograd_weights(__global const W_T* restrict w, __global float* r
 #undef D
 #undef R
 #pragma unroll
-    for (int r = 0; r < 6; ++r) u[(size_t)(r * 6 + s) * n + i] = column[r] * scales[r][s];
+    for (int r = 0; r < 6; ++r) u[(r * 6 + s) * n + i] = column[r] * scales[r][s];
   }
 }
 #endif
@@ -56,7 +56,7 @@ __kernel void winograd_weights(__global const W_T* restrict w, __global float* r
 // v[element][channel][tile] of the input; tiles from N high wide to `span` are zero. Work-items: tiles, channels.
 __kernel void winograd_inputs(__global const X_T* restrict x, __global float* restrict v, int N, int C, int H, int W, int high, int wide,
                               int span, int pad_h, int pad_w) {
-  const int tile = get_global_id(0), c = get_global_id(1);
+  const int tile = get_global_id(0), c = get_global_id(1), step = C * span;
   if (tile >= span || c >= C) return;
   TILE_PLACE
   __global const X_T* plane = x + ((size_t)image * C + c) * H * W;
@@ -89,7 +89,7 @@ __kernel void winograd_inputs(__global const X_T* restrict x, __global float* re
 #undef D
 #undef R
 #pragma unroll
-    for (int r = 0; r < 6; ++r) v[((size_t)(r * 6 + s) * C + c) * span + tile] = column[r];
+    for (int r = 0; r < 6; ++r) v[(r * 6 + s) * step + c * span + tile] = column[r];
   }
 }
 #endif
@@ -98,7 +98,7 @@ __kernel void winograd_inputs(__global const X_T* restrict x, __global float* re
 // y from sums[element][filter][tile]. Work-items: tiles, filters.
 __kernel void winograd_outputs(__global const float* restrict sums, __global const B_T* restrict bias, __global Y_T* restrict y, int N, int M,
                                int OH, int OW, int high, int wide, int span) {
-  const int tile = get_global_id(0), m = get_global_id(1);
+  const int tile = get_global_id(0), m = get_global_id(1), step = M * span;
   if (tile >= N * high * wide || m >= M) return;
   TILE_PLACE
   float half_way[4][6];
@@ -106,7 +106,7 @@ __kernel void winograd_outputs(__global const float* restrict sums, __global con
   for (int s = 0; s < 6; ++s) {
     float column[6];
 #pragma unroll
-    for (int r = 0; r < 6; ++r) column[r] = sums[((size_t)(r * 6 + s) * M + m) * span + tile];
+    for (int r = 0; r < 6; ++r) column[r] = sums[(r * 6 + s) * step + m * span + tile];
 #define D(k) column[k]
 #define R(k) half_way[k][s]
     OUTPUT_TRANSFORM(float, D, R)
@@ -140,7 +140,7 @@ __kernel void winograd_outputs(__global const float* restrict sums, __global con
 // d[element][filter][tile] of the gradient of the outputs; tiles from N high wide to `span` are zero. Work-items: tiles, filters.
 __kernel void winograd_output_grads(__global const W_T* restrict dy, __global float* restrict d, int N, int M, int OH, int OW, int high, int wide,
                                     int span) {
-  const int tile = get_global_id(0), m = get_global_id(1);
+  const int tile = get_global_id(0), m = get_global_id(1), step = M * span;
   if (tile >= span || m >= M) return;
   TILE_PLACE
   __global const W_T* plane = dy + ((size_t)image * M + m) * OH * OW;
@@ -171,7 +171,7 @@ __kernel void winograd_output_grads(__global const W_T* restrict dy, __global fl
 #undef D
 #undef R
 #pragma unroll
-    for (int r = 0; r < 6; ++r) d[((size_t)(r * 6 + s) * M + m) * span + tile] = column[r];
+    for (int r = 0; r < 6; ++r) d[(r * 6 + s) * step + m * span + tile] = column[r];
   }
 }
 #endif
@@ -188,7 +188,7 @@ __kernel void winograd_weight_grads(__global const float* restrict du, __global 
     for (int s = 0; s < 6; ++s) {
       float column[6];
 #pragma unroll
-      for (int r = 0; r < 6; ++r) column[r] = du[(size_t)(r * 6 + s) * n + i] * scales[r][s];
+      for (int r = 0; r < 6; ++r) column[r] = du[(r * 6 + s) * n + i] * scales[r][s];
 #define D(k) column[k]
 #define R(k) half_way[k][s]
       WEIGHT_GRAD_TRANSFORM(float, D, R)
