@@ -138,32 +138,47 @@ typedef struct __attribute__((packed)) {
 
 static inline V load_local(__local const REAL* p) { return *(__local const V*)p; }
 static inline V load_room(__global const REAL* p) { return *(__global const V*)p; }
-static inline V evens(V a, V b) { return (V)(a.even, b.even); }
-static inline V odds(V a, V b) { return (V)(a.odd, b.odd); }
-static inline V zip_low(V a, V b) {
-  V r;
-  r.even = a.lo;
-  r.odd = b.lo;
-  return r;
-}
-static inline V zip_high(V a, V b) {
-  V r;
-  r.even = a.hi;
-  r.odd = b.hi;
-  return r;
-}
+// Between lines of pixels and vectors of tiles. FOUR: the pixels of a tile from two vectors that hold two columns of tiles each.
+#define FOUR(p, q, i, j) p.s##i, p.s##j, q.s##i, q.s##j
+#if VW == 16
+#define COLUMN_0 s048c
+#define COLUMN_1 s159d
+#define COLUMN_2 s26ae
+#define COLUMN_3 s37bf
+#define LOW_TILES(p, q) FOUR(p, q, 0, 8), FOUR(p, q, 1, 9), FOUR(p, q, 2, a), FOUR(p, q, 3, b)
+#define HIGH_TILES(p, q) FOUR(p, q, 4, c), FOUR(p, q, 5, d), FOUR(p, q, 6, e), FOUR(p, q, 7, f)
+#elif VW == 8
+#define COLUMN_0 s04
+#define COLUMN_1 s15
+#define COLUMN_2 s26
+#define COLUMN_3 s37
+#define LOW_TILES(p, q) FOUR(p, q, 0, 4), FOUR(p, q, 1, 5)
+#define HIGH_TILES(p, q) FOUR(p, q, 2, 6), FOUR(p, q, 3, 7)
+#else
+#define COLUMN_0 s0
+#define COLUMN_1 s1
+#define COLUMN_2 s2
+#define COLUMN_3 s3
+#define LOW_TILES(p, q) FOUR(p, q, 0, 2)
+#define HIGH_TILES(p, q) FOUR(p, q, 1, 3)
+#endif
+static inline V columns_01(V a, V b) { return (V)(a.COLUMN_0, b.COLUMN_0, a.COLUMN_1, b.COLUMN_1); }
+static inline V columns_23(V a, V b) { return (V)(a.COLUMN_2, b.COLUMN_2, a.COLUMN_3, b.COLUMN_3); }
+static inline V lows(V a, V b) { return (V)(a.lo, b.lo); }
+static inline V highs(V a, V b) { return (V)(a.hi, b.hi); }
 
 // Six columns of a patch's line, tiles as lanes: four of each tile, and the first two of the four after them.
 static inline void columns_of(V d[6], __local const REAL* four, __local const REAL* after) {
   const V a = load_local(four), b = load_local(four + VW), c = load_local(four + 2 * VW), e = load_local(four + 3 * VW);
-  const V even_low = evens(a, b), even_high = evens(c, e), odd_low = odds(a, b), odd_high = odds(c, e);
-  d[0] = evens(even_low, even_high);
-  d[1] = evens(odd_low, odd_high);
-  d[2] = odds(even_low, even_high);
-  d[3] = odds(odd_low, odd_high);
-  const V p = load_local(after), q = load_local(after + VW), r = load_local(after + 2 * VW), s = load_local(after + 3 * VW);
-  d[4] = evens(evens(p, q), evens(r, s));
-  d[5] = evens(odds(p, q), odds(r, s));
+  const V low_01 = columns_01(a, b), low_23 = columns_23(a, b), high_01 = columns_01(c, e), high_23 = columns_23(c, e);
+  d[0] = lows(low_01, high_01);
+  d[1] = highs(low_01, high_01);
+  d[2] = lows(low_23, high_23);
+  d[3] = highs(low_23, high_23);
+  const V low_45 = columns_01(load_local(after), load_local(after + VW));
+  const V high_45 = columns_01(load_local(after + 2 * VW), load_local(after + 3 * VW));
+  d[4] = lows(low_45, high_45);
+  d[5] = highs(low_45, high_45);
 }
 
 // One channel of a strip: its lines, side by side by tile, then transformed. `part` elements lie between the parts of a value.
@@ -248,12 +263,12 @@ static inline void transform_outputs(__global REAL* y, __local REAL* lines, __lo
 #pragma unroll
       for (int k = 0; k < 4; ++k) out[k] = finished(out[k], add);
       __local V* to = (__local V*)(lines + r * LINE + t * 4 * VW);
-      const V even_low = zip_low(out[0], out[2]), odd_low = zip_low(out[1], out[3]);
-      const V even_high = zip_high(out[0], out[2]), odd_high = zip_high(out[1], out[3]);
-      to[0] = zip_low(even_low, odd_low);
-      to[1] = zip_high(even_low, odd_low);
-      to[2] = zip_low(even_high, odd_high);
-      to[3] = zip_high(even_high, odd_high);
+      const V low_01 = lows(out[0], out[1]), low_23 = lows(out[2], out[3]);
+      const V high_01 = highs(out[0], out[1]), high_23 = highs(out[2], out[3]);
+      to[0] = (V)(LOW_TILES(low_01, low_23));
+      to[1] = (V)(HIGH_TILES(low_01, low_23));
+      to[2] = (V)(LOW_TILES(high_01, high_23));
+      to[3] = (V)(HIGH_TILES(high_01, high_23));
     }
   }
   for (int k = 0; k < runs->count; ++k)
