@@ -25,10 +25,12 @@ _spec.loader.exec_module(golden)
 OPS = ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")
 V = KernelVariant
 KERNELS = {
-    "cpu-panel": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu"}),
-    "cpu-panel-in-pieces": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "KC": 64, "ROWS": 12, "NT": 2}),
-    "cpu-panel-wide": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "VW": 16, "NV": 2, "MR": 4}),
+    "cpu-panel": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "panel"}),
+    "cpu-panel-in-pieces": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "panel", "KC": 64, "ROWS": 12, "NT": 2}),
+    "cpu-panel-wide": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "panel", "VW": 16, "NV": 2, "MR": 4}),
     "cpu-taps": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "rows", "VW": 8, "NV": 2, "KB": 32}),
+    "cpu-filters": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "filters"}),
+    "cpu-filters-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "filters", "VW": 8}),
     "cpu-rows": KernelConfig(V.CONV2D_NAIVE, extra={"tier": "cpu"}),
     "simt-gemm": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_k=16, extra={"tier": "simt"}),
     "simt-gemm-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_m=64, tile_n=64, tile_k=8, work_per_thread=8, extra={"tier": "simt"}),
@@ -78,7 +80,7 @@ def test_every_kernel_meets_the_samples(cl_device, name, kernel, in_turn):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("kernel", ["cpu-panel", "simt-gemm", "simt-im2col", "simt-winograd"])
+@pytest.mark.parametrize("kernel", ["cpu-panel", "cpu-filters", "simt-gemm", "simt-im2col", "simt-winograd"])
 def test_kernels_take_every_dtype(cl_queue, kernel, dtype, tol):
     if dtype == "float64" and not handle_of(cl_queue).profile.has_fp64:
         pytest.skip("the device has no float64")
