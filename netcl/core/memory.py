@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env, platforms
+from netcl.core import env, platforms, recording
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
-from netcl.core.recording import active
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
+_MOST_SIZES = 8192  # whose shelves are remembered; programs with ever new sizes must not grow without bound
 
 
 @dataclass
@@ -41,30 +41,78 @@ class PoolStats:
         return self.hits / asked if asked else 0.0
 
 
+class Shelf:
+    """The free buffers of one size. Lists are changed by single calls of the interpreter, so taking and giving back need no lock.
+
+    ``plain``: giving back is nothing but an append. Otherwise ``take_back`` decides, because of a cap or because the buffer is no
+    pool's.
+    """
+
+    __slots__ = ("bucket", "free", "hits", "made", "plain", "pool")
+
+    def __init__(self, pool: Any, bucket: int, plain: bool = True):
+        self.pool = pool
+        self.bucket = bucket
+        self.free: Any = []
+        self.hits = 0
+        self.made = 0
+        self.plain = plain
+
+    def lease(self, nbytes: int, what: str = "") -> BufferHandle:
+        """A buffer from here, or a new one; ``what`` names the tensor in an out-of-memory message."""
+        try:
+            buffer = self.free.pop()
+        except IndexError:
+            return self.pool._fresh(self, nbytes, what)
+        self.hits += 1
+        return BufferHandle(self, buffer, nbytes)
+
+    def take_back(self, buffer: Any) -> None:
+        """A lease ended."""
+        if self.plain:
+            self.free.append(buffer)
+        else:
+            self.pool._take_back(self, buffer)
+
+
 class BufferHandle:
     """One lease of a buffer. ``release`` gives it back, once; dropping the last reference does the same."""
 
-    __slots__ = ("__weakref__", "buffer", "bucket", "nbytes", "persistent", "pool")
+    __slots__ = ("__weakref__", "buffer", "nbytes", "persistent", "shelf")
 
-    def __init__(self, pool: Any, buffer: Any, nbytes: int, bucket: int):
-        self.pool = pool
+    def __init__(self, shelf: Shelf, buffer: Any, nbytes: int):
+        self.shelf = shelf
         self.buffer = buffer
         self.nbytes = nbytes
-        self.bucket = bucket
         self.persistent = False
-        if active.recorder is not None:
-            active.recorder.allocated(self)
+        if recording.listening:
+            recording.allocated(self)
+
+    @property
+    def pool(self) -> Any:
+        """The pool it belongs to."""
+        return self.shelf.pool
+
+    @property
+    def bucket(self) -> int:
+        """The bytes of the buffer as its pool counts them."""
+        return self.shelf.bucket
 
     def release(self) -> None:
         """Return the buffer to its pool; a second call does nothing, and a persistent lease is left alone."""
         if self.buffer is not None and not self.persistent:
             buffer, self.buffer = self.buffer, None
-            self.pool._take_back(buffer, self.bucket)
+            self.shelf.take_back(buffer)
 
     def __del__(self) -> None:
-        if self.buffer is not None:
-            self.pool._take_back(self.buffer, self.bucket)
+        buffer = self.buffer
+        if buffer is not None:
             self.buffer = None
+            shelf = self.shelf
+            if shelf.plain:
+                shelf.free.append(buffer)
+            else:
+                shelf.take_back(buffer)
 
 
 def power_of_two(nbytes: int) -> int:
@@ -100,46 +148,69 @@ class BufferPool:
                 message("BufferPool", "a pool needs an OpenCL context", "pass handle.context of an OpenCL device", context=context)
             )
         self.context = context
-        self.stats = PoolStats()
-        self._free: dict[int, list[Any]] = {}
+        self._shelves: dict[int, Shelf] = {}
+        self._by_size: dict[int, Shelf] = {}
+        self._misses = self._held = 0
         self._lock = threading.RLock()
         self._limit = int(context.devices[0].max_mem_alloc_size)
         self._create = cl.Buffer
         self._flags = cl.mem_flags.READ_WRITE
         _pools.add(self)
 
-    def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
-        """Lease a buffer of at least ``nbytes``; ``what`` names the tensor in an out-of-memory message."""
+    @property
+    def stats(self) -> PoolStats:
+        """The counters as they are now."""
+        shelves = list(self._shelves.values())
+        cached = sum(len(shelf.free) * shelf.bucket for shelf in shelves)
+        return PoolStats(sum(shelf.hits for shelf in shelves), self._misses, self._held, cached)
+
+    def shelf(self, nbytes: int) -> Shelf:
+        """Where buffers for ``nbytes`` are kept."""
         if nbytes < 0:
             raise ShapeError(message("allocate", "a size cannot be negative", nbytes=nbytes))
-        if flags is not None and flags != self._flags:
-            return BufferHandle(_Unpooled, self._new(nbytes, flags, what), nbytes, nbytes)
         bucket = self.bucket_of(nbytes)
-        self._lock.acquire()  # by hand: every op comes here, and a with statement takes twice as long
+        with self._lock:
+            if len(self._by_size) >= _MOST_SIZES:
+                self._by_size.clear()
+            if bucket not in self._shelves:
+                self._shelves[bucket] = self._new_shelf(bucket)
+            shelf = self._by_size[nbytes] = self._shelves[bucket]
+            return shelf
+
+    def _new_shelf(self, bucket: int) -> Shelf:
+        return Shelf(self, bucket)
+
+    def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
+        """Lease a buffer of at least ``nbytes``; ``what`` names the tensor in an out-of-memory message."""
+        if flags is not None and flags != self._flags:
+            return BufferHandle(_Unpooled(None, nbytes, False), self._new(nbytes, flags, what), nbytes)
         try:
-            free = self._free.get(bucket)
-            if free:
-                stats = self.stats
-                stats.hits += 1
-                stats.bytes_cached -= bucket
-                return BufferHandle(self, free.pop(), nbytes, bucket)
-        finally:
-            self._lock.release()
+            shelf = self._by_size[nbytes]
+        except KeyError:
+            shelf = self.shelf(nbytes)
+        return shelf.lease(nbytes, what)
+
+    def _fresh(self, shelf: Shelf, nbytes: int, what: str) -> BufferHandle:
+        bucket = shelf.bucket
         buffer = self._new(bucket if bucket <= self._limit else nbytes, self._flags, what)
         with self._lock:
-            self.stats.misses += 1
-            self.stats.bytes_allocated += bucket
-        return BufferHandle(self, buffer, nbytes, bucket)
+            self._misses += 1
+            self._count(shelf, 1)
+        return BufferHandle(shelf, buffer, nbytes)
+
+    def _count(self, shelf: Shelf, change: int) -> None:
+        """Buffers of a shelf came from the driver, or went back to it."""
+        shelf.made += change
+        self._held += change * shelf.bucket
 
     def reuse(self, nbytes: int) -> BufferHandle | None:
         """Lease the smallest free buffer that holds ``nbytes``, of whatever bucket; ``None`` if there is none."""
         with self._lock:
-            bucket = min((bucket for bucket, free in self._free.items() if free and bucket >= nbytes), default=None)
-            if bucket is None:
-                return None
-            self.stats.hits += 1
-            self.stats.bytes_cached -= bucket
-            return BufferHandle(self, self._free[bucket].pop(), nbytes, bucket)
+            fitting = [shelf for shelf in self._shelves.values() if shelf.free and shelf.bucket >= nbytes]
+        for shelf in sorted(fitting, key=lambda shelf: shelf.bucket):
+            if shelf.free:
+                return shelf.lease(nbytes)
+        return None
 
     def release(self, handle: BufferHandle) -> None:
         """Give a lease back; the same as ``handle.release()``."""
@@ -148,16 +219,14 @@ class BufferPool:
     def clear(self) -> None:
         """Return every free buffer to the driver. Leases are not touched."""
         with self._lock:
-            self.stats.bytes_allocated -= self.stats.bytes_cached
-            self.stats.bytes_cached = 0
-            self._free.clear()
+            for shelf in list(self._shelves.values()):
+                self._evict(shelf, len(shelf.free))
 
-    def _take_back(self, buffer: Any, bucket: int) -> None:
-        if platforms.forked_child:
-            return  # the driver's state belongs to the parent; the lock may be held by a thread that is not here
-        with self._lock:
-            self._free.setdefault(bucket, []).append(buffer)
-            self.stats.bytes_cached += bucket
+    def _evict(self, shelf: Shelf, count: int) -> None:
+        """Return the buffers of a shelf that were given back first to the driver."""
+        gone = shelf.free[:count]
+        del shelf.free[:count]
+        self._count(shelf, -len(gone))
 
     def _new(self, nbytes: int, flags: Any, what: str, values: np.ndarray | None = None) -> Any:
         platforms.check_process()
@@ -187,41 +256,44 @@ class BufferPool:
         """
         cl = platforms.opencl()
         buffer = self._new(array.nbytes, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, f"{array.shape} {array.dtype}", array)
-        self.stats.bytes_allocated += array.nbytes
-        return BufferHandle(_Adopted(self), buffer, array.nbytes, array.nbytes)
+        self._held += array.nbytes
+        return BufferHandle(_Adopted(self, array.nbytes, None), buffer, array.nbytes)
 
     def alias_array(self, queue: Any, array: np.ndarray) -> BufferHandle:
         """A lease of a buffer over the caller's own memory; giving it back waits for ``queue``, so that no kernel outlives the array."""
         buffer = create_zero_copy_buffer(queue, array)
-        self.stats.bytes_allocated += array.nbytes
-        return BufferHandle(_Adopted(self, queue), buffer, array.nbytes, array.nbytes)
+        self._held += array.nbytes
+        return BufferHandle(_Adopted(self, array.nbytes, queue), buffer, array.nbytes)
 
     def buffers(self) -> list[Any]:
         """The free buffers, for the fork contract."""
-        return [buffer for free in self._free.values() for buffer in free]
+        return [buffer for shelf in list(self._shelves.values()) for buffer in shelf.free]
 
 
-class _Adopted:
+class _Adopted(Shelf):
     """Where a buffer that no bucket fits goes back to: the driver, after ``queue`` if one is given."""
 
-    def __init__(self, pool: BufferPool, queue: Any = None):
-        self.pool = pool
+    __slots__ = ("queue",)
+
+    def __init__(self, pool: BufferPool, nbytes: int, queue: Any):
+        super().__init__(pool, nbytes, False)
         self.queue = queue
 
-    def _take_back(self, buffer: Any, nbytes: int) -> None:
+    def take_back(self, buffer: Any) -> None:
         if platforms.forked_child:
             return
-        self.pool.stats.bytes_allocated -= nbytes
+        self.pool._held -= self.bucket
         if self.queue is not None:
             self.queue.finish()
 
 
-class _Unpooled:
-    """The pool of buffers that no pool keeps (special flags): a returned buffer goes back to the driver."""
+class _Unpooled(Shelf):
+    """Of buffers that no pool keeps (special flags): a returned one goes back to the driver."""
 
-    @staticmethod
-    def _take_back(buffer: Any, bucket: int) -> None:
-        del buffer, bucket
+    __slots__ = ()
+
+    def take_back(self, buffer: Any) -> None:
+        del buffer
 
 
 class PersistentBufferPool(BufferPool):
@@ -237,33 +309,45 @@ class PersistentBufferPool(BufferPool):
         cap = env.value("NETCL_MAX_CACHED_GB") * (1 << 30) if max_cached_bytes is None else max_cached_bytes
         self.max_cached_bytes = int(cap)
         self.max_per_bucket = max_per_bucket
+        self._pooled = 0  # bytes of all shelves, leased or free: while they are below the cap, nothing has to be watched
+        self._cached = 0  # no fewer bytes than are free, while they are watched
 
-    def _take_back(self, buffer: Any, bucket: int) -> None:
+    def _new_shelf(self, bucket: int) -> Shelf:
+        return Shelf(self, bucket, self._pooled <= self.max_cached_bytes)
+
+    def _count(self, shelf: Shelf, change: int) -> None:
+        super()._count(shelf, change)
+        before = self._pooled > self.max_cached_bytes
+        self._pooled += change * shelf.bucket
+        capped = self._pooled > self.max_cached_bytes
+        for one in list(self._shelves.values()) if capped != before else (shelf,):
+            one.plain = not capped and one.made <= self.max_per_bucket
+        if capped and not before:
+            self._cached = self.stats.bytes_cached
+
+    def _take_back(self, shelf: Shelf, buffer: Any) -> None:
         if platforms.forked_child:
-            return
-        self._lock.acquire()
-        try:
-            free = self._free.pop(bucket, None)
-            if free is None:
-                free = []
-            self._free[bucket] = free  # last in the order: used most recently
-            free.append(buffer)
-            stats = self.stats
-            stats.bytes_cached += bucket
-            while stats.bytes_cached > self.max_cached_bytes or len(free) > self.max_per_bucket:
-                self._evict(bucket if len(free) > self.max_per_bucket else next(b for b, kept in self._free.items() if kept))
-        finally:
-            self._lock.release()
+            return  # the driver's state belongs to the parent; the lock may be held by a thread that is not here
+        with self._lock:
+            self._shelves[shelf.bucket] = self._shelves.pop(shelf.bucket)  # last in the order: used most recently
+            shelf.free.append(buffer)
+            if len(shelf.free) > self.max_per_bucket:
+                self._evict(shelf, 1)
+            self._cached += shelf.bucket
+            if self._cached > self.max_cached_bytes:
+                self._keep_to_the_cap()
 
-    def _evict(self, bucket: int) -> None:
-        self._free[bucket].pop(0)
-        self.stats.bytes_cached -= bucket
-        self.stats.bytes_allocated -= bucket
+    def _keep_to_the_cap(self) -> None:
+        self._cached = self.stats.bytes_cached
+        for shelf in list(self._shelves.values()):
+            while shelf.free and self._cached > self.max_cached_bytes:
+                self._evict(shelf, 1)
+                self._cached -= shelf.bucket
 
     def get_stats(self) -> dict[str, Any]:
         """Counters and the number of free buffers per bucket."""
         s = self.stats
-        buckets = {bucket: len(free) for bucket, free in sorted(self._free.items()) if free}
+        buckets = {bucket: len(shelf.free) for bucket, shelf in sorted(self._shelves.items()) if shelf.free}
         return {"hits": s.hits, "misses": s.misses, "hit_rate": s.hit_rate, "bytes_allocated": s.bytes_allocated,
                 "bytes_cached": s.bytes_cached, "buckets": buckets}  # fmt: skip
 
@@ -278,7 +362,7 @@ class PinnedBufferPool:
     def __init__(self, queue: Any):
         self.queue = queue
         self.stats = PoolStats()
-        self._free: dict[int, deque[tuple[Any, Any]]] = {}
+        self._shelves: dict[int, _Pinned] = {}
         self._lock = threading.RLock()
 
     def allocate(self, nbytes: int, flags: Any = None) -> BufferHandle:
@@ -286,36 +370,47 @@ class PinnedBufferPool:
         del flags
         bucket = power_of_two(nbytes)
         with self._lock:
-            free = self._free.get(bucket)
-            if free and _complete(free[0][1]):
+            shelf = self._shelves.setdefault(bucket, _Pinned(self, bucket, False))
+            if shelf.free and _complete(shelf.free[0][1]):
                 self.stats.hits += 1
                 self.stats.bytes_cached -= bucket
-                return BufferHandle(self, free.popleft()[0], nbytes, bucket)
+                return BufferHandle(shelf, shelf.free.popleft()[0], nbytes)
         mapped = _map_pinned(self.queue, bucket)
         with self._lock:
             self.stats.misses += 1
             self.stats.bytes_allocated += bucket
-        return BufferHandle(self, mapped, nbytes, bucket)
+        return BufferHandle(shelf, mapped, nbytes)
 
     def release(self, handle: BufferHandle, event: Any = None) -> None:
         """Give a lease back; ``event`` is the copy that must end before the memory may be written again."""
         if handle.buffer is not None:
             buffer, handle.buffer = handle.buffer, None
-            self._take_back(buffer, handle.bucket, event)
+            self._take_back(handle.shelf, buffer, event)
 
     def clear(self) -> None:
         """Unmap and free what is not leased."""
         with self._lock:
             self.stats.bytes_allocated -= self.stats.bytes_cached
             self.stats.bytes_cached = 0
-            self._free.clear()
+            for shelf in self._shelves.values():
+                shelf.free.clear()
 
-    def _take_back(self, buffer: Any, bucket: int, event: Any = None) -> None:
+    def _take_back(self, shelf: Shelf, buffer: Any, event: Any = None) -> None:
         if platforms.forked_child:
             return
         with self._lock:
-            self._free.setdefault(bucket, deque()).append((buffer, event))
-            self.stats.bytes_cached += bucket
+            shelf.free.append((buffer, event))
+            self.stats.bytes_cached += shelf.bucket
+
+
+class _Pinned(Shelf):
+    """Page-locked memory of one size, with the event of the copy that reads it last; the oldest goes first."""
+
+    __slots__ = ()
+
+    def __init__(self, pool: Any, bucket: int, plain: bool):
+        super().__init__(pool, bucket, plain)
+        self.free = deque()
 
 
 def _complete(event: Any) -> bool:
@@ -422,7 +517,7 @@ def live_buffers() -> list[Any]:
 
 def _largest_live(pool: BufferPool, count: int = 3) -> str:
     tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "pool_handle", None) is not None]
-    mine = sorted((t for t in tensors if pool in (t.pool_handle.pool, getattr(t.pool_handle.pool, "pool", None))), key=lambda t: -t.nbytes)
+    mine = sorted((t for t in tensors if t.pool_handle.pool is pool), key=lambda t: -t.nbytes)
     return ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:count])
 
 

@@ -48,10 +48,31 @@ class _Active(threading.local):
 
 
 active = _Active()
+listening = 0  # how many recorders are at work in whatever thread; every allocation asks, and asking a thread's own costs ten times as much
 #: What else a recorded program rests on, asked at every call: autograd and autocast say here in which mode they are.
 modes: list[Callable[[], Any]] = []
 #: Called before a recording, at its end and before a replay: whoever puts work off until later enqueues it now.
 settlers: list[Callable[[], None]] = []
+
+
+def start(recorder: Recorder) -> None:
+    """Let ``recorder`` listen to this thread."""
+    global listening
+    active.recorder = recorder
+    listening += 1
+
+
+def stop() -> None:
+    """The recorder of this thread has heard enough."""
+    global listening
+    active.recorder = None
+    listening -= 1
+
+
+def allocated(handle: Any) -> None:
+    """A lease was made."""
+    if active.recorder is not None:
+        active.recorder.allocated(handle)
 
 
 def again(function: Callable[[], Any]) -> Any:

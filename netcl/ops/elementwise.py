@@ -21,6 +21,7 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
+from netcl.core.memory import Shelf, get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import COMPUTE, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.ops.registry import Pointwise
@@ -82,6 +83,26 @@ class Plan(NamedTuple):
     cast: Callable[[Any], Any]
     sizes: tuple[int, ...]
     deferred: tuple[Any, ...] | None = None  # shape, dtype and compute type, where the op leaves a deferred tensor
+    ready: Ready | None = None  # where all that a call adds is memory
+
+
+class Ready(NamedTuple):
+    """A plan whose launch takes nothing but memory, with the place its result comes from."""
+
+    queue: Any
+    launch: program.Sized
+    shelf: Shelf
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    context: Any
+
+    def result(self, memory: tuple[Any, ...]) -> Tensor:
+        """Launch it over places and buffers in turn, of which the next place is the result's."""
+        lease = self.shelf.lease(self.nbytes)
+        buffer = lease.buffer
+        self.launch(self.queue, (*memory, buffer))
+        return Tensor(buffer, self.shape, self.dtype, self.context, self.queue, lease)
 
 
 # ---- operands
@@ -291,7 +312,16 @@ def prepare(
     sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
         sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
-    return Plan(shape, names, kernel, items, local, tensors, numbers, cast, sizes)
+    plan = Plan(shape, names, kernel, items, local, tensors, numbers, cast, sizes)
+    return plan if numbers or len(names) > 1 else plan._replace(ready=_ready(plan, queue))
+
+
+def _ready(plan: Plan, queue: Any) -> Ready | None:
+    launch = plan.kernel.sized(plan.global_size, plan.local_size, plan.sizes)
+    if launch is None:
+        return None
+    nbytes = math.prod(plan.shape) * DTYPES[plan.dtypes[0]].itemsize
+    return Ready(queue, launch, get_persistent_pool(queue).shelf(nbytes), nbytes, plan.shape, plan.dtypes[0], queue.context)
 
 
 def _kernel(

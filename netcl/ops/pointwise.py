@@ -18,6 +18,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
+from netcl.core.kernels.program import launch_observers
 from netcl.core.tensor import Tensor
 from netcl.ops.elementwise import deferred, fusing_modes, run, tensor, tensors
 from netcl.ops.expression import differentiate
@@ -196,14 +197,17 @@ def {name}({head}):
         try:
             queue = {first}.queue
             plan = queue._netcl_state["plans"][{key}]
-            if plan.kernel is not None{same_queue}:
-                result = empty(plan.shape, plan.dtypes[0], queue)
-                plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {scalars}*plan.sizes)
-                return result
-            if plan.deferred is not None{same_queue}:
-                return deferred(row, queue, {inputs}, {params}, plan.deferred, None)
         except (AttributeError, KeyError):
-            pass
+            return {slow}
+        ready = plan.ready
+        if ready is not None and ready.queue is queue{same_queue} and not observers:
+            return ready.result(({memory}))
+        if plan.kernel is not None{same_queue}:
+            result = empty(plan.shape, plan.dtypes[0], queue)
+            plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {scalars}*plan.sizes)
+            return result
+        if plan.deferred is not None{same_queue}:
+            return deferred(row, queue, {inputs}, {params}, plan.deferred, None)
     return {slow}
 """
 
@@ -228,8 +232,10 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
         scalars = "".join(f"plan.cast({p}), " for p in row.params)
         parts = {"name": row.name, "head": head, "first": row.inputs[0], "key": key, "same_queue": same, "values": inputs[1:-2]}
         parts |= {"inputs": inputs, "params": f"({''.join(f'{name}, ' for name in row.params)})"}
+        parts["memory"] = "".join(f"{i}, {x}.buffer, " for i, x in enumerate(row.inputs)) + f"{len(row.inputs)}, "
         text = _FAST.format(**parts, scalars=scalars, slow=slow)
-    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor._result, "modes": fusing_modes, "deferred": deferred}
+    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor._result, "modes": fusing_modes, "deferred": deferred,
+                             "observers": launch_observers}  # fmt: skip
     scope.update({f"default_{name}": value for name, value in row.params.items()})
     exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]

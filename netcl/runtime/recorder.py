@@ -70,7 +70,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         dispatch.call("flush")  # what is deferred until here is no part of the step
         recording.settle()
-        recording.active.recorder = self
+        recording.start(self)
         program.launch_observers.append(self.launch)
         return self
 
@@ -79,7 +79,7 @@ class Recorder:
             dispatch.call("flush")
             recording.settle()
         program.launch_observers.remove(self.launch)
-        recording.active.recorder = None
+        recording.stop()
 
     # ---- values
 

@@ -135,7 +135,7 @@ class _Borrowed(BufferHandle):
     def __init__(self, tensor: Tensor, stream: Stream):
         of = tensor.pool_handle
         assert of is not None
-        super().__init__(of.pool, of.buffer, of.nbytes, of.bucket)
+        super().__init__(of.shelf, of.buffer, of.nbytes)
         self.lease, self.owner, self.stream = of, tensor.queue, stream
 
     def release(self) -> None:

@@ -41,11 +41,12 @@ class BinaryStore(Protocol):
 
 
 binary_store: BinaryStore | None = None
-launch_observers: list[LaunchObserver] = []
+launch_observers: list[LaunchObserver] = []  # always this list: callers that skip the telling hold it to see whether it is empty
 launch_queue: Callable[[Any], Any] | None = None  # filled by profiling: the queue, with timestamps, that launches go to meanwhile
 free_memory: Callable[[], None] | None = None  # filled by core.memory: what to do before a launch is tried again
 before_write: Callable[[Any], None] | None = None  # filled by ops.fusion: told the lease or array that is about to be changed
 awaited: dict[int, Any] = {}  # filled by ops.fusion: by id, the leases and arrays that before_write has something to do for
+_MOST_SIZES = 4096  # per kernel
 _builds = 0
 
 
@@ -187,17 +188,19 @@ class Program:
 
 
 class _Own:
-    """A thread's own driver-side kernel. Sizes stay set in it: where they are the same again, only memory is set, in a third of the time.
+    """A thread's own driver-side kernel. Numbers stay set in it: where they are the same again, only memory is set.
 
-    ``numbers`` are the sizes that are set; ``None`` where a launch sets everything.
+    ``numbers`` are those that are set, if they are known. The two setters are what ``set_args`` itself calls; without types, and
+    so without setters, a launch sets everything by ``set_args``.
     """
 
-    __slots__ = ("kernel", "numbers", "set_memory")
+    __slots__ = ("kernel", "numbers", "set_memory", "set_numbers")
 
-    def __init__(self, kernel: Any):
+    def __init__(self, kernel: Any, typed: bool):
         self.kernel = kernel
-        self.numbers: list[Any] | None = None
-        self.set_memory: Any = getattr(kernel, "_set_arg_multi", None)  # what set_args itself calls
+        self.numbers: tuple[Any, ...] | None = None
+        self.set_memory: Any = getattr(kernel, "_set_arg_multi", None)
+        self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if typed and self.set_memory else None
 
 
 class Kernel:
@@ -213,16 +216,18 @@ class Kernel:
         self._threads = threading.local()
         self._launched = False
         first = self._object()
-        kinds = parameter_kinds(program.source, name)
+        kinds: Any = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
+        self._count = len(self.kinds)
         self._pointers = tuple(i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN)
+        self._scalars = tuple(i for i in range(self._count) if i not in self._pointers)
+        self._in_front = self._pointers == tuple(range(len(self._pointers)))
         reads_only = self.reads_only()
         self._written = frozenset(i for i in self._pointers if not reads_only[i])
-        self._memory = len(self._pointers)
-        self._places = [x for i in range(self._memory) for x in (i, None)]
-        in_front = self._pointers == tuple(range(self._memory)) and UNKNOWN not in self.kinds
-        self._ends_in_sizes = in_front and not {np.float32, np.float64} & set(self.kinds[self._memory :])
-        self._threads.own = _Own(self._typed(first))
+        self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
+        self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
+        self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
+        self._threads.own = _Own(self._typed(first), UNKNOWN not in self.kinds)
         cl = platforms.opencl()
         info, device = cl.kernel_work_group_info, program.state.device
         self.max_work_group = int(first.get_work_group_info(info.WORK_GROUP_SIZE, device))
@@ -239,30 +244,36 @@ class Kernel:
             kernel.set_scalar_arg_dtypes([None if kind == POINTER else kind for kind in self.kinds])
         return kernel
 
+    def _own(self) -> _Own:
+        """The calling thread's kernel."""
+        try:
+            return self._threads.own
+        except AttributeError:
+            self._threads.own = _Own(self._typed(self._object()), UNKNOWN not in self.kinds)
+            return self._threads.own
+
     def __call__(self, queue: Any, global_size: Size, local_size: Size | None, *args: Any) -> Any:
         """Enqueue the kernel; returns its event."""
         if platforms.forked_child:
             platforms.check_process()
-        own = getattr(self._threads, "own", None)
-        if own is None:
-            own = self._threads.own = _Own(self._typed(self._object()))
-        if len(args) != len(self.kinds):
+        if len(args) != self._count:
             raise ShapeError(message(self.name, f"the kernel takes {len(self.kinds)} arguments, {len(args)} were given"))
-        plain, kernel = self._driver_arguments(queue, args), own.kernel
-        if own.numbers is not None and own.numbers == plain[self._memory :]:
-            places = self._places.copy()
-            places[1::2] = plain[: self._memory]
-            own.set_memory(tuple(places))
-        else:
-            self._set_all(own, plain)
-        sizes, local = self._sizes(global_size, local_size)
+        try:
+            own = self._threads.own
+        except AttributeError:
+            own = self._own()
+        self._set(own, queue, args)
+        try:
+            sizes, local = self._known_sizes[global_size, local_size]
+        except (KeyError, TypeError):  # a new pair, or a list, which is no key
+            sizes, local = self._remember_sizes(global_size, local_size)
         if 0 in sizes:
             return None
         target = queue if launch_queue is None else launch_queue(queue)
         try:
-            event = self.enqueue(target, kernel, sizes, local)
+            event = self.enqueue(target, own.kernel, sizes, local)
         except self.no_memory:
-            event = self._retry(target, kernel, sizes, local)
+            event = self._retry(target, own.kernel, sizes, local)
         if not self._launched:
             self._launched = True
             self.program.save_after_launch(event)
@@ -270,11 +281,28 @@ class Kernel:
             observer(self, queue, sizes, local, args, event)
         return event
 
-    def _set_all(self, own: _Own, plain: list[Any]) -> None:
+    def _set(self, own: _Own, queue: Any, args: tuple[Any, ...]) -> None:
+        if own.set_numbers is None:
+            own.kernel.set_args(*self._driver_arguments(queue, args))
+            return
+        own.set_memory(tuple(self._memory(queue, args)))
+        numbers = args[len(self._pointers) :] if self._in_front else tuple([args[i] for i in self._scalars])
+        if own.numbers != numbers or not self._comparable:
+            self._set_numbers(own, numbers)
+
+    def _set_numbers(self, own: _Own, numbers: tuple[Any, ...]) -> None:
         own.numbers = None
-        own.kernel.set_args(*plain)
-        if self._ends_in_sizes and own.set_memory is not None:
-            own.numbers = plain[self._memory :]
+        if numbers:
+            places = self._places.copy()
+            places[2::3] = numbers
+            own.set_numbers(tuple(places))
+        own.numbers = numbers
+
+    def sized(self, global_size: Size, local_size: Size | None, numbers: tuple[Any, ...]) -> Sized | None:
+        """This kernel with its sizes and its numbers; ``None`` if it takes memory elsewhere than before them, or has nothing to do."""
+        sizes, local = self._sizes(global_size, local_size)
+        usable = self._in_front and self._own().set_numbers is not None and 0 not in sizes
+        return Sized(self, sizes, local, numbers) if usable else None
 
     def reads_only(self) -> tuple[bool, ...]:
         """Per argument, whether the kernel promises not to write there; a signature that cannot be read promises nothing."""
@@ -296,20 +324,29 @@ class Kernel:
             remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
             raise OutOfMemoryError(message(self.name, f"the device has no room left at launch ({error})", remedy)) from None
 
-    def _driver_arguments(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
-        plain = list(args)
+    def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
+        """Places and buffers in turn; where the text does not tell types, the numbers too."""
+        found: list[Any] = []
         for i in self._pointers:
             arg = args[i]
+            found.append(i)
             try:
-                plain[i] = arg.buffer
-            except AttributeError:  # a buffer, local memory, or a number whose type the text does not tell
-                if self.kinds[i] is UNKNOWN and isinstance(arg, (bool, int, float)):
-                    plain[i] = np.float32(arg) if isinstance(arg, float) else np.int32(arg)
+                found.append(arg.buffer)
+            except AttributeError:  # a buffer, local memory, or a number
+                found.append(arg)
                 continue
             if arg.queue is not queue:
                 self._check_context(queue, arg)
             if awaited and i in self._written and id(arg.pool_handle) in awaited and before_write is not None:
                 before_write(arg.pool_handle)
+        return found
+
+    def _driver_arguments(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
+        plain = list(args)
+        flat = self._memory(queue, args)
+        for i, arg in zip(flat[::2], flat[1::2], strict=True):
+            number = self.kinds[i] is UNKNOWN and isinstance(arg, (bool, int, float))
+            plain[i] = arg if not number else np.float32(arg) if isinstance(arg, float) else np.int32(arg)
         return plain
 
     def _check_context(self, queue: Any, tensor: Any) -> None:
@@ -319,9 +356,15 @@ class Kernel:
         if tensor.pending_event is not None:
             tensor.wait()
 
+    def _remember_sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        found = self._sizes(global_size, local_size)
+        if len(self._known_sizes) >= _MOST_SIZES:
+            self._known_sizes.clear()
+        key = global_size if isinstance(global_size, int) else tuple(global_size)
+        self._known_sizes[key, local_size if local_size is None or isinstance(local_size, int) else tuple(local_size)] = found
+        return found
+
     def _sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        if type(global_size) is int and type(local_size) is int and local_size <= self.max_work_group and self.required_local is None:
-            return (-(-global_size // local_size) * local_size,), (local_size,)
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
         if self.required_local is not None:
             local: tuple[int, ...] | None = self.required_local[: len(sizes)]
@@ -345,6 +388,36 @@ class Kernel:
             longest = sides.index(max(sides))
             sides[longest] = max(1, sides[longest] // 2)
         return tuple(sides)
+
+
+class Sized:
+    """A kernel with its sizes and numbers, for who makes the same launch over ever other memory.
+
+    ``launch(queue, (0, buffer, 1, buffer, ..))`` is to a call of the kernel what a prepared statement is to a query. It tells no
+    observer and goes to the queue it is given: not for a time when there are ``launch_observers``.
+    """
+
+    __slots__ = ("_enqueue", "_threads", "kernel", "local", "numbers", "sizes")
+
+    def __init__(self, kernel: Kernel, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]):
+        self.kernel, self.sizes, self.local, self.numbers = kernel, sizes, local, numbers
+        self._enqueue, self._threads = kernel.enqueue, kernel._threads
+
+    def __call__(self, queue: Any, memory: tuple[Any, ...]) -> None:
+        """Enqueue it over ``memory``: places and buffers in turn."""
+        if platforms.forked_child:
+            platforms.check_process()
+        try:
+            own = self._threads.own
+        except AttributeError:
+            own = self.kernel._own()
+        if own.numbers is not self.numbers:
+            self.kernel._set_numbers(own, self.numbers)
+        own.set_memory(memory)
+        try:
+            self._enqueue(queue, own.kernel, self.sizes, self.local)
+        except self.kernel.no_memory:
+            self.kernel._retry(queue, own.kernel, self.sizes, self.local)
 
 
 class Prepared:
