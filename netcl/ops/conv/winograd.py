@@ -31,6 +31,7 @@ PARTS = TILE**2  # products of a tile
 POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 24, 1.25, 3e8
+LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
 BLOCKS = ((128, 128), (64, 128), (64, 64))  # of its products, largest first
 Matrix = list[list[Fraction]]
 Shape = tuple[int, int]
@@ -94,11 +95,12 @@ def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
 
 
 def pays(job: Job) -> bool:
-    """Transforms wait for memory; the product for memory or arithmetic, whichever takes longer."""
+    """Whether it is exact enough and faster: transforms wait for memory; the product for memory or arithmetic, whichever takes longer."""
     g, (n, c, *_, m, oh, ow), count = job.g, job.sizes[:7], tiles(job)[-1]
     moved = count * (c + m) * (OUT**2 + PARTS) + c * m * (g.taps + PARTS)
     products = PARTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))
-    return VALUE_COST * moved + products + LAUNCHES_COST < DIRECT_COST * g.taps * c * m * n * oh * ow
+    faster = VALUE_COST * moved + products + LAUNCHES_COST < DIRECT_COST * g.taps * c * m * n * oh * ow
+    return faster and (count if job.kind == WEIGHT_GRAD else c) >= LEAST_TERMS
 
 
 def tiles(job: Job) -> tuple[int, int, int]:
