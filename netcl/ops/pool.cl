@@ -1,5 +1,5 @@
 // Pooling of images: a work-item makes `span` neighbours of one row of the result. Gradients gather: a pixel asks the windows
-// that hold it, so nothing is added concurrently; or, where a work-item has a plane to itself, they scatter.
+// that hold it, so nothing is added concurrently. CPUs with planes for every core do better by pool_planes.cl.
 
 #ifndef X_T  // what is read
 #define X_T float
@@ -14,9 +14,6 @@
 #define I_T long
 #define I_LOAD(p, i) ((p)[i])
 #define I_STORE(p, i, x) ((p)[i] = (x))
-#endif
-#ifndef SCATTERS  // 1: with pool_max_scatter, for dtypes that arithmetic is done in
-#define SCATTERS 0
 #endif
 // Options, as one argument: decided while running, so that a dtype has one program.
 #define ADAPTIVE(how) ((how) & 1)   // windows divide the image evenly; kernel, stride, padding and dilation are not read
@@ -123,21 +120,6 @@ __kernel void pool_max_grad(__global const X_T* restrict dy, __global const I_T*
     Y_STORE(dx, (size_t)line * W + p, sum);
   }
 }
-
-#if SCATTERS
-// The same for CPUs and values that do not round when stored: a plane per work-item, while it is in the first cache.
-__kernel void pool_max_scatter(__global const X_T* restrict dy, __global const I_T* restrict places, __global Y_T* restrict dx, int planes,
-                               int pixels, int outs) {
-  const int plane = get_global_id(0);
-  if (plane >= planes) return;
-  __global Y_T* pixel = dx + (size_t)plane * pixels;
-  for (int p = 0; p < pixels; ++p) pixel[p] = 0;
-  for (int o = 0; o < outs; ++o) {
-    const int place = I_LOAD(places, (size_t)plane * outs + o);
-    if (place >= 0 && place < pixels) pixel[place] += dy[(size_t)plane * outs + o];
-  }
-}
-#endif
 
 __kernel void pool_average_grad(__global const X_T* restrict dy, __global Y_T* restrict dx, int planes, int H, int W, int OH, int OW,
                                 int kernel_h, int kernel_w, int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int how,

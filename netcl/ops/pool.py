@@ -265,8 +265,19 @@ def _max(x: Tensor, w: Windows) -> tuple[Tensor, Tensor]:
         return launch.run_cpu(cpu_max, x, dtype=(x.dtype, "int32"), w=w)
     y = Tensor.empty((*x.shape[:2], *w.outs), x.dtype, queue=x.queue)
     places = Tensor.empty(y.shape, "int32", queue=x.queue)
-    _run("pool_max", w, y, x, y, places)
+    planes = math.prod(y.shape[:2])
+    if _in_pairs(w) and x.dtype == "float32" and planes >= _fair_share(x.queue):
+        pairs = launch.kernel(x.queue, __file__, "pool_planes.cl", "pool_max_pairs")
+        pairs(x.queue, (planes,), (1,), x, y, places, planes, *w.size, *w.outs)
+    else:
+        _run("pool_max", w, y, x, y, places)
     return y, places
+
+
+def _in_pairs(w: Windows) -> bool:
+    """Whether windows are 2 x 2 pixels side by side, none at an edge, and enough in a row for a vector."""
+    plain = not w.adaptive and w.kernel == w.stride == (2, 2) and w.pad == (0, 0) and w.dilation == (1, 1)
+    return plain and w.outs[1] >= 4 and all(2 * n <= size for n, size in zip(w.outs, w.size, strict=True))
 
 
 def _take(F: Any, g: Any, places: Any) -> Any:
@@ -307,9 +318,7 @@ def _max_grad(name: str, dy: Any, places: Any, w: Windows) -> Tensor:
     dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
     planes = math.prod(dx.shape[:2])
     if dx.size and dx.dtype in ("float32", "float64") and planes >= _fair_share(dx.queue):
-        scatter = launch.kernel(
-            dx.queue, __file__, "pool.cl", "pool_max_scatter", {"X": dx.dtype, "Y": dx.dtype, "I": "int32"}, {"SCATTERS": 1}
-        )
+        scatter = launch.kernel(dx.queue, __file__, "pool_planes.cl", "pool_max_scatter", {"X": dx.dtype})
         scatter(dx.queue, (planes,), (1,), dy, places, dx, planes, math.prod(w.size), math.prod(w.outs))
     else:
         _run("pool_max_grad", w, dx, dy, places, dx)

@@ -97,3 +97,17 @@ def test_gradients_of_many_planes(device, kernel, stride):
     expected = np.zeros((36, 56))
     np.add.at(expected, (np.arange(36)[:, None], places.to_host().reshape(36, -1)), dy.reshape(36, -1))
     np.testing.assert_allclose(found, expected.reshape(x.shape), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [8, 11, 16, 23])
+def test_pairs_of_many_planes(device, width):
+    """The vectors a CPU takes windows of 2 x 2 in: short rows, whole ones, overlapping ones; equals and NaN as elsewhere."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 3, (8, 16, 5, width)).astype(np.float32)
+    x[rng.random(x.shape) < 0.05] = np.nan
+    values, places = (t.to_host() for t in F.max_pool2d_with_indices(Tensor.from_host(device.queue, x), 2))
+    windows = x[:, :, :4, : width // 2 * 2].reshape(8, 16, 2, 2, width // 2, 2).swapaxes(3, 4).reshape(*values.shape, 4)
+    best = np.argmax(windows, axis=-1)
+    np.testing.assert_array_equal(values, np.max(windows, axis=-1))
+    at = (2 * np.arange(2)[:, None] + best // 2) * width + 2 * np.arange(width // 2) + best % 2
+    np.testing.assert_array_equal(places, at)
