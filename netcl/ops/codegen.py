@@ -135,8 +135,10 @@ class Port(NamedTuple):
 class Layout(NamedTuple):
     """How a kernel walks: outer axes above the inner one, vector width, alignment, 32- or 64-bit indices.
 
-    ``half_bits``: halves are converted by integer arithmetic. CPU drivers call a function per element for ``vload_half``.
-    ``whole``: rows are whole vectors, one per work-item; without the branches for a rest a GPU moves nearly twice the bytes.
+    ``half_bits``: a CPU's. Halves are converted by integer arithmetic, since drivers call a function per element for ``vload_half``, and
+    vectors may lie anywhere, since a caller's array does. ``whole``: rows are whole vectors, one per work-item; without the branches for
+    a rest a GPU moves nearly twice the bytes. ``streams``: results go past a CPU's caches, which would read every line before it is
+    overwritten.
     """
 
     rank: int = 0
@@ -145,6 +147,15 @@ class Layout(NamedTuple):
     integer: str = "int"
     half_bits: bool = False
     whole: bool = False
+    streams: bool = False
+
+
+STREAM_BYTES = 4 << 20  # results from here on are streamed: smaller ones are still in a cache when they are read
+
+
+def streamed(target: str, value: str) -> str:
+    """The statement that stores a vector of 64 bytes past the caches where it may, which is at its own alignment."""
+    return f"if (((size_t)({target}) & 63) == 0) __builtin_nontemporal_store({value}, {target}); else"
 
 
 def _vector(kind: str, width: int) -> str:
@@ -163,11 +174,12 @@ def _load(dtype: DType, compute: str, layout: Layout) -> str:
     if width == 1:
         text = dtype.load
     elif dtype.name == "float16" and layout.half_bits:
-        text = f"netcl_of_half_{width}(vload{width}(0, (__global const ushort*)p + i))"
+        text = f"netcl_of_half_{width}(((__global const loose_half*)(p + i))->v)"
     elif dtype.name == "float16":
         text = f"vload{'a' if aligned else ''}_half{width}(0, p + i)"
     else:
         text = f"*(__global const {dtype.c_storage}{width}*)(p + i)" if aligned else f"vload{width}(0, p + i)"
+        text = f"((__global const loose_{dtype.c_storage}*)(p + i))->v" if layout.half_bits else text
         if dtype.name == "bfloat16":
             text = f"as_float{width}({_convert('uint', width, text)} << 16)"
     return text if natural == compute else _convert(compute, width, text)
@@ -191,11 +203,15 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
     width, aligned = layout.width, layout.aligned
     value = _stored(dtype, compute, width)
     if dtype.name == "float16" and layout.half_bits and width > 1:
-        return f"vstore{width}(netcl_to_half_{width}({value}), 0, (__global ushort*)p + i)"
+        return f"((__global loose_half*)(p + i))->v = netcl_to_half_{width}({value})"
     if dtype.name == "float16":
         return f"vstore_half_rte({value}, i, p)" if width == 1 else f"vstore{'a' if aligned else ''}_half{width}_rte({value}, 0, p + i)"
     if width == 1:
         return f"p[i] = {value}"
+    if layout.half_bits:
+        plain, vector = f"((__global loose_{dtype.c_storage}*)(p + i))->v = {value}", f"{dtype.c_storage}{width}"
+        streams = layout.streams and dtype.itemsize * width == 64
+        return f"{streamed(f'(__global {vector}*)(p + i)', value)} {plain}" if streams else plain
     return f"*(__global {dtype.c_storage}{width}*)(p + i) = {value}" if aligned else f"vstore{width}({value}, 0, p + i)"
 
 
@@ -311,6 +327,9 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
     if width == 16:
         parts.append("#define CONVERT16(kind, x) ((kind##16)(convert_##kind##8((x).lo), convert_##kind##8((x).hi)))")
     parts += [f"typedef {compute} element;", f"typedef {_vector(compute, width)} real;", f"typedef {_vector(mask, width)} mask;"]
+    if layout.half_bits and width > 1:
+        of = {d.c_storage: "ushort" if d.name == "float16" else d.c_storage for d in (*loads, *stores)}
+        parts += [f"typedef struct __attribute__((packed)) {{ {kind}{width} v; }} loose_{name};" for name, kind in of.items()]
     if "double" in (compute, *(d.c_storage for d in (*loads, *stores))):
         parts.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
     if any(d.name == "bfloat16" for d in stores) or "bfloat16" in rounds:

@@ -23,7 +23,7 @@ from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.memory import Shelf, get_persistent_pool
 from netcl.core.tensor import Tensor
-from netcl.ops.codegen import COMPUTE, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
+from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.ops.registry import Pointwise
 
 Operand = Tensor | bool | int | float
@@ -62,7 +62,8 @@ class _Later:
 
     defer: Callable[..., Tensor]  # a formula as a deferred tensor
     fold: Callable[..., Tensor | None]  # a reduction as one, or None
-    finish: Callable[..., Tensor | None]  # an activation in the kernel of the product before it, or None
+    finish: Callable[..., Tensor | None]  # an op in the kernel of the product before it, or None
+    follows: frozenset[str] = frozenset()  # the ops for which that may be
     worth: Callable[..., bool]  # whether plain eager code should
     run: Callable[..., None]  # compute nodes together
 
@@ -276,7 +277,8 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile) -> Layout:
         width = 1
     aligned = not walk.outer or walk.inner % width == 0
     cpu = profile.device_type == "cpu"
-    return Layout(len(walk.outer), width, aligned, "int" if n < _MOST_INT else "long", cpu, not cpu and walk.inner % width == 0)
+    integer, streams = "int" if n < _MOST_INT else "long", cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
+    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams)
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tuple[int, int, int]:

@@ -188,7 +188,8 @@ def _kernel(
     defines: Mapping[str, Any],
 ) -> program.Kernel:
     compute = _compute(rule.name, queue, [*kinds, *given])
-    source = rule_source(rule, kinds, given, compute, spread.width, slots, {**defines, "LOCAL": spread.local})
+    layout = codegen.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue))
+    source = rule_source(rule, kinds, given, compute, layout, slots, {**defines, "LOCAL": spread.local})
     return program.get(queue, source, "fold" if defines["FOLD"] else "update")
 
 
@@ -206,13 +207,13 @@ def rule_source(
     kinds: Sequence[dtypes.DType],
     given: Sequence[dtypes.DType],
     compute: str,
-    width: int,
+    layout: codegen.Layout,
     slots: int,
     defines: Mapping[str, Any],
 ) -> str:
     """The program of a rule for tensors and numbers on the device of certain dtypes, ``slots`` of each tensor in a launch."""
     of = dict(zip(rule.tensors, kinds, strict=True))
-    layout = codegen.Layout(width=width)
+    width = layout.width
     values = codegen.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
     lines = codegen.statements(rule.body, compute)
     words = _words(rule, of, given, compute, slots, lines)

@@ -333,3 +333,23 @@ def test_float64_needs_the_device(cl_device, monkeypatch):
     monkeypatch.setitem(state, "profile", replace(state["profile"], has_fp64=False))
     with pytest.raises(DtypeError, match=r"^\[cast\] the device has no float64; .*use float32$"):
         run(Pointwise("cast", "v0", ("g",), np.abs), (x,), (), None, "float64")
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_large_result_goes_past_the_caches_wherever_it_lies(cl_device, offset):
+    n = (4 << 20) // 4 + 5
+    values = np.arange(n + 1, dtype=np.float32)[offset : offset + n]
+    expected = values + np.float32(1)
+    shared = Tensor.from_host(cl_device.queue, values, share=True)
+    fresh = ops.add(shared, 1.0)
+    np.testing.assert_array_equal(fresh.to_host(), expected)
+    np.testing.assert_array_equal(ops.add(shared, 1.0, out=shared).to_host(), expected)
+
+
+def test_only_whole_lines_of_a_cpu_are_streamed():
+    body, ports = forward_body(REGISTRY["exp"]), ([Port("v0", F32)], [Port("out", F32)])
+    streams = [
+        "__builtin_nontemporal_store" in kernel_source("exp", body, *ports, "float", Layout(0, width, True, "int", True, False, large))
+        for width, large in ((16, True), (16, False), (1, True))
+    ]
+    assert streams == [True, False, False]
