@@ -32,7 +32,7 @@ POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 24, 1.25, 3e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
-BLOCKS = ((128, 128), (64, 128), (64, 64))  # of its products, largest first
+BLOCKS = {(128, 128): 7, (64, 128): 3, (64, 64): 0}  # of its products: work-groups per compute unit that each needs, to end together
 Matrix = list[list[Fraction]]
 Shape = tuple[int, int]
 
@@ -195,8 +195,8 @@ def _products(queue: Any, m: int, n: int, k: int, trans_a: bool = False, trans_b
     p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, None, None, (1, PARTS), (0, m * k), (0, n * k), aligned)
     if launch.on_cpu_device(queue):
         return gemm.plan_for(queue, p)
-    groups = {(rows, columns): PARTS * -(-m // rows) * -(-n // columns) * max(1, k // 256) for rows, columns in BLOCKS}
+    profile = handle_of(queue).profile
     filled = [block for block in BLOCKS if (block[0] == 64 or m > 64) and (block[1] == 64 or n > 64)]
-    block = next((b for b in filled if groups[b] >= 2 * handle_of(queue).profile.max_compute_units), filled[-1])
+    block = next(b for b in filled if gemm.work_groups(p, *b, profile) >= BLOCKS[b] * profile.max_compute_units)
     extra = {"tier": "simt", "why": "one for every element of a tile"}
     return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, *block, 16, 8, extra=extra))

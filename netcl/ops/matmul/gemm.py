@@ -209,7 +209,7 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     bm, bn, bk, per_item = _fitted(p, config, profile)
     width = 4 if p.aligned and p.a in _QUADS and p.b in _QUADS else 1
     # Twice the rows per item halve the reads of local memory, but fewer items leave units idle at the end: only for many blocks.
-    many = _groups(p, bm, bn) * _splits(p, _groups(p, bm, bn), profile) >= _MANY_BLOCKS * profile.max_compute_units
+    many = work_groups(p, bm, bn, profile) >= _MANY_BLOCKS * profile.max_compute_units
     rows = config.extra.get("rows_per_item") or (16 if many and per_item == 8 and bm % 128 == 0 and width == 4 else per_item)
     if "why" in config.extra and rows == 16 and p.trans_b:
         bk = min(bk, 8)  # B is turned on its way into local memory, and deeper blocks make those writes collide
@@ -230,6 +230,12 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     if splits == 1:
         return Plan((first,))
     return Plan((first, _add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
+
+
+def work_groups(p: Product, bm: int, bn: int, profile: DeviceProfile) -> int:
+    """Of a product in blocks of ``bm`` x ``bn``, those of parts along k included."""
+    groups = _groups(p, bm, bn)
+    return groups * _splits(p, groups, profile)
 
 
 def _groups(p: Product, bm: int, bn: int) -> int:
