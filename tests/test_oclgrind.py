@@ -57,6 +57,28 @@ for spread in (rows.Spread(1, 1, 16, 2), rows.Spread(8, 8, 1, 1), rows.Spread(4,
 """
 
 
+WINOGRAD = """
+import sys
+import numpy as np
+from netcl.core.device import manager
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.tensor import Tensor
+from netcl.ops.conv import arrays, plans
+from netcl.ops.conv.geometry import geometry
+queue = manager.default("oclgrind").queue
+for tiles in ({"VW": 4, "NV": 1, "NT": 2, "MR": 4}, {"VW": 16, "NV": 1, "NT": 1, "MR": 4}):
+    config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **tiles})
+    for kind in (plans.FORWARD, plans.INPUT_GRAD):
+        g = geometry(kind, (2, 3, 7, 9), (5, 3, 3, 3), 1, ((1, 2), (0, 1)), 1, 1)
+        source, result = (g.x_shape, g.y_shape) if kind == plans.FORWARD else (g.y_shape, g.x_shape)
+        x, w = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (source, g.w_shape))
+        want = (arrays.forward if kind == plans.FORWARD else arrays.input_grad)(x, w, None, g=g)
+        x, w, y = Tensor.from_host(queue, x), Tensor.from_host(queue, w), Tensor.empty(result, queue=queue)
+        plans.run(plans.Job(kind, g, "float32"), queue, x, w, w, y, config=config)
+        print(kind, np.allclose(y.to_host(), want, rtol=0, atol=1e-4), flush=True)
+"""
+
+
 def under_oclgrind(script, arguments, tmp_path):
     """What a script prints under Oclgrind, which must find nothing."""
     if not sanitizer.available():
@@ -83,3 +105,9 @@ def test_kernels_are_clean(part, tmp_path):
 def test_fused_kernels_are_clean(tmp_path):
     """Rows as CPUs and as GPUs share them, forward and backward, with sums over columns."""
     assert len(under_oclgrind(FUSED, (), tmp_path).splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_winograd_on_cpus_is_clean(tmp_path):
+    """Sizes that fill no tile, no strip and no block of filters; the op table's small shapes are never given to it."""
+    assert under_oclgrind(WINOGRAD, (), tmp_path).split() == ["conv2d", "True", "conv2d_input_grad", "True"] * 2

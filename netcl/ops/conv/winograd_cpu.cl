@@ -2,6 +2,7 @@
 // instead of 144. A work-group is one work-item; the lanes of a vector are tiles, STRIP neighbours at a time, across lines and images.
 // The transformed inputs of a strip wait in a room of global memory that the group keeps to itself, small enough for the second cache;
 // there every block of MR filters meets them: 36 small products in registers, then the way back to pixels. Products never leave the caches.
+// SCALES as in transforms.cl.
 #ifndef INPUT_GRAD
 #define INPUT_GRAD 0  // 1: weights are read mirrored, their two channel axes exchanged
 #endif

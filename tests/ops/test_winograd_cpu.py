@@ -1,0 +1,94 @@
+"""Winograd's convolution on CPUs: tiles, lines and filters that do not fill vectors, how exact it is, when it is taken."""
+
+import numpy as np
+import pytest
+
+import netcl.ops as F
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.tensor import Tensor
+from netcl.ops import registry
+from netcl.ops.conv import plans, winograd_cpu
+from netcl.ops.conv.geometry import geometry
+
+TILES = [{}, {"VW": 4, "NT": 2}, {"VW": 8, "MR": 4, "NV": 1, "NT": 1}]  # the device's own; 16 lanes are tried by test_oclgrind.py, too
+SHAPES = [
+    (1, 3, 1, 1, 1, 1),  # a tile that is mostly padding
+    (2, 5, 13, 9, 7, (0, 2)),
+    (3, 6, 7, 30, 17, ((0, 1), (3, 1))),  # more padding than a window is wide
+    (5, 2, 8, 8, 9, 1),  # a strip of several images
+    (1, 4, 6, 71, 20, 1),  # lines longer than a strip
+]  # fmt: skip
+
+
+def job_of(kind, n, c, h, w, f, padding, **options):
+    return plans.Job(kind, geometry(kind, (n, c, h, w), (f, c, 3, 3), 1, padding, 1, 1), "float32", **options)
+
+
+def run(job, queue, *arrays, **extra):
+    config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **extra})
+    assert winograd_cpu.suits(job, config.variant, config, queue)
+    first, second, *bias = (Tensor.from_host(queue, array) for array in arrays)
+    result = Tensor.empty(job.g.x_shape if job.kind == plans.INPUT_GRAD else job.g.y_shape, queue=queue)
+    plans.run(job, queue, first, second, *(bias or [second]), result, config=config)
+    return result.to_host()
+
+
+def exact(job, first, second, bias=None):
+    after = (job.g.oh + 2, job.g.ow + 2)
+    padding = [(before, size - n - before) for before, size, n in zip(job.g.pad, after, job.g.x_shape[2:], strict=True)]
+    row = registry.lookup(job.kind)
+    if job.kind == plans.INPUT_GRAD:
+        return row.ref(first.astype(np.float64), second.astype(np.float64), size=job.g.x_shape[2:], padding=tuple(padding))
+    return row.ref(*(None if a is None else a.astype(np.float64) for a in (first, second, bias)), padding=tuple(padding))
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+def test_every_shape_in_every_tile(cl_queue, rng, tiles):
+    for k, sizes in enumerate(SHAPES):
+        for kind in (plans.FORWARD, plans.INPUT_GRAD):
+            biased = not tiles and kind == plans.FORWARD and k % 2 == 1
+            job = job_of(kind, *sizes, bias=biased, relu=biased)
+            source = job.g.x_shape if kind == plans.FORWARD else job.g.y_shape
+            arrays = [rng.normal(size=s).astype("f") for s in (source, job.g.w_shape, *([job.g.f] if biased else []))]
+            want = exact(job, *arrays)
+            want = np.maximum(want, 0) if biased else want
+            atol = 1e-5 * max(1, np.abs(want).max() / 4)
+            np.testing.assert_allclose(run(job, cl_queue, *arrays, **tiles), want, rtol=1e-5, atol=atol, err_msg=f"{kind} {sizes}")
+
+
+@pytest.mark.parametrize("kind", [plans.FORWARD, plans.INPUT_GRAD])
+def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, rng, kind):
+    """What the policy takes on a CPU, with values as after batch norm and ReLU."""
+    job = job_of(kind, 2, 64, 16, 16, 64, 1)
+    x, w = np.maximum(rng.normal(size=job.g.x_shape), 0).astype("f"), rng.normal(size=job.g.w_shape).astype("f")
+    seen = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3))
+    weights = w if kind == plans.FORWARD else w[:, :, ::-1, ::-1].swapaxes(0, 1)
+    plain, want = np.zeros(x.shape, np.float32), np.zeros(x.shape)
+    for c in range(64):
+        for tap in range(9):
+            patch, factor = seen[:, c, :, :, tap // 3, tap % 3], weights[:, c, tap // 3, tap % 3]
+            plain += factor[None, :, None, None] * patch[:, None]
+            want += factor[None, :, None, None].astype(np.float64) * patch[:, None]
+    assert np.abs(run(job, cl_queue, x, w) - want).max() <= 4 * np.abs(plain - want).max()
+
+
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        ((8, 64, 56, 56, 64), True), ((8, 256, 8, 8, 256), True), ((8, 512, 4, 4, 512), False), ((8, 3, 32, 32, 64), False),
+        ((32, 64, 5, 5, 64), False),
+    ],
+)  # fmt: skip
+def test_it_is_taken_where_it_pays(sizes, expected):
+    assert {winograd_cpu.pays(job_of(kind, *sizes, 1)) for kind in (plans.FORWARD, plans.INPUT_GRAD)} == {expected}
+
+
+def test_the_policy_leaves_it_to_the_plan_and_a_switch_forbids_it(cl_queue, monkeypatch):
+    taken = []
+    monkeypatch.setattr(winograd_cpu, "plan", lambda job, config, queue: taken.append(job.kind) or (lambda queue, *tensors: None))
+    x, w = Tensor.zeros((2, 64, 16, 16), queue=cl_queue), Tensor.zeros((64, 64, 3, 3), queue=cl_queue)
+    for switch in ("1", "0"):
+        monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
+        F.conv2d(x, w, padding=1)
+        F.conv2d_input_grad(x, w, size=(16, 16), padding=1)
+        assert taken == [plans.FORWARD, plans.INPUT_GRAD]
