@@ -58,6 +58,7 @@ for spread in (rows.Spread(1, 1, 16, 2), rows.Spread(8, 8, 1, 1), rows.Spread(4,
 
 
 WINOGRAD = """
+import ast
 import sys
 import numpy as np
 from netcl.core.device import manager
@@ -65,17 +66,22 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
 from netcl.ops.conv import arrays, plans
 from netcl.ops.conv.geometry import geometry
-queue = manager.default("oclgrind").queue
-for tiles in ({"VW": 4, "NV": 1, "NT": 2, "MR": 4}, {"VW": 16, "NV": 1, "NT": 1, "MR": 4}):
-    config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **tiles})
-    for kind in (plans.FORWARD, plans.INPUT_GRAD):
-        g = geometry(kind, (2, 3, 7, 9), (5, 3, 3, 3), 1, ((1, 2), (0, 1)), 1, 1)
-        source, result = (g.x_shape, g.y_shape) if kind == plans.FORWARD else (g.y_shape, g.x_shape)
-        x, w = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (source, g.w_shape))
-        want = (arrays.forward if kind == plans.FORWARD else arrays.input_grad)(x, w, None, g=g)
-        x, w, y = Tensor.from_host(queue, x), Tensor.from_host(queue, w), Tensor.empty(result, queue=queue)
-        plans.run(plans.Job(kind, g, "float32"), queue, x, w, w, y, config=config)
-        print(kind, np.allclose(y.to_host(), want, rtol=0, atol=1e-4), flush=True)
+from netcl.ops.matmul import gemm
+queue, plan_for = manager.default("oclgrind").queue, gemm.plan_for
+gemm.plan_for = lambda queue, product, config=None: plan_for(queue, product, KernelConfig(KernelVariant.MATMUL_NAIVE))
+extra, kinds, shapes = map(ast.literal_eval, sys.argv[1:])
+config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"winograd_channels": 1, **extra})
+for x_shape, w_shape, padding in shapes:
+    g = geometry("conv2d", x_shape, w_shape, 1, padding, 1, 1)
+    x, w, y = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (g.x_shape, g.w_shape, g.y_shape))
+    for kind in kinds:
+        first, second = {plans.FORWARD: (x, w), plans.INPUT_GRAD: (y, w)}.get(kind, (x, y))
+        want = {plans.FORWARD: lambda: arrays.forward(x, w, None, g=g), plans.INPUT_GRAD: lambda: arrays.input_grad(y, w, None, g=g),
+                plans.WEIGHT_GRAD: lambda: arrays.weight_grad(y, x, g=g)}[kind]()
+        first, second, got = Tensor.from_host(queue, first), Tensor.from_host(queue, second), Tensor.empty(want.shape, queue=queue)
+        given = (first, second) if kind == plans.WEIGHT_GRAD else (first, second, second)
+        plans.run(plans.Job(kind, g, "float32"), queue, *given, got, config=config)
+        print(kind, np.allclose(got.to_host(), want, rtol=0, atol=2e-6 * np.abs(want).max()), flush=True)
 """
 
 
@@ -107,7 +113,22 @@ def test_fused_kernels_are_clean(tmp_path):
     assert len(under_oclgrind(FUSED, (), tmp_path).splitlines()) == 3
 
 
+# One fills no tile, no strip and no block of filters; the op table's small shapes are never given to Winograd. The other has rows of fours.
+RAGGED, EVEN = ((2, 3, 7, 9), (5, 3, 3, 3), ((1, 2), (0, 1))), ((3, 4, 4, 8), (8, 4, 3, 3), 1)
+
+
 @pytest.mark.slow
-def test_winograd_on_cpus_is_clean(tmp_path):
-    """Sizes that fill no tile, no strip and no block of filters; the op table's small shapes are never given to it."""
-    assert under_oclgrind(WINOGRAD, (), tmp_path).split() == ["conv2d", "True", "conv2d_input_grad", "True"] * 2
+@pytest.mark.parametrize(
+    "extra, shapes",
+    [
+        ({"tier": "cpu", "VW": 4, "NV": 1, "NT": 2, "MR": 4}, [RAGGED]),
+        ({"tier": "cpu", "VW": 16, "NV": 1, "NT": 1, "MR": 4}, [RAGGED]),
+        ({"tier": "simt"}, [RAGGED, EVEN]),
+    ],
+    ids=["cpu-4", "cpu-16", "simt"],
+)
+def test_winograd_is_clean(extra, shapes, tmp_path):
+    """Around the simplest product: blocks of zeros would take minutes here, and have tests of their own."""
+    kinds = ["conv2d", "conv2d_input_grad", *(["conv2d_weight_grad"] if extra["tier"] == "simt" else [])]
+    said = under_oclgrind(WINOGRAD, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
+    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
