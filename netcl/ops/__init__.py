@@ -15,13 +15,18 @@ from typing import Any
 from netcl.ops import fused_rows, pointwise, reduce
 from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, lookup, register, unregister
 
-_NOT_OPS = {"codegen", "elementwise", "epilogue", "expression", "functions", "fused_rows", "fusion", "region", "registry", "row_source"}
+# Not by "import": the package would then name the modules of products, which are called like their ops.
+epilogue: Any = importlib.import_module("netcl.ops.epilogue")
+_NOT_OPS = {"codegen", "elementwise", "epilogue", "expression", "finish", "functions", "fused_rows", "fusion", "region", "registry",
+            "row_source"}  # fmt: skip
 
 
 def function(name: str) -> Callable[..., Any]:
     """The public function of the op ``name``."""
     row = lookup(name)
     if isinstance(row, Op):
+        if row.name in epilogue.PRODUCTS:
+            return epilogue.waiting(row.name, row.call)
         return fused_rows.fused(row.name, row.call) if row.name in fused_rows.FUSED else row.call
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])

@@ -1,33 +1,41 @@
-"""Products that wait one op long: an activation of a matrix product or a convolution is computed in its kernel.
+"""Products that wait: what is done to a matrix product or a convolution next is done in its kernel.
 
-Inside functions that are compiled, ``affine`` and ``conv2d`` leave a :class:`Product`. If the next op is an activation and nobody holds
-what it was applied to, the kernel with that activation runs; anything else has the plain product computed first.
+``matmul``, ``affine`` and ``conv2d`` leave a :class:`Product`, and an op that their kernels can end in (a number as factor, a bias, a
+residual, an activation, a cast, in this order) leaves a :class:`Followed`. When a value is asked for, the longest run of such ops that
+nobody holds a value of is one launch; a value that is held is computed first, and the op after it by its own kernel.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, NamedTuple
 
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion
+from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
-from netcl.ops.elementwise import later
-from netcl.ops.registry import REGISTRY, Op
+from netcl.ops.elementwise import fusing_modes, later, run
+from netcl.ops.finish import HALVES, Finish
+from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
+from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
+from netcl.ops.pointwise import cast
+from netcl.ops.registry import REGISTRY, Pointwise
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
-_AFFINE = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "gelu_erf": "gelu"}
 
 
 class _Waiting:
     """What tensors rest on while it is not decided which kernel computes them."""
 
-    __slots__ = ("__weakref__", "inputs", "made", "name", "tensors")
+    __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "shape", "tensors")
 
-    def __init__(self, name: str, inputs: tuple[Any, ...]):
-        self.name, self.inputs = name, inputs
+    def __init__(self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...]):
+        self.name, self.inputs, self.extras, self.shape = name, inputs, extras, shape
         self.made: Tensor | None = None
         self.tensors: list[weakref.ref[Tensor]] = []
 
@@ -39,105 +47,264 @@ class _Waiting:
         """Whether a tensor still rests on this."""
         return any(ref() is not None for ref in self.tensors)
 
+    def skippable(self) -> bool:
+        """Whether nobody needs these values by themselves."""
+        return self.made is None and not self.alive()
+
     def compute(self, wanted: Sequence[Any] = ()) -> Tensor:
         """The tensor that owns the values."""
-        if self.made is None:
-            with fusion.in_mode(None):
-                self.made = self.run()
-            self.inputs = ()
+        with fusion.lock:
+            if self.made is None:
+                with fusion.in_mode(None):
+                    made = self.run()
+                fusion.flush(made)  # an op by itself may leave a formula
+                self.made = made
+                self.release()
         return self.made
 
     def run(self) -> Tensor:
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Let go of what the values were computed from."""
+        self.inputs = ()
+        self.extras = Extras(self.extras.finish)
+
 
 class Product(_Waiting):
-    """A product with its inputs; ``finished`` runs it with an activation, of those it ``knows``."""
+    """A product: ``call(extras)`` launches it with what follows; its last axis may get a bias if ``by_column``."""
 
-    __slots__ = ("call", "finished", "knows")
+    __slots__ = ("by_column", "call")
 
-    def __init__(self, name: str, inputs: tuple[Any, ...], call: Callable[[], Tensor], knows: Any, finished: Callable[[str], Tensor]):
-        super().__init__(name, tuple(x for x in inputs if x is not None))
-        self.call, self.knows, self.finished = call, knows, finished
-
-    def run(self) -> Tensor:
-        return self.call()
-
-
-class Activated(_Waiting):
-    """An activation of a product."""
-
-    __slots__ = ("plain", "product")
-
-    def __init__(self, name: str, product: Product, plain: Callable[[Tensor], Tensor]):
-        super().__init__(name, ())
-        self.product: Product | None = product
-        self.plain = plain
+    def __init__(
+        self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[[Extras], Tensor], by_column: bool
+    ):
+        super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape)
+        self.call: Callable[[Extras], Tensor] | None = call
+        self.by_column = by_column
 
     def run(self) -> Tensor:
-        product, self.product = self.product, None  # let go of: what is held is computed before its inputs change
-        assert product is not None
-        if product.made is None and not product.alive():
-            return product.finished(self.name)
-        return self.plain(product.compute())
+        assert self.call is not None
+        return self.call(self.extras)
+
+    def release(self) -> None:
+        super().release()
+        self.call = None
 
 
-def _deferred(waiting: _Waiting, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    made = Tensor._deferred(waiting, shape, like.dtype, like.queue)
+class Followed(_Waiting):
+    """A product or another of these, and one op more: ``extras`` say all of it, ``alone`` applies the op to a tensor."""
+
+    __slots__ = ("alone", "of", "queue")
+
+    def __init__(
+        self, name: str, of: _Waiting, extras: Extras, shape: tuple[int, ...], queue: Any, operand: Any, alone: Callable[[Tensor], Tensor]
+    ):
+        super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape)
+        self.of: _Waiting | None = of
+        self.queue = queue
+        self.alone: Callable[[Tensor], Tensor] | None = alone
+
+    def run(self) -> Tensor:
+        first, of = self.product(), self.of
+        self.of = None  # let go of: what is held is computed before its inputs change
+        if first is not None:
+            assert first.call is not None
+            return first.call(self.extras)
+        assert of is not None and self.alone is not None
+        return self.alone(of.run() if of.skippable() else of.compute())
+
+    def product(self) -> Product | None:
+        """The product this is computed with; ``None`` if someone holds what lies between, or the product itself."""
+        first: Any = self.of
+        while type(first) is Followed and first.skippable():
+            first = first.of
+        return first if type(first) is Product and first.skippable() else None
+
+    def as_formula(self) -> Tensor:
+        """The op on what it is applied to as any op would be, so that others join it."""
+        if self.made is None:
+            of, self.of = self.of, None
+            assert of is not None and self.alone is not None
+            again = type(of) is Followed and of.skippable()
+            below = of.as_formula() if again else Tensor._deferred(of, of.shape, of.extras.finish.stored, self.queue)  # type: ignore[attr-defined]
+            self.made = self.alone(below)
+            self.release()
+        return self.made
+
+    def release(self) -> None:
+        super().release()
+        self.alone = None
+
+
+def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
+    made = Tensor._deferred(waiting, waiting.shape, waiting.extras.finish.stored, like.queue)
     fusion.register(waiting)
     return made
 
 
-def activated(name: str, x: Any) -> Tensor | None:
-    """The activation ``name`` of a product that waits, to be computed with it; ``None`` where that cannot be."""
-    source = x._source if isinstance(x, Tensor) else None
-    if type(source) is not Product or source.made is not None or name not in source.knows:
+# ---- what may follow
+
+
+def _scaled(extras: Extras, number: Any) -> Extras | None:
+    """The product times a number: only before anything else, and of halves only by themselves, since they are rounded before."""
+    finish, bias, _, scale = extras
+    if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
-    row = REGISTRY[name]
-    return _deferred(Activated(name, source, lambda t: fusion.plain(row, t)), x.shape, x)
+    return extras._replace(scale=float(number))
 
 
-later.finish = activated
+def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
+    finish, bias = extras[:2]
+    if not finish.plain or other.dtype not in _FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
+        return None
+    if other.shape == seen:
+        return extras._replace(finish=finish._replace(residual=other.dtype), residual=other.detach())
+    root: Any = of
+    while type(root) is Followed:
+        root = root.of
+    columns = other.shape == seen[-1:] and seen == of.shape and root.by_column
+    if bias is not None or not columns or other.dtype != finish.dtype or finish.dtype in HALVES:
+        return None
+    return extras._replace(bias=other.detach())
+
+
+def _cast(extras: Extras, dtype: DType) -> Extras | None:
+    finish = extras.finish
+    if finish.result or dtype.name not in _FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
+        return None
+    return extras._replace(finish=finish._replace(result=dtype.name))
+
+
+def _activated(extras: Extras, name: str) -> Extras | None:
+    finish = extras.finish
+    return None if finish.activation or finish.result else extras._replace(finish=finish._replace(activation=name))
+
+
+class _Step(NamedTuple):
+    """An op on a value that waits, at one of its operands."""
+
+    name: str
+    values: Sequence[Any]
+    place: int
+    dtype: DType
+
+    def onto(self, of: _Waiting) -> Extras | None:
+        """What a product ends in with this op too; ``None`` where its kernel cannot."""
+        seen = self.values[self.place]
+        if self.name == "cast":
+            return _cast(of.extras, self.dtype)
+        row = REGISTRY[self.name]
+        assert isinstance(row, Pointwise)
+        if seen.requires_grad and f"v{self.place}" in row.saved():
+            return None  # backward reads the operand, which is then stored anyway
+        if len(self.values) == 1:
+            return _activated(of.extras, self.name)
+        other = self.values[1 - self.place]
+        if self.name == "mul":
+            return None if isinstance(other, Tensor) else _scaled(of.extras, other)
+        return _added(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
+
+    def alone(self) -> Callable[[Tensor], Tensor]:
+        """The op by itself, of a tensor in the place of the operand; holds the other operand only."""
+        if self.name == "cast":
+            name = self.dtype.name
+            return lambda t: cast(t, name)
+        before, after = tuple(self.values[: self.place]), tuple(self.values[self.place + 1 :])
+        row: Any = REGISTRY[self.name]
+        return lambda t: run(row, (*before, t, *after))
+
+
+def follow(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+    """An op on a product that waits, to be computed with it; ``None`` where that cannot be."""
+    seen, of = values[place], values[place]._source
+    if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
+        return None
+    step = _Step(name, values, place, dtype)
+    extras = step.onto(of)
+    if extras is None or extras.finish.stored != dtype.name:
+        return None
+    operand = extras.residual if extras.residual is not of.extras.residual else extras.bias if extras.bias is not of.extras.bias else None
+    return _deferred(Followed(name, of, extras, shape, seen.queue, operand, step.alone()), seen)
+
+
+def settled(x: Tensor) -> Tensor:
+    """A tensor that waits, or, if what it rests on turned out to be held by someone, the same as a formula."""
+    node: Any = x._source
+    if type(node) is not Followed or (node.made is None and node.product() is not None):
+        return x
+    made = node.as_formula()
+    return made if made.shape == x.shape else made._view(x.shape)
+
+
+later.finish, later.settle = follow, settled
+later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
+
+
+# ---- products
 
 
 def _usable(*tensors: Any) -> bool:
-    """Whether the operands are tensors of one float dtype on one queue; everything else is the op's own business."""
+    """Whether the operands are tensors of one float dtype on one OpenCL queue; everything else is the op's own business."""
     first = tensors[0]
-    return isinstance(first, Tensor) and first.dtype in _FLOATS and all(
-        t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue) for t in tensors
+    return isinstance(first, Tensor) and first.dtype in _FLOATS and not isinstance(first.queue, CPUQueue) and all(
+        t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue and t.size) for t in tensors
     )  # fmt: skip
 
 
-def _call(name: str) -> Callable[..., Tensor]:
-    row = REGISTRY[name]
-    assert isinstance(row, Op)
-    return row.call
+def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
+    """A product of a shape that waits, if that is worth it; ``call`` takes the inputs without their histories, and the extras."""
+    first = inputs[0]
+    if 0 in shape or (fusing_modes.mode is None and not fusion.worth_deferring(first.queue, shape)):
+        return None
+    x, w, bias = (None if t is None else t.detach() for t in inputs)
+    extras = Extras(Finish(first.dtype), bias)
+    return _deferred(Product(name, (x, w, bias), extras, shape, lambda ending: call(x, w, ending), by_column), first)
+
+
+def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
+    """A matrix product that waits for what follows."""
+    if not _usable(a, b):
+        return None
+    try:
+        shape = matmul_shape(a, b, transpose_a, transpose_b)
+    except ShapeError:  # the op says it in its own words
+        return None
+    return _waits("matmul", (a, b, None), shape, lambda x, y, e: matmul_with(x, y, e, transpose_a, transpose_b), b.ndim > 1)
 
 
 def affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
-    """``x w' + bias`` that waits for an activation."""
-    if not _usable(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1] or not x.size or not w.size:
+    """``x w' + bias`` that waits for what follows."""
+    if not _usable(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
         return None
-    args = (x.detach(), w.detach(), None if bias is None else bias.detach())
-    plain, finished = _call("affine"), _call("affine_activated")
-    product = Product("affine", args, lambda: plain(*args), _AFFINE, lambda name: finished(*args, activation=_AFFINE[name]))
-    return _deferred(product, (*x.shape[:-1], w.shape[0]), x)
+    return _waits("affine", (x, w, bias), (*x.shape[:-1], w.shape[0]), affine_with, True)
 
 
 def conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
-    """A convolution that waits for a relu."""
-    if not _usable(x, w, bias) or not x.size or not w.size or (bias is not None and bias.shape != w.shape[:1]):
+    """A convolution that waits for what follows."""
+    if not _usable(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):
         return None
-    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "pad": pad}
     try:
-        shape = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups))).y_shape
+        g = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups)))
     except (ShapeError, TypeError, ValueError):  # the op says it in its own words
         return None
-    args = (x.detach(), w.detach(), None if bias is None else bias.detach())
-    plain, finished = _call("conv2d"), _call("conv2d_relu")
-    product = Product("conv2d", args, lambda: plain(*args, **options), ("relu",), lambda name: finished(*args, **options))
-    return _deferred(product, shape, x)
+    return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: conv2d_with(x, w, e, g), False)
+
+
+PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": affine, "conv2d": conv2d}
+
+
+def waiting(name: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A product that waits where that is worth it, and is itself elsewhere."""
+    form = PRODUCTS[name]
+
+    @wraps(call)
+    def either(*args: Any, **kwargs: Any) -> Tensor:
+        made = form(*args, **kwargs)
+        return call(*args, **kwargs) if made is None else made
+
+    return either

@@ -14,7 +14,7 @@ from typing import Any
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
-from netcl.ops import elementwise, epilogue, fusion, reduce, region, rows
+from netcl.ops import elementwise, fusion, reduce, region, rows
 from netcl.ops.codegen import Body
 from netcl.ops.elementwise import fusable, fusing_modes, later
 from netcl.ops.reduce import STORED, Axis, axes_of, types_of
@@ -228,7 +228,6 @@ def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: 
 FUSED: dict[str, Callable[..., Any]] = {
     "softmax": _softmax, "log_softmax": _log_softmax, "softmax_grad": _softmax_grad, "log_softmax_grad": _log_softmax_grad,
     "row_norm": _row_norm, "row_norm_grad": _row_norm_grad, "row_norm_weight_grad": _row_norm_weight_grad,
-    "affine": epilogue.affine, "conv2d": epilogue.conv2d,
 }  # fmt: skip
 
 

@@ -22,10 +22,10 @@ from netcl.core import dispatch, env
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor, memory_of
+from netcl.core.tensor import DeferredTensor, Tensor, memory_of
 from netcl.ops import rows
 from netcl.ops.codegen import Body
-from netcl.ops.elementwise import Mode, fusing_modes, later, profile_of, run
+from netcl.ops.elementwise import Mode, fusing_modes, later, profile_of
 
 log = logging.getLogger("netcl")
 
@@ -94,7 +94,7 @@ class TraceNode:
 
     def compute(self, wanted: Sequence[TraceNode] = ()) -> Tensor:
         """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
-        with _lock:
+        with lock:
             if self.made is None:
                 roots = gather(self, wanted)
                 if wanted:
@@ -164,7 +164,7 @@ def waiting_node(x: Any) -> TraceNode | None:
 # ---- who waits for which memory
 
 _readers: dict[int, list[weakref.ref[Any]]] = program.awaited
-_lock = threading.RLock()  # a value that one thread left may be computed by another
+lock = threading.RLock()  # a value that one thread left may be computed by another
 
 
 def _before_write(memory: Any) -> None:
@@ -381,17 +381,17 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
     return x
 
 
-def activated(name: str, x: Any) -> Tensor | None:
-    """An activation joined to the product it is applied to, if that waits."""
-    if not isinstance(x, Tensor) or x._source is None or type(x._source) is TraceNode or x._source.made is not None:  # type: ignore[attr-defined]
-        return None
-    return later.finish(name, x)
+def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+    """An op joined to the product it is applied to, if that waits; the last of several products."""
+    for place in reversed(range(len(values))):
+        x = values[place]
+        if _of_product(x) and x._source.made is None and (made := later.finish(name, values, place, shape, dtype)) is not None:
+            return made
+    return None
 
 
-def plain(row: Any, x: Tensor) -> Tensor:
-    """A row by its own kernel."""
-    with in_mode(None):
-        return run(row, (x,))
+def _of_product(x: Any) -> bool:
+    return type(x) is DeferredTensor and type(x._source) is not TraceNode
 
 
 def _made(node: TraceNode) -> Tensor:
@@ -408,11 +408,13 @@ def defer(
     """A formula over tensors and numbers as a deferred tensor."""
     if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
+    if any([_of_product(x) for x in values]):
+        values = [later.settle(x) if _of_product(x) else x for x in values]
+        if name in later.follows and not numbers and (made := _followed(name, values, shape, dtype)) is not None:
+            return made
     if fusing_modes.mode is None:
         operands = _eager_operands(values, shape, real)
         return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, None, False))
-    if len(values) == 1 and not numbers and (made := activated(name, values[0])) is not None:
-        return made
     operands, space = _operands(values, shape, real)
     narrow = space is not None and shape != space.shape
     return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, space, narrow))

@@ -495,10 +495,65 @@ def test_an_activation_joins_its_product(what, device, rng):
 
     for function in (joined, held):
         compare(both_ways(function, (x, w, b)), both_ways(ag.jit_compile(function), (x, w, b)), False)
-    if device.backend == "cl":
-        with Launches() as seen:
-            ag.jit_compile(lambda: ag.relu(getattr(ag, what)(x, w, b)))().to_host()
-        assert len(seen.names) == 1
+
+
+ENDS = {
+    "linear + bias + residual, gelu": lambda t: ag.gelu(ag.linear(t["x"], t["w"], t["b"]) + t["r"]),
+    "scale, bias, residual, relu": lambda t: ag.relu(0.5 * ag.matmul(t["x"], t["w"], transpose_b=True) + t["b"] + t["r"]),
+    "cast": lambda t: ag.matmul(t["x"], t["w"], transpose_b=True).to("float16"),
+    "half, float residual": lambda t: t["r"] + ag.linear(t["x"].to("bfloat16"), t["w"].to("bfloat16")),
+    "convolution, residual, relu": lambda t: ag.relu(t["cr"] + ag.conv2d(t["cx"], t["cw"], t["cb"], stride=2)),
+    "convolution, silu, cast": lambda t: ag.silu(ag.conv2d(t["cx"], t["cw"], stride=2) * 0.3).to("bfloat16"),
+}
+
+
+def ends_operands(handle, rng, grad=False):
+    """For a linear layer and a convolution, each with bias and residual."""
+    shapes = {"x": (33, 40), "w": (70, 40), "b": (70,), "r": (33, 70), "cx": (2, 20, 9, 9), "cw": (33, 20, 3, 3), "cb": (33,),
+              "cr": (2, 33, 4, 4)}  # fmt: skip
+    return {name: ag.tensor(rng.normal(size=s).astype(np.float32), requires_grad=grad, queue=handle.queue) for name, s in shapes.items()}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_product_ends_in_what_follows(what, cl_device, rng):
+    """One launch, in plain eager code and compiled, and bit for bit what separate ops give."""
+    t = ends_operands(cl_device, rng)
+    with fusion.eager_fusion(0):
+        want = ENDS[what](t).to_host()
+    inputs = {name: x.to("bfloat16").to_host() for name, x in t.items()} if "half" in what else {}  # casts of the inputs are not counted
+    for call in (ENDS[what], ag.jit_compile(ENDS[what])):
+        with fusion.eager_fusion(1), Launches() as seen:
+            got = call(t).to_host()
+        np.testing.assert_array_equal(got, want)
+        assert len([name for name in seen.names if not name.startswith("op_cast")]) == 1, seen.names
+        assert inputs or len(seen.names) == 1
+
+
+def test_what_backward_or_the_program_holds_is_computed_by_itself(cl_device, rng):
+    """A residual folds in training; what gelu is applied to is kept for backward, and a product that is used twice is stored."""
+    t = ends_operands(cl_device, rng, grad=True)
+
+    def residual(t):
+        return ag.linear(t["x"], t["w"], t["b"]) + t["r"]
+
+    def kept(t):
+        return ag.gelu(ag.linear(t["x"], t["w"], t["b"]))
+
+    def twice(t):
+        y = ag.matmul(t["x"], t["w"], transpose_b=True)
+        return ag.relu(y + t["r"]) + y
+
+    for function, launches in ((residual, 1), (kept, 2), (twice, 2)):
+        leaves = [x for name, x in t.items() if len(name) == 1]
+        results = []
+        for least in (0, 1):
+            with fusion.eager_fusion(least), Launches() as seen:
+                y = function(t)
+                values = [y.to_host()]
+            gradients = ag.grad([y], leaves, [Tensor.ones(y.shape, queue=y.queue)], allow_unused=True)
+            results.append(values + [None if g is None else g.to_host() for g in gradients])
+        assert len(seen.names) == launches, seen.names
+        compare(*results, True)
 
 
 def test_a_product_that_waits_sees_its_weight_as_it_was(device):

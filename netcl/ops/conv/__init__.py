@@ -8,7 +8,10 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv import arrays, plans
+from netcl.ops.conv.ending import Ending, apart
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
+from netcl.ops.finish import Finish
+from netcl.ops.matmul.gemm import Extras
 from netcl.ops.registry import S, composite, op
 
 
@@ -35,10 +38,28 @@ def _forward(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], rel
     _check_bias(name, bias, g.f)
     if x.backend == "cpu":
         return launch.run_cpu(arrays.forward, x, w, bias, g=g, relu=relu)
+    return conv2d_with(x, w, Extras(Finish(x.dtype, activation="relu" if relu else ""), bias), g)
+
+
+def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
+    """:func:`conv2d` and what follows it, in one kernel where the kernel can; OpenCL devices."""
+    finish, bias, residual, scale = extras
+    y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
+    if not y.size:
+        return y
+    inputs = (x, w, w if bias is None else bias)
+    job = plans.Job(plans.FORWARD, g, x.dtype, bias is not None)
+    relu = finish == Finish(x.dtype, activation="relu")
+    if scale == 1 and (relu or finish.plain):
+        plans.run(job._replace(relu=relu), x.queue, *inputs, y)
+        return y
+    launched = plans.plan(job._replace(finish=finish), x.queue)
+    if isinstance(launched, Ending):
+        launched(x.queue, *inputs, y, residual, scale)
+        return y
     y = Tensor.empty(g.y_shape, x.dtype, queue=x.queue)
-    if y.size:
-        plans.run(plans.Job(plans.FORWARD, g, x.dtype, bias is not None, relu), x.queue, x, w, w if bias is None else bias, y)
-    return y
+    plans.run(job, x.queue, *inputs, y)
+    return apart(y, finish, residual, scale)
 
 
 def _backward(name: str, dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:

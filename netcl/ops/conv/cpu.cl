@@ -4,6 +4,7 @@
 //          panel in local memory, and multiplied by MR rows of weights at a time, read in place by scalar broadcast.
 // direct   one output row of one channel at a time: for groups with few filters, where a panel would serve too few rows.
 // Weight gradients have the same two forms, with pixels as the summed dimension.
+// Defined for dtypes that are not converted value by value: ADDED_LANES(p), a vector of what is added; Y_LANES(x, p), one is stored.
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
 #endif
@@ -29,6 +30,17 @@
 #define FETCH(p) __builtin_prefetch((const void*)(size_t)(p))
 #else
 #define FETCH(p)
+#endif
+
+#if defined(Y_LANES) && (defined(ADDED_LANES) || !ADDED)
+#define WHOLE_TILES 1  // are stored vector by vector
+#else
+#define WHOLE_TILES 0
+#endif
+#ifdef ADDED_LANES
+#define ADDED_VECTOR(at) ADDED_LANES(added + (at))
+#else
+#define ADDED_VECTOR(at) ZERO
 #endif
 
 #define TILE (KC * NR)   // elements of a panel's tile
@@ -161,9 +173,10 @@ static inline void copy_runs(__local REAL* to, const REAL* seen, const View* vie
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; rows: filters per work-group.
 // Work-groups: strips of pixels, blocks of rows, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
-    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias, __global Y_T* restrict y,
+    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int rows) {
+    int dilation_h, int dilation_w, int groups, int rows, const REAL scale) {
   __local REAL panel[NT * TILE] __attribute__((aligned(64)));
   __local REAL sums[ROWS * STRIP] __attribute__((aligned(64)));
 #if INPUT_GRAD
@@ -283,14 +296,21 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 #if BIAS
           add = bias[group * M + m + i];
 #endif
+#if WHOLE_TILES
           if (whole) {
 #pragma unroll
-            for (int j = 0; j < NV; ++j) VECTOR(__global, y + place[at] + plane + j * VW) = finished(acc[i][j], add);
+            for (int j = 0; j < NV; ++j) {
+              const size_t to = place[at] + plane + j * VW;
+              Y_LANES(finish(acc[i][j], scale, BIAS, (V)(add), ADDED_VECTOR(to)), y + to);
+            }
             continue;
           }
-          REAL lanes[NR];
+#endif
+          REAL lanes[NR], adds[NR];
+          for (int j = 0; j < NR; ++j) adds[j] = j < n ? ADDED_AT(place[at + j] + plane) : 0;
 #pragma unroll
-          for (int j = 0; j < NV; ++j) VECTOR(__private, lanes + j * VW) = finished(acc[i][j], add);
+          for (int j = 0; j < NV; ++j)
+            VECTOR(__private, lanes + j * VW) = finish(acc[i][j], scale, BIAS, (V)(add), VECTOR(__private const, adds + j * VW));
           for (int j = 0; j < n; ++j) Y_STORE(y, place[at + j] + plane, lanes[j]);
         }
       }
@@ -299,9 +319,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 
 // One output row of one filter after another, STRIP pixels at a time; work-groups: blocks of rows, 1, classes of pixels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
-    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias, __global Y_T* restrict y,
+    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int rows) {
+    int dilation_h, int dilation_w, int groups, int rows, const REAL scale) {
   const int class = get_group_id(2);
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
@@ -318,7 +339,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
 #if BIAS
       start = bias[filter];
 #endif
-      for (int i = 0; i < n; ++i) acc[i] = start;
+      for (int i = 0; i < STRIP; ++i) acc[i] = start;
       for (int c = 0; c < C; ++c)
         for (int r = 0; r < h.taps; ++r) {
           const int py = row * h.in_step + h.first + r * h.step;
@@ -335,12 +356,13 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_direct(
             for (; i < stop; ++i) acc[i] += weight * from[i * v.in_step];
           }
         }
-      for (int i = 0; i < n; ++i) {
-#if RELU_OUT
-        acc[i] = acc[i] < 0 ? 0 : acc[i];
-#endif
-        Y_STORE(y, to + (size_t)(column + i) * v.out_step, acc[i]);
+      for (int i = 0; i < n; i += VW) {
+        REAL adds[VW];
+        for (int l = 0; l < VW; ++l) adds[l] = i + l < n ? ADDED_AT(to + (size_t)(column + i + l) * v.out_step) : 0;
+        const V sums = VECTOR(__private const, acc + i);
+        VECTOR(__private, acc + i) = finish(sums, scale, 0, ZERO, VECTOR(__private const, adds));  // which start at the bias
       }
+      for (int i = 0; i < n; ++i) Y_STORE(y, to + (size_t)(column + i) * v.out_step, acc[i]);
     }
   }
 }

@@ -19,6 +19,13 @@
 #define Y_T float
 #define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
+#ifndef ADDED_T  // one value per value of the result
+#define ADDED_T float
+#define ADDED_LOAD(p, i) ((p)[i])
+#endif
+#ifndef ADDED
+#define ADDED 0  // 1: there are such values
+#endif
 #ifndef BIAS
 #define BIAS 0  // 1: add bias[channel]
 #endif
@@ -41,3 +48,10 @@ static inline REAL finished(REAL sum, REAL bias) {
 #else
 #define BIAS_OF(filter) ((REAL)0)
 #endif
+#if ADDED
+#define ADDED_AT(at) ((REAL)ADDED_LOAD(added, at))
+#else
+#define ADDED_AT(at) ((REAL)0)
+#endif
+// By the generated finish(), for kernels that end in whatever follows the convolution.
+#define FINISHED(x, filter, at) finish(x, scale, BIAS, BIAS_OF(filter), ADDED_AT(at))

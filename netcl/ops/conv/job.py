@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.ops.conv.geometry import Geometry
+from netcl.ops.finish import Finish
 
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 Launch = Callable[..., None]
@@ -21,6 +22,12 @@ class Job(NamedTuple):
     dtype: str
     bias: bool = False
     relu: bool = False
+    finish: Finish | None = None  # what follows where that is more than relu
+
+    @property
+    def ending(self) -> Finish:
+        """What follows the sums and their bias."""
+        return self.finish or Finish(self.dtype, activation="relu" if self.relu else "")
 
     @property
     def sizes(self) -> tuple[int, ...]:

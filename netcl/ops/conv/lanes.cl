@@ -20,6 +20,13 @@
 #ifndef NT
 #define NT 4  // micro tiles side by side: a row of weights fetched once serves all of them
 #endif
+#ifndef ADDED_T  // one value per value of the result
+#define ADDED_T float
+#define ADDED_LOAD(p, i) ((p)[i])
+#endif
+#ifndef ADDED
+#define ADDED 0  // 1: there are such values
+#endif
 #ifndef BIAS
 #define BIAS 0  // 1: add bias[channel]
 #endif
@@ -48,6 +55,11 @@ typedef struct __attribute__((packed)) {
 // that takes or gives one was called.
 static inline V zeros(void) { return (V)((REAL)0); }
 #define ZERO zeros()
+#if ADDED
+#define ADDED_AT(at) ((REAL)ADDED_LOAD(added, at))
+#else
+#define ADDED_AT(at) ((REAL)0)
+#endif
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 from netcl.core import dtype as dtypes
@@ -31,7 +32,8 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv import winograd, winograd_cpu
+from netcl.ops.conv import ending, winograd, winograd_cpu
+from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.pointwise import cast
@@ -83,12 +85,17 @@ def run(job: Job, queue: Any, *tensors: Tensor, config: KernelConfig | None = No
     ``tensors``: forward ``x, w, bias, y``; input gradient ``dy, w, bias, dx`` (``w`` again where there is no bias); weight gradient
     ``x, dy, dw``.
     """
+    plan(job, queue, config)(queue, *tensors)
+
+
+def plan(job: Job, queue: Any, config: KernelConfig | None = None) -> Launch:
+    """The launch of a job, made once; an :class:`Ending` if its kernel ends in what follows."""
     state, stamp = program.state(queue), _stamp()
     slot = job if config is None else (job, repr(config))
     known = state.get(slot)
     if known is None or known[0] != stamp:
         known = state[slot] = (stamp, _plan(job, config or _choice(job, queue), queue))
-    known[1](queue, *tensors)
+    return known[1]
 
 
 def _stamp() -> tuple[Any, ...]:
@@ -113,21 +120,29 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
     variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
     if tier == "cpu" and winograd_cpu.suits(job, variant, config, queue):
-        return _widened(job, winograd_cpu.plan(job._replace(dtype=job.accumulator), config, queue))
+        return _widened(job, winograd_cpu.plan(_wide(job), config, queue))
     if variant is V.CONV2D_WINOGRAD:
         if tier != "cpu" and winograd.suits(job, config, queue):
             return winograd.plan(job, queue)
         _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if variant is V.CONV2D_NAIVE else _cpu_gemm
-        return _widened(job, make(job._replace(dtype=job.accumulator), config, queue))
+        return _widened(job, make(_wide(job), config, queue))
     return _SIMT.get(variant, _simt_gemm)(job, config, queue)
 
 
+def _wide(job: Job) -> Job:
+    """A job with inputs of the type sums are kept in, that ends as it did."""
+    return job if job.dtype == job.accumulator else job._replace(dtype=job.accumulator, finish=job.ending)
+
+
 def _widened(job: Job, go: Launch) -> Launch:
-    """Half and bfloat16 are storage only: on CPUs one pass widens them, one rounds the result, and the kernels know one type."""
+    """Half and bfloat16 are storage only: on CPUs a pass widens them, and the kernels know one type. Results are rounded as they are
+    stored, or in one pass more where the kernel cannot."""
     if job.dtype == job.accumulator:
         return go
+    if isinstance(go, Ending):
+        return replace(go, widen=job.accumulator)
 
     def wide(queue: Any, *tensors: Tensor) -> None:
         *inputs, result = tensors
@@ -152,6 +167,12 @@ def _kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any],
     if job.kind != WEIGHT_GRAD:
         fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
     return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
+
+
+def _ending(
+    queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int, result: str = ""
+) -> Ending:
+    return Ending(ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines, result), size, local, numbers)
 
 
 def _wanted(queue: Any) -> int:
@@ -239,7 +260,7 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     rows = _panel_rows(job.filters, tiles["MR"], strips * third, bound, handle_of(queue).profile.max_compute_units)
     tiles["FETCHES"] = int(handle_of(queue).profile.brand in FETCHING)
     size = (strips, -(-job.filters // rows), third)
-    return _direct(_kernel(queue, job, "cpu.cl", "conv_panel", tiles), size, None, *job.sizes, rows)
+    return _ending(queue, job, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
 
 
 def _panel_rows(filters: int, step: int, strips: int, least: int, units: int) -> int:
@@ -294,7 +315,7 @@ def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
     size = (-(-lines // rows), 1, job.classes)
     if job.kind == WEIGHT_GRAD:
         return _direct(_kernel(queue, job, "cpu.cl", "conv_direct_weights", tiles), size, None, *job.sizes, rows, 1)
-    return _direct(_kernel(queue, job, "cpu.cl", "conv_direct", tiles), size, None, *job.sizes, rows)
+    return _ending(queue, job, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
 
 
 def _filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
@@ -419,9 +440,8 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> 
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
         splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
         return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
-    kernel = _kernel(queue, job, "simt.cl", "conv_gemm", tiles, result)
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
-    return _direct(kernel, size, (items, 1, 1), *job.sizes)
+    return _ending(queue, job, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes, result=result)
 
 
 def _pixel_splits(job: Job, queue: Any, groups: int, depth: int) -> int:
@@ -456,15 +476,15 @@ def _taps(job: Job, config: KernelConfig, queue: Any) -> Launch:
     deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _items(tiles)
     n = job.g.groups * job.g.taps * deep * wide
     pack = _kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
-    kernel = _kernel(queue, job, "taps.cl", "conv_taps", tiles | {"PART": 2})
     size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
 
-    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
-        packed = Tensor.empty((n,), job.accumulator, queue=queue)
-        pack(queue, (n,), (launch.LOCAL_1D,), weight, packed, c, m, job.g.taps, deep, wide, n)
-        kernel(queue, size, (items, 1, 1), source, packed, bias, result, *job.sizes, deep, wide)
+    def packed(queue: Any, weight: Tensor) -> Tensor:
+        made = Tensor.empty((n,), job.accumulator, queue=queue)
+        pack(queue, (n,), (launch.LOCAL_1D,), weight, made, c, m, job.g.taps, deep, wide, n)
+        return made
 
-    return go
+    made = _ending(queue, job, "taps.cl", "conv_taps", tiles | {"PART": 2}, size, (items, 1, 1), *job.sizes, deep, wide)
+    return replace(made, prepare=packed)
 
 
 def _taps_weights(job: Job, config: KernelConfig, queue: Any) -> Launch:
@@ -482,7 +502,7 @@ def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:
         kernel = _kernel(queue, job, "simt.cl", "conv_naive_weights", {"LANES": lanes})
         return _direct(kernel, (math.prod(job.g.w_shape) * lanes,), (lanes,), *job.sizes, 1)
     results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
-    return _direct(_kernel(queue, job, "simt.cl", "conv_naive", {}), (math.prod(results),), (launch.LOCAL_1D,), *job.sizes)
+    return _ending(queue, job, "simt.cl", "conv_naive", {}, (math.prod(results),), (launch.LOCAL_1D,), *job.sizes)
 
 
 def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:
@@ -497,7 +517,7 @@ def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:
         return _simt_gemm(job, config, queue)
     down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
     size = (down * across * wide, -(-job.filters // tiles["FILTERS"]) * high, g.n * g.groups * job.classes)
-    return _direct(_kernel(queue, job, "simt.cl", "conv_tiled", tiles), size, (wide, high, 1), *job.sizes, across)
+    return _ending(queue, job, "simt.cl", "conv_tiled", tiles, size, (wide, high, 1), *job.sizes, across)
 
 
 def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
@@ -507,7 +527,7 @@ def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
         return _simt_gemm(job, config, queue)
     flat = Geometry(g.n, g.c * g.taps, 1, g.oh * g.ow, g.f, 1, 1, 1, g.oh * g.ow, (1, 1), (0, 0), (1, 1), g.groups)
     shape, dtype = (g.n, g.c * g.taps, g.oh * g.ow), job.accumulator if back else job.dtype
-    inner = _simt_gemm(job._replace(g=flat), config, queue, dtype if back else "")
+    inner = _simt_gemm(job._replace(g=flat, finish=None), config, queue, dtype if back else "")
 
     def go(queue: Any, first: Tensor, second: Tensor, *rest: Tensor) -> None:
         cols = Tensor.empty(shape, dtype, queue=queue)

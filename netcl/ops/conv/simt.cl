@@ -68,9 +68,10 @@ static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.fa
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
 // Work-groups: tiles of pixels, tiles of filters, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups) {
+    int dilation_h, int dilation_w, int groups, const REAL scale) {
   __local REAL a_tile[BK * A_PITCH], b_tile[BK * B_PITCH];
 #if INPUT_GRAD
   const int classes = stride_h * stride_w;
@@ -145,16 +146,18 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
       const int m = m0 + ty * TM + i;
-      if (m < M) Y_STORE(y, to + (size_t)m * OH * OW, finished(acc[i][j], BIAS_OF(group * M + m)));
+      const size_t at = to + (size_t)m * OH * OW;
+      if (m < M) Y_STORE(y, at, FINISHED(acc[i][j], group * M + m, at));
     }
   }
 }
 
 // Work-groups: tiles of one image's plane, blocks of filters, images times groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tiled(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int tiles_w) {
+    int dilation_h, int dilation_w, int groups, int tiles_w, const REAL scale) {
   __local REAL rim[RIM_MAX];
 #if INPUT_GRAD
   const int classes = stride_h * stride_w;
@@ -199,14 +202,17 @@ __kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tile
   if (line >= h.outs || place >= v.outs) return;
   const size_t to = ((size_t)image * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
 #pragma unroll
-  for (int f = 0; f < FILTERS; ++f)
-    if (m0 + f < M) Y_STORE(y, to + (size_t)(m0 + f) * OH * OW, finished(acc[f], BIAS_OF(group * M + m0 + f)));
+  for (int f = 0; f < FILTERS; ++f) {
+    const size_t at = to + (size_t)(m0 + f) * OH * OW;
+    if (m0 + f < M) Y_STORE(y, at, FINISHED(acc[f], group * M + m0 + f, at));
+  }
 }
 
 __kernel void conv_naive(
-    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias, __global Y_T* restrict y,
+    __global const X_T* restrict x, __global const W_T* restrict w, __global const B_T* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups) {
+    int dilation_h, int dilation_w, int groups, const REAL scale) {
   const int i = get_global_id(0);
   if (i >= N * groups * M * OH * OW) return;
   const int px = i % OW, py = i / OW % OH, filter = i / OW / OH % (groups * M), image = i / OW / OH / (groups * M), group = filter / M;
@@ -223,7 +229,7 @@ __kernel void conv_naive(
           sum += W_LOAD(w, of + (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step) * X_LOAD(planes, (c * H + line) * W + place);
       }
   }
-  Y_STORE(y, i, finished(sum, BIAS_OF(filter)));
+  Y_STORE(y, i, FINISHED(sum, filter, i));
 }
 #endif
 

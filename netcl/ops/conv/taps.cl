@@ -72,9 +72,10 @@ __kernel void pack_taps(__global const X_T* restrict w, __global Y_T* restrict p
 // C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y; deep, wide: C and M up to whole tiles.
 // Work-groups: tiles of pixels, tiles of filters, groups times classes of pixels.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
-    __global const X_T* restrict x, __global const REAL* restrict packed, __global const B_T* restrict bias, __global Y_T* restrict y,
+    __global const X_T* restrict x, __global const REAL* restrict packed, __global const B_T* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int deep, int wide) {
+    int dilation_h, int dilation_w, int groups, int deep, int wide, const REAL scale) {
   __local REAL a_tile[2][BK][BM] __attribute__((aligned(16))), b_tile[2][BK][BN] __attribute__((aligned(16)));
 #if INPUT_GRAD
   const int classes = stride_h * stride_w;
@@ -152,7 +153,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
       const int m = m0 + down + i / 4 * 16 + i % 4;
-      if (m < M) Y_STORE(y, to + (size_t)m * OH * OW, finished(acc[i][j], BIAS_OF(group * M + m)));
+      const size_t at = to + (size_t)m * OH * OW;
+      if (m < M) Y_STORE(y, at, FINISHED(acc[i][j], group * M + m, at));
     }
   }
 }

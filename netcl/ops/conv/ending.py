@@ -1,0 +1,78 @@
+"""Convolutions whose kernels end in what follows them: residual, activation, cast, a number as factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from netcl.core.dtype import DTYPES
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.codegen import paired_halves
+from netcl.ops.conv.job import INPUT_GRAD, Job
+from netcl.ops.elementwise import run
+from netcl.ops.finish import HALVES, Finish
+from netcl.ops.pointwise import cast
+from netcl.ops.registry import REGISTRY
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The launch of such a kernel. ``prepare`` makes of the weights what it reads, ``widen`` is the dtype of its inputs if not theirs."""
+
+    kernel: program.Kernel
+    size: Any
+    local: Any
+    numbers: tuple[int, ...]
+    prepare: Callable[[Any, Tensor], Tensor] | None = None
+    widen: str = ""
+
+    def __call__(
+        self, queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor, residual: Tensor | None = None, scale: float = 1
+    ) -> None:
+        if self.widen:
+            absent = bias is weight
+            source, weight = cast(source, self.widen), cast(weight, self.widen)
+            bias = weight if absent else cast(bias, self.widen)
+        weight = weight if self.prepare is None else self.prepare(queue, weight)
+        added = result if residual is None else residual
+        self.kernel(queue, self.size, self.local, source, weight, bias, added, result, *self.numbers, scale)
+
+
+def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
+    """A kernel that calls ``finish``: ``VW`` values at a time on CPUs."""
+    end, lanes, stored = job.ending, defines.get("VW", 1), result or job.ending.stored
+    operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
+    fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}
+    fixed["ADDED"] = int(bool(end.residual))
+    macros, functions = _access(end.residual, stored, job.compute, lanes) if lanes > 1 else ({}, "")
+    text = end.source(job.compute, lanes) + functions
+    return launch.kernel(queue, __file__, files, name, operands, {**fixed, **macros, **defines}, text)
+
+
+def _access(residual: str, stored: str, real: str, lanes: int) -> tuple[dict[str, str], str]:
+    """The macros by which a CPU's kernel reads and stores vectors of dtypes where it can, and the functions they call."""
+    macros: dict[str, str] = {}
+    ways = (("ADDED_LANES(p)", residual, "VECTOR(__global const, p)", "load_{}_{}(p)"),
+            ("Y_LANES(x, p)", stored, "VECTOR(__global, p) = (x)", "store_{}_{}(x, p)"))  # fmt: skip
+    for macro, dtype, plain, paired in ways:
+        if dtype and DTYPES[dtype].c_storage == real:
+            macros[macro] = plain
+        elif dtype in HALVES and real == "float":
+            macros[macro] = paired.format(dtype, lanes)
+    halves = dict.fromkeys(dtype for dtype in (residual, stored) if dtype in HALVES and real == "float")
+    return macros, "".join(paired_halves(dtype, lanes) for dtype in halves)
+
+
+def apart(y: Tensor, finish: Finish, residual: Tensor | None, scale: float) -> Tensor:
+    """What follows a convolution whose kernel does not end in it, by the ops themselves."""
+    y = y if scale == 1 else run(_row("mul"), (y, scale))
+    y = y if residual is None else run(_row("add"), (y, residual))
+    y = run(_row(finish.activation), (y,)) if finish.activation else y
+    return cast(y, finish.stored)
+
+
+def _row(name: str) -> Any:
+    return REGISTRY[name]
