@@ -703,6 +703,9 @@ def row_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 def row_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0, centered: bool = True) -> Tensor:
     """The gradient of :func:`row_norm`'s input."""
 
+def row_norm_grads(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0, centered: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """All gradients of :func:`row_norm` in one pass: input, weight, bias."""
+
 def row_norm_weight_grad(upstream: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
 

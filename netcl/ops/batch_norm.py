@@ -169,12 +169,8 @@ def _batch_norm_train_vjp(F, g, out1, out2, x, weight, needs):
 
 
 def _batch_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd):
-    u, p, q = g
     seen = Seen(F, upstream, x, weight, mean, rstd, batch_view(x.shape))
-    first = seen.of_input_grad(F.mul(x, 0) if u is None else u, True)
-    d_g, d_x, d_mean, d_rstd = seen.of_weight_grad(p, q)
-    both = (F.add(first[0], d_g), F.add(first[1], d_x), first[2], F.add(first[3], d_mean), F.add(first[4], d_rstd))
-    return shaped(F, both, (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape))
+    return shaped(F, seen.of_grads(g, True), (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape))
 
 
 def _batch_norm_inference_vjp(F, g, x, mean, var, weight, eps, needs):

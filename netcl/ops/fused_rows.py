@@ -225,9 +225,18 @@ def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: 
     return None if sums[0] is None or sums[1] is None else (sums[0], sums[1])
 
 
+def _row_norm_grads(
+    upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0, centered: bool = True
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    d_x = _row_norm_grad(upstream, x, weight, mean, rstd, axes=axes, groups=groups, centered=centered)
+    sums = None if d_x is None else _row_norm_weight_grad(upstream, x, mean, rstd, axes=axes, groups=groups)
+    return None if d_x is None or sums is None else (d_x, *sums)
+
+
 FUSED: dict[str, Callable[..., Any]] = {
     "softmax": _softmax, "log_softmax": _log_softmax, "softmax_grad": _softmax_grad, "log_softmax_grad": _log_softmax_grad,
     "row_norm": _row_norm, "row_norm_grad": _row_norm_grad, "row_norm_weight_grad": _row_norm_weight_grad,
+    "row_norm_grads": _row_norm_grads,
 }  # fmt: skip
 
 

@@ -18,6 +18,9 @@
 #ifndef CENTERED  // 0: RMS norm, no mean is subtracted
 #define CENTERED 1
 #endif
+#ifndef SUMS  // 1: the gradient of the input leaves parts of those of weight and bias, too
+#define SUMS 0
+#endif
 #ifndef VARIANCE  // 1: the second statistic is the variance, 0: one over the standard deviation
 #define VARIANCE 0
 #endif
@@ -26,8 +29,6 @@ LANES_OF(X)
 LANES_OF(Z)
 LANES_OF(M)
 STORE_LANES_OF(M)
-
-typedef JOIN(REAL, 2) pair;
 
 // The weight and bias of channel c as scalars, of element i as vectors.
 #if !HAS_WEIGHT
@@ -101,9 +102,7 @@ static inline pair channel_sums(__global const X_T* g, __global const Z_T* x, __
       second += gi * (Z_LOAD(xc, i) - mean) * rstd;
     }
   }
-  first = GROUP_SUM(first + lanes_sum(firsts));
-  second = GROUP_SUM(second + lanes_sum(seconds));
-  return (pair)(first, second);
+  return GROUP_SUMS((pair)(first + lanes_sum(firsts), second + lanes_sum(seconds)));
 }
 
 // A negative momentum says that there are no running statistics.

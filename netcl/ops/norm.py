@@ -18,6 +18,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch, rows
 from netcl.ops.registry import S, composite, op
 
+TILE = 16  # columns that a work-group of a GPU joins, as the kernel has it
 STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it
 PARTS_ITEMS = 2048  # work-items that a GPU's compute unit holds: below as many on each, channels are folded in parts
 
@@ -29,6 +30,11 @@ _ROW_GRAD_SAMPLES = [
     S((3, 5), (3, 5), (5,), (3,), (3,), high=2.0), S((2, 3, 57), (2, 3, 57), (3, 57), (2,), (2,), axes=2),
     S((4, 255), (4, 255), None, (4,), (4,)),
     S((2, 33), (2, 33), (33,), (2,), (2,), centered=False), S((2, 6, 7, 5), (2, 6, 7, 5), (6,), (2, 3), (2, 3), groups=3),
+    S((0, 5), (0, 5), (5,), (0,), (0,)),
+]  # fmt: skip
+_ROW_GRADS_SAMPLES = [
+    S((3, 5), (3, 5), (5,), (3,), (3,)), S((70, 17), (70, 17), (17,), (70,), (70,)), S((2, 3, 57), (2, 3, 57), (3, 57), (2,), (2,), axes=2),
+    S((9, 132), (9, 132), None, (9,), (9,), centered=False), S((2, 6, 7, 5), (2, 6, 7, 5), (6,), (2, 3), (2, 3), groups=3),
     S((0, 5), (0, 5), (5,), (0,), (0,)),
 ]  # fmt: skip
 _WEIGHT_GRAD_SAMPLES = [
@@ -233,6 +239,21 @@ def run_channels(
     found(queue, items, spread.local, *args, sizes.images, sizes.channels, sizes.span)
 
 
+def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over the parts of two matrices (parts, channels)."""
+    queue, (parts, channels) = like.queue, firsts.shape
+    if parts == 1:
+        return firsts._view((channels,)), seconds._view((channels,))
+    cpu, most, _ = rows.device_of(queue)
+    local = 1 if cpu else 1 << (min(512, most).bit_length() - 1)
+    spread = rows.Spread(local, local, (8 if "float64" in operands.values() else 16) if cpu else 1, 1)
+    found = rows.row_kernel(queue, __file__, f"norm.cl {FILES['join_sums']}", "join_sums", operands, spread, {})
+    joined = pair((channels,), like, firsts.dtype)
+    tile = spread.vec * (TILE if local > TILE else 1)
+    found(queue, 2 * local * -(-channels // tile), local, firsts, seconds, *joined, parts, channels)
+    return joined
+
+
 def run_join(kernel: str, operands: dict[str, str], defines: dict[str, int], queue: Any, channels: int, *args: Any) -> None:
     found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines)
     found(queue, channels, launch.LOCAL_1D, *args)
@@ -250,10 +271,7 @@ def sums(
     firsts, seconds = pair((sizes.parts, sizes.channels), g, mean.dtype)
     args = (g, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
     run_channels("sum_parts", operands, defines, g.queue, sizes, sizes.parts * sizes.channels, *args)
-    if sizes.parts == 1:
-        return seconds._view((sizes.channels,)), firsts._view((sizes.channels,))
-    bias_grad, weight_grad = pair((sizes.channels,), g, mean.dtype)
-    run_join("join_sums", operands, defines, g.queue, sizes.channels, firsts, seconds, bias_grad, weight_grad, sizes.parts, sizes.channels)
+    bias_grad, weight_grad = join_sums(operands, g, firsts, seconds)
     return weight_grad, bias_grad
 
 
@@ -308,6 +326,14 @@ class Seen:
         d_xh = F.mul(F.reshape(p, self.view.affine), self.g) if p is not None else F.mul(self.g, 0)
         return d_g, *self.through_xh(d_xh)
 
+    def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
+        """Gradients of upstream, x, weight, mean and rstd from those of all three gradients, of which some may be ``None``."""
+        F = self.F
+        u, p, q = grads
+        first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)
+        d_g, d_x, d_mean, d_rstd = self.of_weight_grad(p, q)
+        return F.add(first[0], d_g), F.add(first[1], d_x), first[2], F.add(first[3], d_mean), F.add(first[4], d_rstd)
+
 
 def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | None]) -> tuple[Any, ...]:
     return tuple(None if t is None or shape is None else F.reshape(t, shape) for t, shape in zip(gradients, shapes, strict=True))
@@ -331,11 +357,21 @@ def _row_norm_vjp(F, g, out1, out2, x, weight, axes, groups, centered, needs):
     mean, rstd = out1, out2
     where = {"axes": axes, "groups": groups}
     gy = F.mul(x, 0) if gy is None else gy
-    d_x = F.row_norm_grad(gy, x, weight, mean, rstd, centered=centered, **where) if needs[0] else None
+    d_x = d_weight = d_bias = None
+    if needs[0] and (needs[1] or needs[2]):
+        d_x, d_weight, d_bias = F.row_norm_grads(gy, x, weight, mean, rstd, centered=centered, **where)
+    elif needs[0]:
+        d_x = F.row_norm_grad(gy, x, weight, mean, rstd, centered=centered, **where)
+    else:
+        d_weight, d_bias = F.row_norm_weight_grad(gy, x, mean, rstd, **where)
     if needs[0]:
         d_x = through_statistics(F, d_x, g_mean, g_rstd, x, mean, rstd, _row_view(x.shape, axes, groups), centered)
-    d_weight, d_bias = F.row_norm_weight_grad(gy, x, mean, rstd, **where) if needs[1] or needs[2] else (None, None)
     return d_x, d_weight, d_bias
+
+
+def _row_norm_grads_vjp(F, g, upstream, x, weight, mean, rstd, axes, groups, centered):
+    shapes = (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape)
+    return shaped(F, Seen(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups)).of_grads(g, centered), shapes)
 
 
 def _row_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd, axes, groups, centered):
@@ -393,9 +429,45 @@ def row_norm_grad(
     if x.size:
         n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
         defines = defines_of(weight, weight, not groups, centered=centered)
-        args = (upstream, x, x if weight is None else weight, mean, rstd, y, n_groups, channels)
+        args = (upstream, x, x if weight is None else weight, mean, rstd, y, y, y, n_groups, channels)
         run_rows("norm_grad_rows", operands_of(upstream, x, y, weight, weight, mean), defines, x, n_rows, n, *args, run=n // channels)
     return y
+
+
+def _grads_ref(upstream, x, weight, mean, rstd, axes=1, groups=0, centered=True):
+    sums = _row_norm_weight_grad_ref(upstream, x, mean, rstd, axes, groups)
+    return _row_norm_grad_ref(upstream, x, weight, mean, rstd, axes, groups, centered), *sums
+
+
+def _grads_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...], centered: bool) -> tuple[Any, ...]:
+    return input_gradient(g, x, weight, mean, rstd, view, centered), *weight_gradients(g, x, mean, rstd, view, shape)
+
+
+@op(vjp=_row_norm_grads_vjp, ref=_grads_ref, cpu=_grads_cpu, samples=_ROW_GRADS_SAMPLES, tol=8)
+def row_norm_grads(
+    upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
+    centered: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All gradients of :func:`row_norm` in one pass: input, weight, bias."""
+    upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grads", upstream, x, weight, mean, rstd)
+    _check_row("row_norm_grads", x, weight, None, axes, groups)
+    shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
+    if x.backend == "cpu":
+        kinds, view = (x.dtype, mean.dtype, mean.dtype), _row_view(x.shape, axes, groups)
+        return launch.run_cpu(_grads_cpu, upstream, x, weight, mean, rstd, dtype=kinds, view=view, shape=shape, centered=centered)
+    if groups or not x.size:
+        d_x = row_norm_grad(upstream, x, weight, mean, rstd, axes=axes, groups=groups, centered=centered)
+        return d_x, *row_norm_weight_grad(upstream, x, mean, rstd, axes=axes, groups=groups)
+    y, n_rows, n = Tensor.empty(x.shape, x.dtype, queue=x.queue), math.prod(x.shape[: x.ndim - axes]), math.prod(shape)
+    operands = operands_of(upstream, x, y, weight, weight, mean)
+    args = (upstream, x, x if weight is None else weight, mean, rstd, y)
+    spread = rows.part_spread(x.queue, n_rows, n, operands, args)
+    parts = pair((-(-n_rows // spread.each), n), x, mean.dtype)
+    defines = defines_of(weight, weight, True, centered=centered, sums=True)
+    found = rows.row_kernel(x.queue, __file__, f"norm.cl {FILES['norm_grad_rows']}", "norm_grad_rows", operands, spread, defines)
+    found(x.queue, parts[0].shape[0] * spread.group, spread.local, *args, *parts, 1, 1, n_rows, n, spread.each)
+    bias_grad, weight_grad = join_sums(operands, x, *parts)
+    return y, weight_grad._view(shape), bias_grad._view(shape)
 
 
 @op(vjp=_row_norm_weight_grad_vjp, ref=_row_norm_weight_grad_ref, cpu=weight_gradients, samples=_WEIGHT_GRAD_SAMPLES, tol=8)

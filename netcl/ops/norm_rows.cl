@@ -1,6 +1,6 @@
 // Normalisation of rows: layer, RMS, group and instance norm. Macros of norm.cl and rows.cl: X_T X_LOAD X_VLOAD Z_T Z_LOAD Z_VLOAD W_T B_T
-// M_T M_LOAD M_STORE Y_T Y_STORE Y_VSTORE REAL SIZED SHARED LANE GROUP_SUM CENTERED WEIGHT_OF WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES
-// BIAS_AT FOR_VECTORS FOR_REST FOR_ROWS SUM_VECTORS HELD FOR_HELD.
+// M_T M_LOAD M_STORE M_VLOAD M_VSTORE Y_T Y_STORE Y_VSTREAM REAL SIZED SHARED LANE GROUP_SUM GROUP_SUMS SUMS CENTERED WEIGHT_OF
+// WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES BIAS_AT FOR_VECTORS FOR_REST FOR_ROWS SUM_VECTORS FOR_CHAINS HELD FOR_HELD.
 
 // Row r holds `channels` channels of its group, r % groups. Two passes, since sums of squares lose what a large mean swamps.
 SIZED __kernel void norm_rows(__global const X_T* x, __global const W_T* weight, __global const B_T* bias, __global Y_T* y,
@@ -45,76 +45,114 @@ SIZED __kernel void norm_rows(__global const X_T* x, __global const W_T* weight,
 #if HELD
     const real w = WEIGHT_OF(row % groups), b = BIAS_OF(row % groups);
     __global Y_T* yr = y + (long)row * n;
-    FOR_HELD(k, i, n) Y_VSTORE(yr, i, (kept[k] - mean) * rstd * WEIGHT_LANES(i) + BIAS_LANES(i));
+    FOR_HELD(k, i, n) Y_VSTREAM(yr, i, (kept[k] - mean) * rstd * WEIGHT_LANES(i) + BIAS_LANES(i));
 #else
     for (int k = 0; k < channels; ++k) {
       const int c = row % groups * channels + k;
       const real w = WEIGHT_OF(c), b = BIAS_OF(c);
       __global const X_T* xc = xr + k * span;
       __global Y_T* yc = y + (long)row * n + k * span;
-      FOR_VECTORS(i, span) Y_VSTORE(yc, i, (X_VLOAD(xc, i) - mean) * rstd * WEIGHT_LANES(i) + BIAS_LANES(i));
+      FOR_VECTORS(i, span) Y_VSTREAM(yc, i, (X_VLOAD(xc, i) - mean) * rstd * WEIGHT_LANES(i) + BIAS_LANES(i));
       FOR_REST(i, span) Y_STORE(yc, i, (X_LOAD(xc, i) - mean) * rstd * WEIGHT_AT(i) + BIAS_AT(i));
     }
 #endif
   }
 }
 
-#define HOLD_BOTH (HELD > 0 && HELD <= 8)  // gradient and input: registers for twice a row
+#define HOLD_BOTH (HELD > 0 && HELD <= (SUMS ? 4 : 8))  // gradient and input, and their sums: registers for so many times a row
 
-// The gradient of the input: rstd (gw - mean(gw) - xh mean(gw xh)), gw the upstream gradient times the weight.
+#if SUMS
+#define SUM_AT(p, i, x) M_STORE(p, i, (row == first_row ? (real)0 : (real)M_LOAD(p, i)) + (x))
+#define SUM_LANES(p, i, x) M_VSTORE(p, i, (row == first_row ? (vec)(0) : M_VLOAD(p, i)) + (x))
+#else
+#define SUM_AT(p, i, x)
+#define SUM_LANES(p, i, x)
+#endif
+
+// The gradient of the input: rstd (gw - mean(gw) - xh mean(gw xh)), gw the upstream gradient times the weight. With SUMS, every work-group
+// leaves the sums of g and of g xh over its rows, which are the gradients of bias and weight, in a row of its own; its work-items keep to
+// their columns.
 SIZED __kernel void norm_grad_rows(__global const X_T* g, __global const Z_T* x, __global const W_T* weight, __global const M_T* means,
-                                   __global const M_T* rstds, __global Y_T* y, const int groups, const int channels, const int rows,
-                                   const int n, const int each) {
+                                   __global const M_T* rstds, __global Y_T* y, __global M_T* part_firsts, __global M_T* part_seconds,
+                                   const int groups, const int channels, const int rows, const int n, const int each) {
   SHARED
   const int span = n / channels;
+#if SUMS
+  part_firsts += (long)(get_global_id(0) / GROUP) * n;
+  part_seconds += (long)(get_global_id(0) / GROUP) * n;
+#if HOLD_BOTH
+  vec g_sums[HELD], gx_sums[HELD];
+  FOR_HELD(k, i, n) g_sums[k] = gx_sums[k] = 0;
+#endif
+#endif
   FOR_ROWS(row, rows, each) {
     const real mean = M_LOAD(means, row), rstd = M_LOAD(rstds, row);
-    real first = 0, second = 0;
-    vec firsts = 0, seconds = 0;
+    pair sums = 0;
 #if HOLD_BOTH
+    vec firsts = 0, seconds = 0;
     const real w = WEIGHT_OF(row % groups);
     vec gws[HELD], ds[HELD];
     FOR_HELD(k, i, n) {
-      gws[k] = X_VLOAD(g + (long)row * n, i) * WEIGHT_LANES(i);
+      const vec gi = X_VLOAD(g + (long)row * n, i);
+      gws[k] = gi * WEIGHT_LANES(i);
       ds[k] = Z_VLOAD(x + (long)row * n, i) - mean;
+#if SUMS
+      g_sums[k] += gi;
+      gx_sums[k] += gi * ds[k] * rstd;
+#endif
       firsts += gws[k];
       seconds += gws[k] * ds[k];
     }
+    sums += (pair)(lanes_sum(firsts), lanes_sum(seconds));
 #else
     for (int k = 0; k < channels; ++k) {
       const real w = WEIGHT_OF(row % groups * channels + k);
       __global const X_T* gc = g + (long)row * n + k * span;
       __global const Z_T* xc = x + (long)row * n + k * span;
-      FOR_VECTORS(i, span) {
+      vec firsts[CHAINS], seconds[CHAINS];
+      _Pragma("unroll") for (int c = 0; c < CHAINS; ++c) firsts[c] = seconds[c] = 0;
+      FOR_CHAINS(c, i, span) {
         const vec gw = X_VLOAD(gc, i) * WEIGHT_LANES(i);
-        firsts += gw;
-        seconds += gw * (Z_VLOAD(xc, i) - mean);
+        firsts[c] += gw;
+        seconds[c] += gw * (Z_VLOAD(xc, i) - mean);
       }
       FOR_REST(i, span) {
         const real gw = X_LOAD(gc, i) * WEIGHT_AT(i);
-        first += gw;
-        second += gw * (Z_LOAD(xc, i) - mean);
+        sums += (pair)(gw, gw * (Z_LOAD(xc, i) - mean));
       }
+      sums += (pair)(lanes_sum((firsts[0] + firsts[1]) + (firsts[2] + firsts[3])),
+                     lanes_sum((seconds[0] + seconds[1]) + (seconds[2] + seconds[3])));
     }
 #endif
-#if CENTERED
-    first = GROUP_SUM(first + lanes_sum(firsts)) / n;
-#else
-    first = 0;
-#endif
-    second = GROUP_SUM(second + lanes_sum(seconds)) * rstd * rstd / n;
+    sums = GROUP_SUMS(sums) / (real)n;
+    const real first = CENTERED ? sums.x : (real)0, second = sums.y * rstd * rstd;
 #if HOLD_BOTH
-    FOR_HELD(k, i, n) Y_VSTORE(y + (long)row * n, i, rstd * (gws[k] - first - ds[k] * second));
+    FOR_HELD(k, i, n) Y_VSTREAM(y + (long)row * n, i, rstd * (gws[k] - first - ds[k] * second));
 #else
     for (int k = 0; k < channels; ++k) {
       const real w = WEIGHT_OF(row % groups * channels + k);
       __global const X_T* gc = g + (long)row * n + k * span;
       __global const Z_T* xc = x + (long)row * n + k * span;
       __global Y_T* yc = y + (long)row * n + k * span;
-      FOR_VECTORS(i, span) Y_VSTORE(yc, i, rstd * (X_VLOAD(gc, i) * WEIGHT_LANES(i) - first - (Z_VLOAD(xc, i) - mean) * second));
-      FOR_REST(i, span) Y_STORE(yc, i, rstd * (X_LOAD(gc, i) * WEIGHT_AT(i) - first - (Z_LOAD(xc, i) - mean) * second));
+      FOR_VECTORS(i, span) {
+        const vec gi = X_VLOAD(gc, i), d = Z_VLOAD(xc, i) - mean;
+        SUM_LANES(part_firsts, i, gi);
+        SUM_LANES(part_seconds, i, gi * d * rstd);
+        Y_VSTREAM(yc, i, rstd * (gi * WEIGHT_LANES(i) - first - d * second));
+      }
+      FOR_REST(i, span) {
+        const real gi = X_LOAD(gc, i), d = Z_LOAD(xc, i) - mean;
+        SUM_AT(part_firsts, i, gi);
+        SUM_AT(part_seconds, i, gi * d * rstd);
+        Y_STORE(yc, i, rstd * (gi * WEIGHT_AT(i) - first - d * second));
+      }
     }
 #endif
   }
+#if SUMS && HOLD_BOTH
+  FOR_HELD(k, i, n) {
+    M_VSTORE(part_firsts, i, g_sums[k]);
+    M_VSTORE(part_seconds, i, gx_sums[k]);
+  }
+#endif
 }
-

@@ -1,5 +1,5 @@
-// The sums that are gradients of weight and bias, in parts. Macros of norm.cl and rows.cl: X_T Z_T M_T M_LOAD M_STORE VEC GROUP SIZED SHARED
-// SHARED_PASS LANE.
+// The sums that are gradients of weight and bias, in parts. Macros of norm.cl and rows.cl: X_T Z_T M_T M_LOAD M_STORE VEC LOCAL GROUP SIZED
+// SHARED SHARED_PASS LANE.
 
 #ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
 #define COLUMNS 0
@@ -58,16 +58,27 @@ SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __gl
 }
 #endif
 
-__kernel void join_sums(__global const M_T* part_firsts, __global const M_T* part_seconds, __global M_T* firsts, __global M_T* seconds,
-                        const int parts, const int channels) {
-  const int c = get_global_id(0);
-  if (c >= channels) return;
-  real first = 0, second = 0;
+#define TILE (LOCAL > 16 ? 16 : 1)  // vectors of neighbouring columns that a work-group joins
+
+// Joins parts: rows of (parts, channels), either of two such matrices by turns. The work-items above a column share its parts.
+SIZED __kernel void join_sums(__global const M_T* part_firsts, __global const M_T* part_seconds, __global M_T* firsts, __global M_T* seconds,
+                              const int parts, const int channels) {
+  const int item = get_local_id(0), second = get_group_id(0) % 2;
+  const int column = (get_group_id(0) / 2 * TILE + item % TILE) * VEC, left = channels - column;
+  __global const M_T* from = second ? part_seconds : part_firsts;
+  vec sum = 0;
+  if (left > 0) {
 #pragma unroll 8
-  for (int part = 0; part < parts; ++part) {
-    first += M_LOAD(part_firsts, part * channels + c);
-    second += M_LOAD(part_seconds, part * channels + c);
+    for (int part = item / TILE; part < parts; part += LOCAL / TILE) sum += M_lanes(from, (long)part * channels + column, left);
   }
-  M_STORE(firsts, c, first);
-  M_STORE(seconds, c, second);
+#if LOCAL > TILE
+  __local vec sums[LOCAL];
+  sums[item] = sum;
+  for (int step = LOCAL / 2; step >= TILE; step /= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (item < step) sums[item] += sums[item + step];
+  }
+  sum = sums[item];
+#endif
+  if (item < TILE && left > 0) M_store_lanes(second ? seconds : firsts, column, left, sum);
 }

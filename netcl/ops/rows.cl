@@ -28,6 +28,8 @@
 #define LOWEST ((real)(-INFINITY))
 
 typedef REAL real;
+typedef JOIN(REAL, 2) pair;
+typedef JOIN(REAL, 4) quad;
 #if VEC == 1
 typedef real vec;
 #define VEC_READ(p) (*(p))
@@ -138,25 +140,42 @@ static inline SHORTS to_half(FLOATS x) {  // to nearest even
 
 #if GROUP > 1
 #define LANE ((int)get_local_id(0))
-#define SHARED __local real shared[GROUP];
-#define FOLD_GROUP(NAME, OP)                                                                  \
-  static inline real NAME(real x, __local real* shared) {                                     \
-    const int lane = LANE;                                                                    \
-    shared[lane] = x;                                                                         \
+// Every work-item folds what all have written: a tree would wait at a barrier for each of its levels. Large groups do it in two steps.
+#define SECTIONS 16
+#if GROUP > 64
+#define LAST_FROM GROUP
+#define LAST_COUNT SECTIONS
+#define FOLD_SECTIONS(OP)                                                                     \
+  if (LANE < SECTIONS) {                                                                      \
+    for (int k = LANE + SECTIONS; k < GROUP; k += SECTIONS) x = OP(x, places[k]);             \
+    places[GROUP + LANE] = x;                                                                 \
+  }                                                                                           \
+  barrier(CLK_LOCAL_MEM_FENCE);
+#else
+#define LAST_FROM 0
+#define LAST_COUNT GROUP
+#define FOLD_SECTIONS(OP)
+#endif
+#define SHARED __local quad shared[(GROUP + SECTIONS) / 2];
+// Of numbers of type T, PER of which make a quad; JOINED folds those of a quad.
+#define FOLD_GROUP(NAME, T, PER, OP, JOINED)                                                  \
+  static inline T NAME(T x, __local quad* shared) {                                           \
+    __local T* places = (__local T*)shared;                                                   \
+    places[LANE] = x;                                                                         \
     barrier(CLK_LOCAL_MEM_FENCE);                                                             \
-    for (int step = GROUP / 2; step > 0; step /= 2) {                                         \
-      if (lane < step) shared[lane] = OP(shared[lane], shared[lane + step]);                  \
-      barrier(CLK_LOCAL_MEM_FENCE);                                                           \
-    }                                                                                         \
-    const real all = shared[0];                                                               \
+    FOLD_SECTIONS(OP)                                                                         \
+    quad all = shared[LAST_FROM / PER];                                                       \
+    _Pragma("unroll") for (int k = 1; k < LAST_COUNT / PER; ++k) all = OP(all, shared[LAST_FROM / PER + k]); \
     barrier(CLK_LOCAL_MEM_FENCE); /* the next fold writes here */                             \
-    return all;                                                                               \
+    return JOINED;                                                                            \
   }
-FOLD_GROUP(fold_sum, PLUS)
-FOLD_GROUP(fold_max, fmax)
-#define SHARED_ARG , __local real* shared
+FOLD_GROUP(fold_sum, real, 4, PLUS, (all.x + all.y) + (all.z + all.w))
+FOLD_GROUP(fold_sums, pair, 2, PLUS, all.lo + all.hi)
+FOLD_GROUP(fold_max, real, 4, fmax, fmax(fmax(all.x, all.y), fmax(all.z, all.w)))
+#define SHARED_ARG , __local quad* shared
 #define SHARED_PASS , shared
 #define GROUP_SUM(x) fold_sum(x, shared)
+#define GROUP_SUMS(x) fold_sums(x, shared)
 #define GROUP_MAX(x) fold_max(x, shared)
 #else
 #define LANE 0
@@ -164,6 +183,7 @@ FOLD_GROUP(fold_max, fmax)
 #define SHARED_ARG
 #define SHARED_PASS
 #define GROUP_SUM(x) (x)
+#define GROUP_SUMS(x) (x)
 #define GROUP_MAX(x) (x)
 #endif
 
@@ -186,6 +206,11 @@ FOLD_GROUP(fold_max, fmax)
     for (; at + VEC <= (n); at += step) part0 += E(at);                         \
     total = (part0 + part1) + (part2 + part3);                                  \
   }
+// The same vectors in CHAINS chains, number c each.
+#define CHAINS 4
+#define FOR_CHAINS(c, i, n)                                                     \
+  for (int at = LANE * VEC; at + VEC <= (n); at += CHAINS * GROUP * VEC)        \
+    _Pragma("unroll") for (int c = 0, i = at; c < CHAINS; ++c, i += GROUP * VEC) if (i + VEC <= (n))
 // The vectors of a row that are held in registers; n is a multiple of VEC.
 #define FOR_HELD(k, i, n) _Pragma("unroll") for (int k = 0, i = LANE * VEC; k < HELD; ++k, i += GROUP * VEC) if (i < (n))
 // The rows that this work-item (or its group) takes: `each` neighbours.

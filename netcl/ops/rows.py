@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
-from netcl.ops import launch
+from netcl.ops import codegen, launch
 
 Sizes = tuple[int, int, int]
 HALVES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
@@ -23,6 +23,7 @@ QUAD_ROW = 128  # elements; a GPU's row from here on is read four at a time
 MOST_HELD = 64  # 32-bit registers of a work-item for the row it keeps
 ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
 MOST_WORK = 16384  # and this many at the most, where there are rows enough for every core
+PART_ITEMS = 512  # work-items of a compute unit where every work-group leaves a part
 COLUMN_LOCAL = 64  # work-items of a group in column kernels on a GPU
 
 
@@ -34,6 +35,7 @@ class Spread(NamedTuple):
     vec: int
     each: int
     held: int = 0  # vectors of a row that a work-item keeps in registers; 0: it reads the row again
+    streams: bool = False  # results go past a CPU's caches
 
 
 @lru_cache(maxsize=1024)
@@ -49,7 +51,7 @@ def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) ->
     if quads and n % 4 == 0 and n >= QUAD_ROW:
         vectors = n // 4
         group = min(max(32, _power_of_two(-(-vectors // 4))), 512, 1 << (most.bit_length() - 1))
-        held = _power_of_two(-(-vectors // group))
+        held = -(-vectors // group)
         return Spread(group, group, 4, 1, held if held * (8 if wide else 4) <= MOST_HELD else 0)
     group = min(64 if n <= MEDIUM_ROW else 256, most)
     group = 1 << (group.bit_length() - 1)
@@ -59,6 +61,21 @@ def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) ->
 def _power_of_two(n: int) -> int:
     """The least power of two that is not below n, and not below 1."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def part_spread(queue: Any, rows: int, n: int, operands: Mapping[str, str], args: Sequence[Any]) -> Spread:
+    """Rows for groups that each leave a part of something: few groups, each with a long run of rows."""
+    cpu, most, units = device_of(queue)
+    spread = row_spread(cpu, most, n, "float64" in operands.values(), n % 4 == 0 and aligned(args))
+    if spread.group == 1 and not cpu:  # a wave shares even a short row: a part per work-item would be too many
+        spread = Spread(min(32, most), min(32, most), 1, 1)
+    groups = 4 * units if cpu else units * max(1, PART_ITEMS // spread.group)
+    return spread._replace(each=-(-rows // groups), streams=streams(cpu, rows * n, operands))
+
+
+def streams(cpu: bool, n: int, operands: Mapping[str, str]) -> bool:
+    """Whether ``n`` elements of the result, operand ``Y``, are more than a CPU's caches should be filled with."""
+    return cpu and "Y" in operands and n * dtypes.DTYPES[operands["Y"]].itemsize >= codegen.STREAM_BYTES
 
 
 def device_of(queue: Any) -> tuple[bool, int, int]:
@@ -87,13 +104,18 @@ def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Sprea
 
 
 @lru_cache(maxsize=4096)
-def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int) -> Mapping[str, str]:
-    """``X_VLOAD(p, i)`` and ``X_VSTORE(p, i, v)`` of each operand, for vectors of ``vec`` elements of type ``real``."""
+def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int, streams: bool = False) -> Mapping[str, str]:
+    """``X_VLOAD(p, i)``, ``X_VSTORE(p, i, v)`` and ``X_VSTREAM(p, i, v)`` of each operand: vectors of ``vec`` elements, type ``real``.
+
+    What is streamed goes past the caches if it ``streams``; who reads it again soon stores it.
+    """
     macros = {}
     for name, dtype in operands:
         row = dtypes.DTYPES[dtype]
         macros[f"{name}_VLOAD(p, i)"] = _vector_load(row, real, vec, name)
-        macros[f"{name}_VSTORE(p, i, v)"] = _vector_store(row, real, vec, name)
+        macros[f"{name}_VSTORE(p, i, v)"] = plain = _vector_store(row, real, vec, name)
+        lines = streams and row.c_storage == real and row.itemsize * vec == 64
+        macros[f"{name}_VSTREAM(p, i, v)"] = f"{codegen.streamed('(__global vec*)((p) + (i))', 'v')} {plain}" if lines else plain
     return macros
 
 
@@ -128,7 +150,7 @@ def row_kernel(
     found = state.get(key)
     if found is None:
         real = "double" if "float64" in operands.values() else "float"
-        macros = vector_macros(tuple(operands.items()), real, spread.vec)
+        macros = vector_macros(tuple(operands.items()), real, spread.vec, spread.streams)
         base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held}
         found = launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
         state[key] = found
@@ -149,7 +171,8 @@ def run_rows(
     quads = (run or n) % 4 == 0 and aligned(args)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)
     if cpu:  # fewer and larger pieces, as long as every core has several
-        spread = spread._replace(each=max(1, min(MOST_WORK // max(n, 1), -(-rows // (8 * units)))))
+        each = max(1, min(MOST_WORK // max(n, 1), -(-rows // (8 * units))))
+        spread = spread._replace(each=each, streams=streams(cpu, rows * n, operands))
     if run not in (0, n):
         spread = spread._replace(held=0)
     kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)

@@ -139,10 +139,11 @@ def test_backward_keeps_the_statistics_and_not_the_result():
     assert [None if kept is None else kept.shape for kept in node.saved[3]] == [None, (4,), (4,)]
 
 
-@pytest.mark.parametrize("n", [768, 1000, 130])
+@pytest.mark.parametrize("n", [768, 1000, 130, 17])
 def test_rows_as_a_gpu_spreads_them(n, cl_device, monkeypatch, rng):
     """Four elements at a time, kept in registers, by a work-group: on whatever device there is."""
     monkeypatch.setattr(rows, "device_of", lambda queue: (False, 256, 2))
+    monkeypatch.setattr(rows, "PART_ITEMS", 1)  # two groups for three rows: sums over several rows, then over parts
     spread = rows.row_spread(False, 256, n, False, n % 4 == 0)
     assert (spread.vec, spread.held > 0) == ((4, True) if n % 4 == 0 else (1, False))
     x, g, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((3, n), (3, n), (n,), (n,)))
@@ -150,8 +151,10 @@ def test_rows_as_a_gpu_spreads_them(n, cl_device, monkeypatch, rng):
     y, mean, rstd = ops.row_norm(tx, tw, tb, axes=1)
     want, wanted_mean, wanted_rstd = REGISTRY["row_norm"].ref(*(a.astype(np.float64) for a in (x, w, b)), axes=1)
     np.testing.assert_allclose(y.to_host(), want, rtol=1e-5, atol=1e-5)
-    back = REGISTRY["row_norm_grad"].ref(*(a.astype(np.float64) for a in (g, x, w)), wanted_mean, wanted_rstd, axes=1)
-    np.testing.assert_allclose(ops.row_norm_grad(tg, tx, tw, mean, rstd, axes=1).to_host(), back, rtol=1e-4, atol=1e-5)
+    back = REGISTRY["row_norm_grads"].ref(*(a.astype(np.float64) for a in (g, x, w)), wanted_mean, wanted_rstd, axes=1)
+    for found, wanted in zip(ops.row_norm_grads(tg, tx, tw, mean, rstd, axes=1), back, strict=True):
+        np.testing.assert_allclose(found.to_host(), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ops.row_norm_grad(tg, tx, tw, mean, rstd, axes=1).to_host(), back[0], rtol=1e-4, atol=1e-5)
     e = np.exp(x.astype(np.float64))
     np.testing.assert_allclose(ops.softmax(tx).to_host(), e / e.sum(1, keepdims=True), rtol=1e-5, atol=1e-8)
     np.testing.assert_allclose(ops.log_softmax(tx).to_host(), x - np.log(e.sum(1, keepdims=True)), rtol=1e-5, atol=1e-5)
