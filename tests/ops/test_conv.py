@@ -31,6 +31,8 @@ KERNELS = {
     "cpu-taps": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "rows", "VW": 8, "NV": 2, "KB": 32}),
     "cpu-filters": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "filters"}),
     "cpu-filters-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "filters", "VW": 8}),
+    "cpu-pixels": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "pixels"}),
+    "cpu-pixels-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "pixels", "VW": 8}),
     "cpu-rows": KernelConfig(V.CONV2D_NAIVE, extra={"tier": "cpu"}),
     "simt-gemm": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_k=16, extra={"tier": "simt"}),
     "simt-gemm-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_m=64, tile_n=64, tile_k=8, work_per_thread=8, extra={"tier": "simt"}),
@@ -80,7 +82,7 @@ def test_every_kernel_meets_the_samples(cl_device, name, kernel, in_turn):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("kernel", ["cpu-panel", "cpu-filters", "simt-gemm", "simt-im2col", "simt-winograd"])
+@pytest.mark.parametrize("kernel", ["cpu-panel", "cpu-filters", "cpu-pixels", "simt-gemm", "simt-im2col", "simt-winograd"])
 def test_kernels_take_every_dtype(cl_queue, kernel, dtype, tol):
     if dtype == "float64" and not handle_of(cl_queue).profile.has_fp64:
         pytest.skip("the device has no float64")

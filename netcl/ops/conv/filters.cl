@@ -31,19 +31,6 @@
 #define ROOM 8192  // elements of the rows a work-group copies
 #endif
 
-// Lines of one plane with zeros to the left and right, from column low on.
-static inline void copy_lines(__local REAL* to, __global const REAL* from, int lines, int W, int low, int wide) {
-  const int lo = least(wide, most(0, -low)), hi = most(lo, least(wide, W - low));
-  for (int line = 0; line < lines; ++line, to += wide, from += W) {
-    int i = 0;
-    for (; i < lo; ++i) to[i] = 0;
-    for (; i + VW <= hi; i += VW) VECTOR(__local, to + i) = VECTOR(__global const, from + low + i);
-    for (; i + 4 <= hi; i += 4) QUAD(__local, to + i) = QUAD(__global const, from + low + i);
-    for (; i < hi; ++i) to[i] = from[low + i];
-    for (; i < wide; ++i) to[i] = 0;
-  }
-}
-
 // Sums of several pixels (or weights), filters side by side, to where they belong: every filter has a plane of its own.
 static inline void put(__global REAL* y, const REAL* sums, int plane, int filters, int pixels) {
   int f = 0;
@@ -242,13 +229,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void filter_gradients(
   for (int at = begin; at < end; ++at) {
     const int image = at / pieces, first = (at - image * pieces) * lines, count = least(lines, OH - first);
     const int high = (count - 1) * stride_h + (KH - 1) * dilation_h + 1, low = first * stride_h - pad_h;
-    const int from = least(high, most(0, -low)), to = most(from, least(high, H - low));
-    for (int c = 0; c < C; ++c) {
-      __local REAL* lines_of = seen + c * high * wide;
-      for (int i = 0; i < from * wide; ++i) lines_of[i] = 0;
-      copy_lines(lines_of + from * wide, x + ((((size_t)image * groups + group) * C + c) * H + low + from) * W, to - from, W, -pad_w, wide);
-      for (int i = to * wide; i < high * wide; ++i) lines_of[i] = 0;
-    }
+    for (int c = 0; c < C; ++c)
+      copy_window(seen + c * high * wide, x + (((size_t)image * groups + group) * C + c) * H * W, H, W, low, high, -pad_w, wide);
     turn_lines(turned, dy + (((size_t)image * groups + group) * M + f) * plane + (size_t)first * OW, plane, filters, count * OW);
     for (int c = 0; c < C; ++c)
       add_lines(parts + (size_t)c * KH * ACROSS * NR, seen + c * high * wide, turned, at == begin, KH, stride_h * wide,

@@ -32,7 +32,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv import ending, winograd, winograd_cpu
+from netcl.ops.conv import ending, few, winograd, winograd_cpu
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
@@ -54,26 +54,10 @@ WIDE = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
 FETCHING = ("pocl", "intel")  # brands of drivers whose compiler is known to take __builtin_prefetch
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
-PACKING = 96  # filters that a panel is multiplied with in the time it takes to pack it
-LATENCY = 8  # multiplications under way at once that keep a core's two units busy
-FILTERS_LOCAL = 64 * 1024  # most bytes of rows that a work-group of filters.cl copies, and of gradients it turns
-COLLECTED = 16  # weights that a work-item of it collects
-FILTERS_WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
-TILE_PIXELS = {
-    28: (8, 14, 16),
-    13: (8, 10, 13),
-    6: (4, 5, 6),
-    12: (8, 10, 12),
-    5: (3, 4, 5),
-}  # widths of its tiles, by what registers allow
-FEW_FILTERS = 32  # filters of a group up to which unfolding costs as much as the product
-FEW_CHANNELS = 16  # channels of a group up to which the same holds for the weight gradient
-FILLED = 0.75  # lanes of vectors that must hold filters
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
 _BEFORE = {
     "cpu.cl": "axes.cl lanes.cl",
     "weights.cl": "lanes.cl",
-    "filters.cl": "axes.cl lanes.cl",
     "simt.cl": "axes.cl ends.cl",
     "taps.cl": "axes.cl ends.cl",
 }  # what a file builds on
@@ -126,7 +110,7 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
             return winograd.plan(job, queue)
         _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
-        make = _cpu_rows if variant is V.CONV2D_NAIVE else _cpu_gemm
+        make = _cpu_rows if config.variant is V.CONV2D_NAIVE else _cpu_gemm
         return _widened(job, make(_wide(job), config, queue))
     return _SIMT.get(variant, _simt_gemm)(job, config, queue)
 
@@ -189,17 +173,9 @@ def _direct(kernel: program.Kernel, size: Any, local: Any, *numbers: int) -> Lau
 # ---- CPU devices
 
 
-def _vectors(job: Job, queue: Any) -> tuple[int, int, int]:
-    """Bytes of an element, lanes of a vector and number of vector registers."""
-    size = 8 if job.compute == "double" else 4
-    lanes = min(16, max(4, handle_of(queue).profile.vector_width)) * 4 // size
-    # Vectors of 32 bytes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
-    return size, lanes, 16 if lanes * size == 32 else 32
-
-
 def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     """Macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
-    profile, (size, lanes, registers) = handle_of(queue).profile, _vectors(job, queue)
+    profile, (size, lanes, registers) = handle_of(queue).profile, few.vectors(job, queue)
     vectors = registers // 8
     columns = {"rows": _span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
     while vectors > 1 and vectors // 2 * lanes >= columns:
@@ -246,6 +222,10 @@ def _form(job: Job, config: KernelConfig, width: int) -> str:
     return config.extra.get("form") or ("rows" if width >= WIDE and 2 * 4 * _span(job.g)[1] >= width else "panel")
 
 
+def _cpu_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    return few.plan(job, config, queue) or (_cpu_rows if job.filters <= THIN else _cpu_panel)(job, config, queue)
+
+
 def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles = cpu_tiles(job, config, queue)
     if job.kind == WEIGHT_GRAD:
@@ -257,16 +237,11 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
-    rows = _panel_rows(job.filters, tiles["MR"], strips * third, bound, handle_of(queue).profile.max_compute_units)
+    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_wanted(queue) // max(1, strips * third))))
+    rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(handle_of(queue).profile.brand in FETCHING)
     size = (strips, -(-job.filters // rows), third)
     return _ending(queue, job, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
-
-
-def _panel_rows(filters: int, step: int, strips: int, least: int, units: int) -> int:
-    """Filters of a work-group: every group packs its strip anew, so as few groups share one as keep all cores busy."""
-    choices = {_ceil_to(-(-filters // blocks), step) for blocks in range(least, max(least, -(-filters // step)) + 1)}
-    return min(sorted(choices, reverse=True), key=lambda rows: -(-strips * -(-filters // rows) // units) * (PACKING + rows))
 
 
 def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
@@ -316,93 +291,6 @@ def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
     if job.kind == WEIGHT_GRAD:
         return _direct(_kernel(queue, job, "cpu.cl", "conv_direct_weights", tiles), size, None, *job.sizes, rows, 1)
     return _ending(queue, job, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
-
-
-def _filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
-    """Of ``filters.cl``: how many vectors of filters times how many pixels of a row (or rows of the kernel), and out of which numbers.
-
-    Vectors do not depend on the width of the images: another one is no reason to compile.
-    """
-    weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
-    most = {vectors: ((registers - 3) // vectors - 1) // unit for vectors in (1, 2, 4)}
-    numbers = {v: tuple(range(1, min(job.g.kh, n) + 1)) if weights else TILE_PIXELS.get(n, ()) for v, n in most.items()}
-
-    def cost(vectors: int, n: int) -> float:
-        return max(vectors * n * unit, LATENCY) / 2 + (vectors + n * unit) / 4  # two products at a time, loads half hidden behind them
-
-    def per_item(vectors: int) -> float:
-        return -(-job.filters // (vectors * lanes)) * min(cost(vectors, n) / n for n in numbers[vectors])
-
-    total = job.g.kh if weights else job.class_size[1]
-    vectors = min((v for v in numbers if numbers[v]), key=per_item, default=0)
-    if not vectors:
-        return 1, 1, ()
-    return vectors, min(numbers[vectors], key=lambda n: (-(-total // n) * cost(vectors, n), n)), numbers[vectors]
-
-
-def filter_tiles(job: Job, config: KernelConfig, queue: Any) -> tuple[dict[str, Any], int, int]:
-    """Macros of ``filters.cl``, the lines of results of a work-group (0 where the rows under one do not fit), the pixels of a tile."""
-    g, (size, lanes, registers), (tall, wide), weights = job.g, _vectors(job, queue), job.class_size, job.kind == WEIGHT_GRAD
-    lanes = config.extra.get("VW", lanes)
-    vectors, pixels, widths = _filter_tile(job, lanes, registers)
-    across, down = (1, 1) if job.kind == INPUT_GRAD else g.stride[::-1]
-    room = min(FILTERS_LOCAL, handle_of(queue).profile.local_mem_size // 2 - 512) // size
-    tiles: dict[str, Any] = {"VW": lanes, "NV": vectors, "ROOM": room}
-    if weights:
-        tiles |= {"TALL": pixels, "ACROSS": g.kw, "TAP_STEP": g.dilation[1], "TURNED": room, "COLLECTED": COLLECTED}
-    else:
-        tiles |= {"IN_STEP": across} | {f"PX{i}": n for i, n in enumerate(widths)}
-    long = (max(wide, 0 if weights else pixels) - 1) * across + (g.kw - 1) * g.dilation[1] + 1
-    most = max(1, tall // -(-_wanted(queue) // (g.n * g.groups)))
-    turned = lanes * vectors * wide if weights else 0
-    fitting = (
-        n for n in range(most, 0, -1) if job.sizes[1] * ((n - 1) * down + (g.kh - 1) * g.dilation[0] + 1) * long <= room >= n * turned
-    )
-    return tiles, next(fitting, 0), pixels
-
-
-def _suits_filters(job: Job, config: KernelConfig, width: int) -> bool:
-    """Whether filters fill the vectors of ``filters.cl`` and what is few there is few."""
-    g, form, c = job.g, config.extra.get("form"), job.sizes[1]
-    if job.classes > 1 or form in ("panel", "rows"):
-        return False
-    few = c <= FEW_CHANNELS if job.kind == WEIGHT_GRAD else job.filters <= FEW_FILTERS and c * g.taps * width <= FILTERS_WEIGHTS
-    return form == "filters" or (few and g.taps > 1 and FILLED * _ceil_to(job.filters, width) <= job.filters)
-
-
-def _cpu_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    tiles, lines, pixels = filter_tiles(job, config, queue)
-    if not lines or not _suits_filters(job, config, tiles["VW"] * tiles["NV"]):
-        return _cpu_panel(job, config, queue)
-    if job.kind == WEIGHT_GRAD:
-        return _cpu_filter_gradients(job, tiles, queue, lines)
-    return _cpu_filters(job, tiles, queue, lines, pixels)
-
-
-def _cpu_filters(job: Job, tiles: dict[str, Any], queue: Any, lines: int, pixels: int) -> Launch:
-    g, m, c, width = job.g, job.filters, job.sizes[1], tiles["VW"] * tiles["NV"]
-    blocks, size = -(-m // width), (g.n * -(-job.class_size[0] // lines), g.groups)
-    pack, multiply = (_kernel(queue, job, "filters.cl", name, tiles) for name in ("pack_filters", "conv_filters"))
-
-    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
-        packed = Tensor.empty((g.groups * blocks * c * g.taps * width,), job.accumulator, queue=queue)
-        pack(queue, (g.groups * blocks * c,), None, weight, packed, c, m, g.taps, blocks, g.groups * blocks * c)
-        multiply(queue, size, None, source, packed, bias, result, *job.sizes, lines, pixels)
-
-    return go
-
-
-def _cpu_filter_gradients(job: Job, tiles: dict[str, Any], queue: Any, lines: int) -> Launch:
-    g, m, weights, width = job.g, job.filters, job.sizes[1] * job.g.taps, tiles["VW"] * tiles["NV"]
-    blocks, splits = -(-m // width), min(g.n * -(-g.oh // lines), 2 * _wanted(queue))
-    multiply, collect = (_kernel(queue, job, "filters.cl", name, tiles) for name in ("filter_gradients", "collect_filters"))
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        parts = Tensor.empty((splits * g.groups * blocks * weights * width,), job.accumulator, queue=queue)
-        multiply(queue, (splits, blocks, g.groups), None, x, dy, parts, *job.sizes, lines)
-        collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, dw, m, blocks, weights, splits, g.groups * blocks)
-
-    return go
 
 
 # ---- other devices

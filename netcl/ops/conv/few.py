@@ -1,0 +1,174 @@
+"""The plans of ``filters.cl`` and ``pixels.cl``: convolutions on CPUs with so few filters or channels that unfolding would cost as much
+as the product. Which of the two, with which tiles, and how many lines of results are a work-group's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from netcl.core.device import handle_of
+from netcl.core.kernel_selector import KernelConfig
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+
+FEW_FILTERS = 32  # filters of a group up to which unfolding costs as much as the product
+FEW_CHANNELS = 16  # channels of a group up to which the same holds for the weight gradient
+FILLED = 0.75  # lanes of vectors that must hold filters, else pixels do
+LONG = 0.5  # lanes of a vector that a line of pixels must fill
+LATENCY = 8  # multiplications under way at once that keep a core's two units busy
+GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
+ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
+WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
+COLLECTED = 16  # weights that a work-item collects
+# Pixels of a tile, by how many the registers allow: three widths are compiled, so that a new image size is no reason to compile.
+WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
+
+
+class Share(NamedTuple):
+    """Macros, lines of results of a work-group (0: not even one fits) and the pixels of a tile."""
+
+    tiles: dict[str, Any]
+    lines: int
+    pixels: int = 0
+
+    @property
+    def width(self) -> int:
+        """Filters of a block, or pixels of a vector times vectors."""
+        return self.tiles["VW"] * self.tiles["NV"]
+
+
+def vectors(job: Job, queue: Any) -> tuple[int, int, int]:
+    """Bytes of an element, lanes of a vector and number of vector registers."""
+    size = 8 if job.compute == "double" else 4
+    lanes = min(16, max(4, handle_of(queue).profile.vector_width)) * 4 // size
+    # Vectors of 32 bytes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
+    return size, lanes, 16 if lanes * size == 32 else 32
+
+
+def plan(job: Job, config: KernelConfig, queue: Any) -> Launch | None:
+    """The launch of a convolution that suits one of the two, or was told to; None for others."""
+    form, weights, lanes = config.extra.get("form"), job.kind == WEIGHT_GRAD, config.extra.get("VW") or vectors(job, queue)[1]
+    if job.classes > 1 or form not in (None, "filters", "pixels") or (form is None and job.g.taps == 1):
+        return None
+    if form == "pixels" or (form is None and job.filters < FILLED * lanes and not weights):
+        share = pixel_share(job, lanes, queue) if not weights and job.g.stride == (1, 1) else None
+        suits = share and share.lines and (form or job.class_size[1] >= LONG * lanes)
+        return _pixels(job, share, queue) if share and suits else None
+    share = filter_share(job, lanes, queue)
+    c, blocks = job.sizes[1], -(-job.filters // share.width)
+    few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS and c * job.g.taps * share.width <= WEIGHTS
+    if not share.lines or not (form or (few and FILLED * blocks * share.width <= job.filters)):
+        return None
+    return (_gradients if weights else _filters)(job, share, blocks, queue)
+
+
+def _fitting(job: Job, queue: Any, room: int, held: Callable[[int], int]) -> int:
+    """Most lines of results for which what is ``held`` has room and all cores have work."""
+    wanted = GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units
+    most = max(1, job.class_size[0] // -(-wanted // (job.g.n * job.g.groups)))
+    return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
+
+
+def _room(job: Job, queue: Any) -> int:
+    return min(ROOM, handle_of(queue).profile.local_mem_size // 2 - 512) // vectors(job, queue)[0]
+
+
+def _kernel(queue: Any, job: Job, file: str, name: str, tiles: dict[str, Any]) -> program.Kernel:
+    fixed = {"REAL": job.compute, "PART": 2 if job.kind == WEIGHT_GRAD else 1}
+    if job.kind != WEIGHT_GRAD:
+        fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
+    return launch.kernel(queue, __file__, f"axes.cl lanes.cl lines.cl {file}", name, {}, {**fixed, **tiles})
+
+
+# ---- pixels in the lanes
+
+
+def pixel_share(job: Job, lanes: int, queue: Any) -> Share:
+    """As many filters as there are, up to 8, times the vectors that registers leave."""
+    g, wide, registers, room = job.g, job.class_size[1], vectors(job, queue)[2], _room(job, queue)
+    few = -(-job.filters // -(-job.filters // 8))
+    across = max(wide, lanes) + (g.kw - 1) * g.dilation[1]
+    lines = _fitting(job, queue, room, lambda n: job.sizes[1] * (n + (g.kh - 1) * g.dilation[0]) * across)
+    return Share({"VW": lanes, "NV": max(1, min(8, (registers - 3) // (few + 1))), "FEW": few, "ROOM": room}, lines)
+
+
+def _pixels(job: Job, share: Share, queue: Any) -> Launch:
+    kernel = _kernel(queue, job, "pixels.cl", "conv_pixels", share.tiles)
+    size = (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups)
+
+    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
+        kernel(queue, size, None, source, weight, bias, result, *job.sizes, share.lines)
+
+    return go
+
+
+# ---- filters in the lanes
+
+
+def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
+    """How many vectors of filters times how many pixels of a row (or rows of the kernel), and out of which numbers.
+
+    Vectors do not depend on the width of the images: another one is no reason to compile.
+    """
+    weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
+    most = {v: ((registers - 3) // v - 1) // unit for v in (1, 2, 4)}
+    numbers = {v: tuple(range(1, min(job.g.kh, n) + 1)) if weights else WIDTHS.get(n, ()) for v, n in most.items()}
+
+    def cost(v: int, n: int) -> float:
+        return max(v * n * unit, LATENCY) / 2 + (v + n * unit) / 4  # two products at a time, loads half hidden behind them
+
+    def per_item(v: int) -> float:
+        return -(-job.filters // (v * lanes)) * min(cost(v, n) / n for n in numbers[v])
+
+    v = min((v for v in numbers if numbers[v]), key=per_item, default=0)
+    if not v:
+        return 1, 1, ()
+    total = job.g.kh if weights else job.class_size[1]
+    return v, min(numbers[v], key=lambda n: (-(-total // n) * cost(v, n), n)), numbers[v]
+
+
+def filter_share(job: Job, lanes: int, queue: Any) -> Share:
+    """Vectors of filters times pixels of a row, or times rows of the kernel for a weight gradient."""
+    g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _room(job, queue)
+    v, n, widths = filter_tile(job, lanes, vectors(job, queue)[2])
+    down, across = (1, 1) if job.kind == INPUT_GRAD else g.stride
+    tiles: dict[str, Any] = {"VW": lanes, "NV": v, "ROOM": room}
+    if weights:
+        tiles |= {"TALL": n, "ACROSS": g.kw, "TAP_STEP": g.dilation[1], "TURNED": room, "COLLECTED": COLLECTED}
+    else:
+        tiles |= {"IN_STEP": across, **{f"PX{i}": width for i, width in enumerate(widths)}}
+    long = (wide if weights else max(wide, n)) * across + (g.kw - 1) * g.dilation[1]
+
+    def held(lines: int) -> int:
+        seen = job.sizes[1] * ((lines - 1) * down + (g.kh - 1) * g.dilation[0] + 1) * long
+        return max(seen, lines * wide * v * lanes) if weights else seen
+
+    return Share(tiles, _fitting(job, queue, room, held), n)
+
+
+def _filters(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
+    g, c, m = job.g, job.sizes[1], job.filters
+    n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
+    pack, multiply = (_kernel(queue, job, "filters.cl", name, share.tiles) for name in ("pack_filters", "conv_filters"))
+
+    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
+        packed = Tensor.empty((n * g.taps * share.width,), job.accumulator, queue=queue)
+        pack(queue, (n,), None, weight, packed, c, m, g.taps, blocks, n)
+        multiply(queue, size, None, source, packed, bias, result, *job.sizes, share.lines, share.pixels)
+
+    return go
+
+
+def _gradients(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
+    g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
+    splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units)
+    multiply, collect = (_kernel(queue, job, "filters.cl", name, share.tiles) for name in ("filter_gradients", "collect_filters"))
+
+    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
+        parts = Tensor.empty((splits * g.groups * blocks * weights * share.width,), job.accumulator, queue=queue)
+        multiply(queue, (splits, blocks, g.groups), None, x, dy, parts, *job.sizes, share.lines)
+        collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, dw, m, blocks, weights, splits, g.groups * blocks)
+
+    return go
