@@ -9,7 +9,7 @@ from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import active, autocast, cast_arguments
-from netcl.autograd.tape import Like, Node, modes, recording
+from netcl.autograd.tape import Node, like, modes, recording
 from netcl.core import dispatch
 from netcl.core.tensor import Tensor
 from netcl.ops import elementwise, registry
@@ -82,7 +82,7 @@ def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        if not recording(args) and not (kwargs and recording(list(kwargs.values()))):
+        if not recording(args) and not (kwargs and recording(kwargs.values())):
             return out
         given = dict(zip(names, args, strict=False)) | kwargs
         chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
@@ -92,7 +92,7 @@ def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable
                 values = elementwise.operands(row.name, values)
                 break
         keeps, keeps_out = _kept_inputs(chosen)
-        inputs = [x if kept or not isinstance(x, Tensor) else Like(x.shape, x.dtype) for kept, x in zip(keeps, values, strict=True)]
+        inputs = [x if kept or not isinstance(x, Tensor) else like(x) for kept, x in zip(keeps, values, strict=True)]
         saved = (chosen, inputs, params, out.detach() if keeps_out else None)
         Node(row.name, _pointwise_rule, values, saved).attach((out,))
         return out
@@ -137,7 +137,7 @@ def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        if not modes.enabled:
+        if not recording(args) and not _recording_inside(args, kwargs):
             return out
         inputs, keywords = binder(*args, **kwargs)
         flat = _flatten(inputs)
@@ -151,6 +151,13 @@ def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..
         return out
 
     return call
+
+
+def _recording_inside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is to be recorded because of a tensor that is named, or in a list."""
+    if kwargs and recording(kwargs.values()):
+        return True
+    return any(recording(x) for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple)))
 
 
 def _kept_outputs(outputs: Sequence[Tensor], kept: frozenset[str]) -> list[Tensor | None]:
@@ -189,7 +196,7 @@ def _flatten(inputs: Sequence[Any]) -> list[Any]:
 
 def _keep(x: Any, kept: bool, out: Tensor) -> Any:
     if isinstance(x, Tensor):
-        return x if kept else Like(x.shape, x.dtype)
+        return x if kept else like(x)
     if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
         return [_keep(part, kept, out) for part in x]
     return x if x is None or not kept else Tensor.from_host(out.queue, x)

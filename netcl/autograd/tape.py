@@ -12,14 +12,16 @@ import itertools
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl import ops
 from netcl.core import recording as recorded
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor, memory_of
 from netcl.ops import fusion
@@ -53,6 +55,15 @@ class Like(NamedTuple):
     dtype: str
 
 
+_make_like = partial(tuple.__new__, Like)  # half the time of calling the class
+_FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
+
+
+def like(x: Any) -> Like:
+    """What is known of a tensor without keeping it."""
+    return _make_like((x.shape, x.dtype))
+
+
 class Node:
     """One recorded op: ``rule(node, F, gradients)`` gives a gradient, or ``None``, per input.
 
@@ -64,24 +75,20 @@ class Node:
     def __init__(self, name: str, rule: Callable[..., Sequence[Any]], inputs: Sequence[Any], saved: Any):
         self.name = name
         self.rule: Callable[..., Sequence[Any]] | None = rule
-        self.edges: list[tuple[Any, int] | None] = []
-        self.likes: list[Like | None] = []
-        for x in inputs:
-            known = isinstance(x, Tensor)
-            self.likes.append(Like(x.shape, x.dtype) if known else None)
-            self.edges.append(_edge(x) if known and x.requires_grad else None)
+        self.edges = edges = [_edge(x) if isinstance(x, Tensor) and x.requires_grad else None for x in inputs]
+        self.likes = [None if edge is None else like(x) for edge, x in zip(edges, inputs, strict=True)]
         self.saved = saved
         self.order = next(_counter)
-        self.outputs: list[Like] = []
-        self.hooks: list[tuple[int, Callable[[Tensor], Tensor | None]]] = []
+        self.outputs: Sequence[Like] = ()
+        self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
         self.site = _site() if modes.anomaly else ""
         self.fusing = fusing_modes.mode  # what was compiled forwards is compiled backwards
 
     def attach(self, outputs: Sequence[Any]) -> None:
         """Make the outputs point here."""
+        self.outputs = [like(out) for out in outputs]
         for index, out in enumerate(outputs):
-            self.outputs.append(Like(out.shape, out.dtype))
-            if out.dtype.startswith(("float", "bfloat")):
+            if out.dtype in _FLOATS:
                 out.requires_grad = True
                 out.grad_fn = self
                 out._index = index
@@ -94,8 +101,12 @@ class Node:
     def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
         """Call ``hook`` with the gradient of output ``index``; returns a remover."""
         entry = (index, hook)
-        self.hooks.append(entry)
-        return lambda: self.hooks.remove(entry) if entry in self.hooks else None
+        self.hooks = (*self.hooks, entry)
+
+        def remove() -> None:
+            self.hooks = tuple(kept for kept in self.hooks if kept is not entry)
+
+        return remove
 
     def release(self) -> None:
         """Let go of everything backward needed."""
@@ -106,9 +117,7 @@ class Node:
         return f"<{self.name}: {[out.shape for out in self.outputs]}>"
 
 
-def _edge(x: Any) -> tuple[Any, int] | None:
-    if not isinstance(x, Tensor) or not x.requires_grad:
-        return None
+def _edge(x: Tensor) -> tuple[Any, int]:
     return (x, 0) if x.grad_fn is None else (x.grad_fn, x._index)
 
 
@@ -120,12 +129,11 @@ def _site() -> str:
     return "unknown"
 
 
-def recording(tensors: Sequence[Any]) -> bool:
+def recording(tensors: Iterable[Any]) -> bool:
     """Whether an op over these inputs is to be recorded."""
-    if modes.enabled:
-        for x in tensors:
-            if isinstance(x, Tensor) and x.requires_grad:
-                return True
+    for x in tensors:
+        if isinstance(x, Tensor) and x.requires_grad:
+            return modes.enabled
     return False
 
 
@@ -173,7 +181,7 @@ class _Walk:
         self.pending: dict[Node, list[Tensor | None]] = {}
         self.heap: list[tuple[int, Node]] = []
         self.wanted = wanted
-        self.targets = {} if wanted is None else {_key(_edge(t) or (t, 0)): i for i, t in enumerate(wanted)}
+        self.targets = {} if wanted is None else {_key(_edge(t)): i for i, t in enumerate(wanted)}
         self.found: list[Tensor | None] = [] if wanted is None else [None] * len(wanted)
         self.handed: dict[int, Any] = {}
         self.leaves: list[Tensor] = []
@@ -193,9 +201,7 @@ class _Walk:
             )
         else:
             self.handed[id(_storage(gradient))] = _storage(gradient)  # the caller's own: a leaf must get a copy
-        edge = _edge(out)
-        assert edge is not None
-        self.send(edge, gradient)
+        self.send(_edge(out), gradient)
 
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """A gradient arrives at a leaf or at an output of a node."""
@@ -247,14 +253,11 @@ class _Walk:
                 gradient = grads[index]
                 if gradient is not None:
                     grads[index] = _replaced(gradient, hook(gradient))
-            self.visit(node, grads)
-
-    def visit(self, node: Node, grads: list[Tensor | None]) -> None:
-        if node.fusing is None:
-            self.step(node, grads)
-        else:
-            with fusion.in_mode(node.fusing):
+            if node.fusing is None:
                 self.step(node, grads)
+            else:
+                with fusion.in_mode(node.fusing):
+                    self.step(node, grads)
 
     def step(self, node: Node, grads: list[Tensor | None]) -> None:
         assert node.rule is not None
@@ -263,12 +266,12 @@ class _Walk:
         if not self.retain:
             node.release()
         anomaly = modes.anomaly
-        for edge, like, gradient in zip(edges, likes, back, strict=True):
-            if edge is not None and like is not None and gradient is not None:
+        for edge, wanted, gradient in zip(edges, likes, back, strict=True):
+            if edge is not None and wanted is not None and gradient is not None:
                 if anomaly:
                     _check_finite(node, gradient, "gave, walking back,")
-                fits = gradient.shape == like.shape and gradient.dtype == like.dtype
-                self.send(edge, gradient if fits else _fit(self.F, gradient, like))
+                fits = gradient.shape == wanted.shape and gradient.dtype == wanted.dtype
+                self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
     def finish(self) -> None:
         """Gradients that wait to be computed are computed together, now that nothing else is kept for them."""

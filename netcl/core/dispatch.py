@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_slots: dict[str, Callable[..., Any]] = {}
+slots: dict[str, Callable[..., Any]] = {}  # by name; who calls often looks here first
 _loaders: list[Callable[[], Any]] = []
 
 
 def fill(name: str, function: Callable[..., Any]) -> None:
     """Put ``function`` into the slot ``name``; a later layer may replace it (autograd replaces ops)."""
-    _slots[name] = function
+    slots[name] = function
 
 
 def load_with(loader: Callable[[], Any]) -> None:
@@ -26,15 +26,15 @@ def load_with(loader: Callable[[], Any]) -> None:
 def find(name: str) -> Callable[..., Any]:
     """The function in the slot ``name``."""
     try:
-        return _slots[name]
+        return slots[name]
     except KeyError:
         while _loaders:
             _loaders.pop()()
-        if name not in _slots:
+        if name not in slots:
             raise NotImplementedError(f"[{name}] no layer of netcl has filled this slot") from None
-        return _slots[name]
+        return slots[name]
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Any:
     """Call what is in the slot ``name``."""
-    return (_slots.get(name) or find(name))(*args, **kwargs)
+    return (slots.get(name) or find(name))(*args, **kwargs)

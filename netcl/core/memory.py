@@ -287,6 +287,11 @@ class _Adopted(Shelf):
             self.queue.finish()
 
 
+def shares_host(lease: BufferHandle | None) -> bool:
+    """Whether a lease is of a caller's own array (``share=True``), which need not be aligned as other memory is."""
+    return lease is not None and isinstance(lease.shelf, _Adopted) and lease.shelf.queue is not None
+
+
 class _Unpooled(Shelf):
     """Of buffers that no pool keeps (special flags): a returned one goes back to the driver."""
 

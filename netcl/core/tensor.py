@@ -592,15 +592,27 @@ def _method(op: str) -> Callable[..., Any]:
     return method
 
 
+def _operator(op: str) -> Callable[..., Any]:
+    find, filled = dispatch.find, dispatch.slots
+
+    def method(self: Tensor, other: Any) -> Any:
+        return (filled.get(op) or find(op))(self, other)
+
+    method.__name__ = op
+    method.__doc__ = f"``netcl.ops.{op}`` of this tensor and another value."
+    return method
+
+
 def _reflected(op: str) -> Callable[..., Any]:
-    return lambda self, other: dispatch.call(op, other, self)
+    find, filled = dispatch.find, dispatch.slots
+    return lambda self, other: (filled.get(op) or find(op))(other, self)
 
 
 for _name in METHODS:
     if _name not in Tensor.__dict__:
         setattr(Tensor, _name, _method(_name))
 for _name, _op in OPERATORS.items():
-    setattr(Tensor, f"__{_name}__", _method(_op))
+    setattr(Tensor, f"__{_name}__", _operator(_op))
 for _name in REFLECTED:
     setattr(Tensor, f"__r{_name}__", _reflected(OPERATORS[_name]))
 for _name, _op in {"neg": "neg", "abs": "abs", "invert": "logical_not"}.items():

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netcl.ops import fused_rows, pointwise, reduce
+from netcl.ops.again import repeated
 from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, lookup, register, unregister
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.
@@ -26,11 +27,11 @@ def function(name: str) -> Callable[..., Any]:
     row = lookup(name)
     if isinstance(row, Op):
         if row.name in epilogue.PRODUCTS:
-            return epilogue.waiting(row.name, row.call)
-        return fused_rows.fused(row.name, row.call) if row.name in fused_rows.FUSED else row.call
+            return repeated(row, epilogue.waiting(row.name, row.call))
+        return repeated(row, fused_rows.fused(row.name, row.call) if row.name in fused_rows.FUSED else row.call)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
-    return reduce.function(row) if isinstance(row, Reduction) else pointwise.function(row)
+    return repeated(row, reduce.function(row)) if isinstance(row, Reduction) else pointwise.function(row)
 
 
 def names() -> list[str]:

@@ -85,11 +85,11 @@ class Plan(NamedTuple):
     cast: Callable[[Any], Any]
     sizes: tuple[int, ...]
     deferred: tuple[Any, ...] | None = None  # shape, dtype and compute type, where the op leaves a deferred tensor
-    ready: Ready | None = None  # where all that a call adds is memory
+    ready: Ready | None = None  # where all that a call adds is memory, and numbers of its own
 
 
 class Ready(NamedTuple):
-    """A plan whose launch takes nothing but memory, with the place its result comes from."""
+    """A launch of a plan with one result, and the place its memory comes from."""
 
     queue: Any
     launch: program.Sized
@@ -99,11 +99,11 @@ class Ready(NamedTuple):
     dtype: str
     context: Any
 
-    def result(self, memory: tuple[Any, ...]) -> Tensor:
-        """Launch it over places and buffers in turn, of which the next place is the result's."""
+    def result(self, memory: tuple[Any, ...], numbers: tuple[Any, ...] = ()) -> Tensor:
+        """Launch it over places and buffers in turn, of which the last place is the result's, with the numbers of this call."""
         lease = self.shelf.lease(self.nbytes)
         buffer = lease.buffer
-        self.launch(self.queue, (*memory, buffer))
+        self.launch(self.queue, (*memory, buffer), numbers)
         return Tensor(buffer, self.shape, self.dtype, self.context, self.queue, lease)
 
 
@@ -316,7 +316,7 @@ def prepare(
     if walk.outer:
         sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
     plan = Plan(shape, names, kernel, items, local, tensors, numbers, cast, sizes)
-    return plan if numbers or len(names) > 1 else plan._replace(ready=_ready(plan, queue))
+    return plan if len(names) > 1 else plan._replace(ready=_ready(plan, queue))
 
 
 def _ready(plan: Plan, queue: Any) -> Ready | None:
@@ -350,7 +350,7 @@ def launch(plan: Plan, queue: Any, values: Sequence[Any], results: Sequence[Tens
     plan.kernel(queue, plan.global_size, plan.local_size, *args)
 
 
-def cached_plan(state: dict[Any, Any], key: tuple[Any, ...], make: Callable[[], Plan]) -> Plan:
+def cached_plan(state: dict[Any, Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """Make a plan and keep it; when there are too many, all are forgotten (kernels stay)."""
     plans = state.setdefault("plans", {})
     if len(plans) >= _MOST_PLANS:
@@ -395,9 +395,38 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
         if out is None:
             return deferred(row, queue, values, params, plan.deferred, dtype)
         plan = _launched_plan(row, queue, values, params, dtype)
-    result = Tensor._result(plan.shape, plan.dtypes[0], queue) if out is None else check_out(row.name, out, plan.shape, plan.dtypes[0])
-    launch(plan, queue, (*values, *params) if params else values, (result,))
+    everything = (*values, *params) if params else values
+    if out is None:
+        return computed(plan, queue, everything)
+    launch(plan, queue, everything, (check_out(row.name, out, plan.shape, plan.dtypes[0]),))
+    return out
+
+
+def computed(plan: Plan, queue: Any, values: Sequence[Any]) -> Tensor:
+    """The one result of a plan over operands (tensors, numbers, parameters)."""
+    ready = plan.ready
+    if ready is not None and ready.queue is queue and not program.launch_observers and plan.kernel.launched:
+        memory = [x for place, i in enumerate(plan.tensors) for x in (place, values[i].buffer)]
+        return ready.result((*memory, len(plan.tensors)), tuple([plan.cast(values[i]) for i in plan.scalars]))
+    result = Tensor._result(plan.shape, plan.dtypes[0], queue)
+    launch(plan, queue, values, (result,))
     return result
+
+
+def with_number(row: Pointwise, a: Operand, b: Operand) -> Tensor:
+    """A row of two inputs, one of them a number, outside of functions that are compiled."""
+    on_left = type(a) in _SCALARS
+    x, number = (b, a) if on_left else (a, b)
+    try:
+        queue = x.queue  # type: ignore[union-attr]
+        key = (row, None, type(a), x.dtype, x.shape) if on_left else (row, None, x.dtype, x.shape, type(b))  # type: ignore[union-attr]
+        plan = queue._netcl_state["plans"][key]
+    except (AttributeError, KeyError):
+        return run(row, (a, b))
+    ready = plan.ready
+    if ready is None or ready.queue is not queue or program.launch_observers:
+        return run(row, (a, b))
+    return ready.result((0, x.buffer, 1), (plan.cast(number),))  # type: ignore[union-attr]
 
 
 def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -525,9 +554,11 @@ def _run_numpy(
 
 
 @cache
-def _value_names(arity: int) -> tuple[str, ...]:
-    """What formulas call their inputs."""
-    return tuple(f"v{i}" for i in range(arity))
+def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple[int, ...]]:
+    """The body of the wanted gradients, and which of ``g``, ``out`` and the inputs it reads."""
+    body = vjp_body(row, wanted)
+    names = ("g", "out", *(f"v{i}" for i in range(row.arity)))
+    return body, tuple(names.index(name) for name in body.inputs)
 
 
 def run_vjp(
@@ -560,35 +591,45 @@ def isinstance_float(x: Any) -> bool:
 def _vjp_kernel(
     row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: tuple[bool, ...]
 ) -> list[Tensor]:
-    body = vjp_body(row, wanted)
-    bound = {"g": g, "out": out, **dict(zip(_value_names(row.arity), values, strict=True))}
-    inputs = [bound[name] for name in body.inputs]
+    body, read = _vjp_operands(row, wanted)
+    given = (g, out, *values)
+    inputs = [given[i] for i in read]
     scalars = [float(params[name]) for name in body.scalars]
-    targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
     queue = g.queue
-    if fusing_modes.mode is not None or later.worth(queue, g.shape):
-        compute = _float_compute(inputs, targets)
-        if all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
-            return [_deferred_vjp(row, i, bound, params, g, compute) for i, w in enumerate(wanted) if w]
-    if isinstance(queue, CPUQueue):
-        return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
-    key = ("vjp", row, wanted, *[(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs], *targets)
-    state = program.state(queue)
-    plan = state["plans"].get(key) if "plans" in state else None
-    if plan is None:
+    key = (
+        "vjp",
+        row,
+        wanted,
+        *[(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in inputs],
+        *[x.dtype for x, w in zip(values, wanted, strict=True) if w],
+    )
+    try:
+        plan = queue._netcl_state["plans"][key]
+    except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
+        plan = None
+    if plan is None or fusing_modes.mode is not None:
+        targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
+        if fusing_modes.mode is not None or later.worth(queue, g.shape):
+            compute = _float_compute(inputs, targets)
+            if all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
+                return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
+        if isinstance(queue, CPUQueue):
+            return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
         make = lambda: prepare(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
-        plan = cached_plan(state, key, make)
-    results = [Tensor._result(g.shape, dtype.name, queue) for dtype in targets]
+        plan = cached_plan(program.state(queue), key, make)
+    if len(plan.dtypes) == 1:
+        return [computed(plan, queue, (*inputs, *scalars))]
+    results = [Tensor._result(g.shape, name, queue) for name in plan.dtypes]
     launch(plan, queue, (*inputs, *scalars), results)
     return results
 
 
-def _deferred_vjp(row: Pointwise, i: int, bound: Mapping[str, Any], params: Mapping[str, Any], g: Tensor, compute: str) -> Tensor:
-    """The gradient of input ``i`` as a deferred tensor."""
-    body = vjp_body(row, tuple(k == i for k in range(row.arity)))
+def _deferred_vjp(row: Pointwise, i: int, given: Sequence[Any], params: Mapping[str, Any], compute: str) -> Tensor:
+    """The gradient of input ``i`` as a deferred tensor; ``given`` are ``g``, ``out`` and the inputs."""
+    body, read = _vjp_operands(row, tuple(k == i for k in range(row.arity)))
     numbers = [float(params[name]) for name in body.scalars]
-    dtype = DTYPES[bound[f"v{i}"].dtype]
-    return later.defer(f"{row.name}_vjp", body, [bound[name] for name in body.inputs], numbers, g.shape, dtype, compute, g.queue)
+    g, dtype = given[0], DTYPES[given[2 + i].dtype]
+    return later.defer(f"{row.name}_vjp", body, [given[k] for k in read], numbers, g.shape, dtype, compute, g.queue)
 
 
 def _float_compute(inputs: Sequence[Any], targets: Sequence[DType]) -> str:

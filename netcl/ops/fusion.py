@@ -216,6 +216,8 @@ def _shrink(most: int = MOST_HELD) -> None:
 
 def flush(*values: Any) -> None:
     """Compute the deferred tensors among ``values``, or, without any, everything that waits and that someone still holds."""
+    if not values and not fusing_modes.waiting:
+        return
     found: list[Any] = [x._source for x in values if isinstance(x, Tensor)] if values else [ref() for ref in fusing_modes.waiting.values()]
     nodes = [node for node in found if node is not None and node.made is None and (values or node.alive())]
     for node in nodes:

@@ -20,7 +20,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels.program import launch_observers
 from netcl.core.tensor import Tensor
-from netcl.ops.elementwise import deferred, fusing_modes, run, tensor, tensors
+from netcl.ops.elementwise import deferred, fusing_modes, run, tensor, tensors, with_number
 from netcl.ops.expression import differentiate
 from netcl.ops.functions import erf
 from netcl.ops.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
@@ -197,14 +197,16 @@ def {name}({head}):
         try:
             queue = {first}.queue
             plan = queue._netcl_state["plans"][{key}]
-        except (AttributeError, KeyError):
+        except KeyError:
             return {slow}
+        except AttributeError:
+            return {number}
         ready = plan.ready
         if ready is not None and ready.queue is queue{same_queue} and not observers:
-            return ready.result(({memory}))
+            return ready.result(({memory}){scalars})
         if plan.kernel is not None{same_queue}:
             result = empty(plan.shape, plan.dtypes[0], queue)
-            plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {scalars}*plan.sizes)
+            plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {cast}*plan.sizes)
             return result
         if plan.deferred is not None{same_queue}:
             return deferred(row, queue, {inputs}, {params}, plan.deferred, None)
@@ -229,13 +231,15 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
         slow = f"run(row, {inputs}, ({''.join(f'{name}, ' for name in row.params)}), out)"
         key = ", ".join(["row", "None", *(f"{x}.dtype, {x}.shape" for x in row.inputs), *(f"type({p})" for p in row.params)])
         same = "".join(f" and {x}.queue is queue" for x in row.inputs[1:])
-        scalars = "".join(f"plan.cast({p}), " for p in row.params)
+        cast = "".join(f"plan.cast({p}), " for p in row.params)
         parts = {"name": row.name, "head": head, "first": row.inputs[0], "key": key, "same_queue": same, "values": inputs[1:-2]}
         parts |= {"inputs": inputs, "params": f"({''.join(f'{name}, ' for name in row.params)})"}
         parts["memory"] = "".join(f"{i}, {x}.buffer, " for i, x in enumerate(row.inputs)) + f"{len(row.inputs)}, "
-        text = _FAST.format(**parts, scalars=scalars, slow=slow)
+        parts |= {"cast": cast, "scalars": f", ({cast})" if cast else "", "slow": slow}
+        number = f"with_number(row, {', '.join(row.inputs)})" if row.arity == 2 and not row.params else slow
+        text = _FAST.format(**parts, number=number)
     scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor._result, "modes": fusing_modes, "deferred": deferred,
-                             "observers": launch_observers}  # fmt: skip
+                             "observers": launch_observers, "with_number": with_number}  # fmt: skip
     scope.update({f"default_{name}": value for name, value in row.params.items()})
     exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]

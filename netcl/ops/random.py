@@ -78,6 +78,7 @@ class Stream:
             with self._lock:
                 kernel(self.queue, blocks, launch.LOCAL_1D, self.state, self.drawn, *args)
                 self.drawn += blocks
+                _Unsettled.any = True
 
     def settle(self) -> Tensor:
         """The state with its counter moved on over everything drawn: what a snapshot or a recording starts from."""
@@ -101,9 +102,17 @@ def stream_of(queue: Any) -> Stream:
         return queue._netcl_random
 
 
+class _Unsettled:
+    """Whether a stream may have drawn something since all were settled: every replay asks."""
+
+    any = False
+
+
 def _settle_all() -> None:
-    for stream in list(_streams):
-        stream.settle()
+    if _Unsettled.any:
+        _Unsettled.any = False
+        for stream in list(_streams):
+            stream.settle()
 
 
 recording.settlers.append(_settle_all)

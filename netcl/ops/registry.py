@@ -402,10 +402,15 @@ class Op:
 
 
 @cache
-def _described(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """The shapes and dtypes that a row's ``vjp`` asks for: its parameter, the number of the input, ``shape`` or ``dtype``."""
-    known = ((f"{name}_{what}", i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype"))
-    return tuple(entry for entry in known if entry[0] in row.asked)
+def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
+    """Where each thing a row's ``vjp`` asks for comes from: its name, the number of an input or output (or -1), and what of it."""
+    known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
+    known = {
+        **{name: (i, "output") for i, name in enumerate(OUTPUTS)},
+        **{name: (i, "input") for i, name in enumerate(row.inputs)},
+        **known,
+    }
+    return tuple((name, *known.get(name, (-1, ""))) for name in row.asked)
 
 
 def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -413,13 +418,20 @@ def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
 
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
     """
-    given: dict[str, Any] = {"needs": (True,) * len(inputs), **keywords, "g": g, "out": out, **dict(zip(row.inputs, inputs, strict=True))}
-    if isinstance(out, tuple):
-        given |= dict(zip(OUTPUTS, out, strict=False))
-    for name, i, what in _described(row):
-        given[name] = getattr(inputs[i], what, None)
+    given: dict[str, Any] = {}
+    for name, i, what in _sources(row):
+        if what == "input":
+            given[name] = inputs[i]
+        elif what == "output":
+            given[name] = out[i]
+        elif what:
+            given[name] = getattr(inputs[i], what, None)
+        elif name == "g" or name == "out":
+            given[name] = g if name == "g" else out
+        else:
+            given[name] = keywords[name] if name in keywords else (True,) * len(inputs)  # only "needs" has a default
     assert row.vjp is not None
-    grads = row.vjp(F, **{name: given[name] for name in row.asked})
+    grads = row.vjp(F, **given)
     return grads if isinstance(grads, tuple) else (grads,)
 
 

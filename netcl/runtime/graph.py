@@ -416,7 +416,7 @@ class Graph:
 
     def _renew(self, value: Value) -> BufferHandle:
         """Memory for a result of this replay."""
-        lease = get_persistent_pool(self.queue).allocate(value.nbytes)
+        lease = backend_of(self.queue).pool.allocate(value.nbytes)
         for rebind in self._fresh[value]:
             rebind(lease.buffer)
         return lease

@@ -214,7 +214,7 @@ class Kernel:
         self.name = name
         self.program = program
         self._threads = threading.local()
-        self._launched = False
+        self.launched = False  # once at least
         first = self._object()
         kinds: Any = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
@@ -274,8 +274,8 @@ class Kernel:
             event = self.enqueue(target, own.kernel, sizes, local)
         except self.no_memory:
             event = self._retry(target, own.kernel, sizes, local)
-        if not self._launched:
-            self._launched = True
+        if not self.launched:
+            self.launched = True
             self.program.save_after_launch(event)
         for observer in launch_observers:
             observer(self, queue, sizes, local, args, event)
@@ -393,7 +393,7 @@ class Kernel:
 class Sized:
     """A kernel with its sizes and numbers, for who makes the same launch over ever other memory.
 
-    ``launch(queue, (0, buffer, 1, buffer, ..))`` is to a call of the kernel what a prepared statement is to a query. It tells no
+    ``sized(queue, (0, buffer, 1, buffer, ..))`` is to a call of the kernel what a prepared statement is to a query. It tells no
     observer and goes to the queue it is given: not for a time when there are ``launch_observers``.
     """
 
@@ -403,15 +403,17 @@ class Sized:
         self.kernel, self.sizes, self.local, self.numbers = kernel, sizes, local, numbers
         self._enqueue, self._threads = kernel.enqueue, kernel._threads
 
-    def __call__(self, queue: Any, memory: tuple[Any, ...]) -> None:
-        """Enqueue it over ``memory``: places and buffers in turn."""
+    def __call__(self, queue: Any, memory: tuple[Any, ...], first: tuple[Any, ...] = ()) -> None:
+        """Enqueue it over ``memory``: places and buffers in turn. ``first`` are numbers of this launch, before those that stay."""
         if platforms.forked_child:
             platforms.check_process()
         try:
             own = self._threads.own
         except AttributeError:
             own = self.kernel._own()
-        if own.numbers is not self.numbers:
+        if first:
+            self.kernel._set_numbers(own, first + self.numbers)
+        elif own.numbers is not self.numbers:
             self.kernel._set_numbers(own, self.numbers)
         own.set_memory(memory)
         try:

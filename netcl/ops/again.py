@@ -1,0 +1,240 @@
+"""Calls of a kind that was made before: the same launches over other memory, without the Python that planned them.
+
+What an op enqueues depends on the dtypes and shapes of its tensors and on its other arguments, hardly ever on anything else. So the second
+call of a kind is listened to, as a recorded step is, and later ones repeat what was heard: allocations, launches, results. A call that
+does more than that (looks at values, draws random numbers, writes to memory that was there before) is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from math import copysign
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from netcl.core import memory, recording
+from netcl.core.device import CPUQueue
+from netcl.core.kernel_selector import get_kernel_selector
+from netcl.core.kernels.program import Sized, awaited, launch_observers, state
+from netcl.core.kernels.signature import POINTER
+from netcl.core.tensor import Tensor
+from netcl.ops.elementwise import cached_plan, fusing_modes
+
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_ONCE, _NEVER = "called once", "not to be repeated"
+_ENOUGH = 64  # kinds of calls of an op that could not be repeated, until none is listened to any more
+
+
+class Repeat:
+    """What a call enqueued: launches over slots, which hold places of arguments, inputs, and memory that the call leases."""
+
+    def __init__(
+        self, queue: Any, fixed: list[Any], rooms: list[tuple[Any, int]], launches: list[tuple[Sized, Any]], results: _Results, writes: bool
+    ):  # fmt: skip
+        self.queue = queue
+        self.writes = writes  # to its inputs
+        self.context = queue.context
+        self.fixed = fixed
+        self.rooms = rooms
+        self.launches = launches
+        self.results = results
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """The call again, over other tensors of the same kind."""
+        leases = [shelf.lease(nbytes) for shelf, nbytes in self.rooms]
+        slots = [*self.fixed, *[t.buffer for t in tensors], *[lease.buffer for lease in leases]]
+        queue = self.queue
+        for launch, chosen in self.launches:
+            launch(queue, chosen(slots))
+        context, (form, parts) = self.context, self.results
+        if form is None and parts[0] is not None:
+            at, shape, dtype = parts[0]
+            return Tensor(leases[at].buffer, shape, dtype, context, queue, leases[at])
+        assert form is not None
+        return form([Tensor(leases[part[0]].buffer, *part[1:], context, queue, leases[part[0]]) if part else None for part in parts])
+
+
+#: How several results are put together (``None``: there is one), and per result its lease, shape and dtype.
+_Results = tuple[Callable[[list[Any]], Any] | None, list[tuple[int, tuple[int, ...], str] | None]]
+
+
+class _Listener:
+    """Hears one call. ``problem`` is set by everything that a repetition would leave out."""
+
+    def __init__(self, queue: Any, tensors: Sequence[Tensor]):
+        self.queue = queue
+        self.tensors = [(t, t._version) for t in tensors]
+        self.inputs = {id(t.buffer): i for i, t in enumerate(tensors)}
+        self.problem = len(self.inputs) < len(tensors)  # one memory twice: which is meant in a launch?
+        self.buffers: list[Any] = []
+        self.rooms: dict[int, int] = {}  # by the number of a buffer, which of those the call leased
+        self.sizes: list[int] = []
+        self.launches: list[tuple[Sized, list[tuple[int, Any]]]] = []
+        self.writes = False
+
+    def allocated(self, handle: Any) -> None:
+        if isinstance(handle.buffer, np.ndarray) or handle.pool is not memory.get_persistent_pool(self.queue):
+            self.problem = True
+        elif id(handle.buffer) not in self.rooms:
+            self.rooms[id(handle.buffer)] = len(self.buffers)
+            self.buffers.append(handle.buffer)
+            self.sizes.append(handle.nbytes)
+        else:
+            at = self.rooms[id(handle.buffer)]
+            self.sizes[at] = max(self.sizes[at], handle.nbytes)
+
+    def launch(self, kernel: Any, queue: Any, sizes: tuple[int, ...], local: Any, args: tuple[Any, ...], event: Any) -> None:
+        if recording.active.recorder is not self:
+            return  # another thread's
+        del event
+        places = [i for i, kind in enumerate(kernel.kinds) if kind is POINTER]
+        made = kernel.sized(sizes, local, args[len(places) :])
+        writes = {i for i, only_read in enumerate(kernel.reads_only()) if not only_read}
+        chosen = [(i, self._source(args[i], i in writes)) for i in places]
+        if made is None or queue is not self.queue:
+            self.problem = True
+        else:
+            self.launches.append((made, chosen))
+
+    def _source(self, arg: Any, written: bool) -> Any:
+        """Where an argument comes from at the next call: an input, a lease, or itself (local memory)."""
+        buffer = arg.buffer if isinstance(arg, Tensor) else arg
+        if id(buffer) in self.rooms:
+            return "lease", self.rooms[id(buffer)]
+        if id(buffer) in self.inputs:
+            self.writes = self.writes or written
+            return "input", self.inputs[id(buffer)]
+        self.problem = self.problem or hasattr(buffer, "int_ptr")
+        return "fixed", buffer
+
+    def _more(self, *what: Any) -> None:
+        """Something that is no launch."""
+        self.problem = True
+
+    upload = fill = copy = read = host_work = requires = depends = leaf = _more
+
+    def again(self, function: Callable[[], Any]) -> Any:
+        self.problem = True
+        return function()
+
+    def check(self, tensor: Any, function: Callable[[Any], None]) -> None:
+        self.problem = True
+        function(tensor)
+
+    # ---- afterwards
+
+    def heard(self, result: Any) -> Repeat | None:
+        """The call as something to repeat, if it can be."""
+        noted = any(t._version != version for t, version in self.tensors)  # that it wrote to an input, which a repetition does not
+        results = None if self.problem or noted or not self.launches else self._results(result)
+        if results is None:
+            return None
+        pool = memory.get_persistent_pool(self.queue)
+        most = max(place for _, chosen in self.launches for place, _ in chosen) + 1
+        fixed: list[Any] = list(range(most))
+        start = {"input": most, "lease": most + len(self.inputs)}
+        constants = [what for _, chosen in self.launches for _, (kind, what) in chosen if kind == "fixed"]
+        start = {kind: at + len(constants) for kind, at in start.items()}
+        fixed += constants
+        passed, launches = iter(range(most, len(fixed))), []
+        for launch, chosen in self.launches:
+            slots = [(place, next(passed) if kind == "fixed" else start[kind] + what) for place, (kind, what) in chosen]
+            launches.append((launch, itemgetter(*[x for pair in slots for x in pair])))
+        return Repeat(self.queue, fixed, [(pool.shelf(nbytes), nbytes) for nbytes in self.sizes], launches, results, self.writes)
+
+    def _results(self, result: Any) -> _Results | None:
+        if type(result) is Tensor:
+            part = self._result(result)
+            return (None, [part]) if part else None
+        if not isinstance(result, tuple):
+            return None
+        parts = [None if x is None else self._result(x) for x in result]
+        if any(part is None and x is not None for part, x in zip(parts, result, strict=True)):
+            return None
+        kind = type(result)
+        return (kind._make if hasattr(kind, "_make") else tuple), parts
+
+    def _result(self, x: Any) -> tuple[int, tuple[int, ...], str] | None:
+        if type(x) is not Tensor or x._source is not None or x.pool_handle is None or x.host_ref is not None or x.requires_grad:
+            return None
+        at = self.rooms.get(id(x.buffer))
+        return None if at is None else (at, x.shape, x.dtype)
+
+
+def _listened(plain: Callable[..., Any], queue: Any, tensors: Sequence[Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Call an op and hear what it does."""
+    listener = _Listener(queue, tensors)
+    recording.start(listener)
+    launch_observers.append(listener.launch)
+    try:
+        result = plain(*args, **kwargs)
+    finally:
+        launch_observers.remove(listener.launch)
+        recording.stop()
+    return result, listener.heard(result) or _NEVER
+
+
+def _describe(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
+    """The tensors among some arguments; what makes the kind of the call goes into ``key``. ``None`` where they do not tell it."""
+    tensors = []
+    for x in values:
+        kind = type(x)
+        if kind is Tensor:
+            if x.host_ref is not None and memory.shares_host(x.pool_handle):
+                return None  # such memory may be aligned otherwise than the pool's
+            key.append(x.dtype)
+            key.append(x.shape)
+            tensors.append(x)
+        elif kind in _PLAIN:
+            key.append(kind)
+            key.append(x if kind is not float or x else copysign(1.0, x))
+        elif kind is tuple and all([type(part) is int for part in x]):
+            key.append(x)
+        else:
+            return None
+    return tensors
+
+
+class _Tried:
+    """How often calls of an op were listened to: in vain, and not."""
+
+    heard = refused = 0
+
+
+def repeated(row: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """An op whose calls are repeated where they can be; ``row`` names it."""
+    selector, modes, observers, tried = get_kernel_selector(), fusing_modes, launch_observers, _Tried()
+
+    @wraps(plain)
+    def _call(*args: Any, **kwargs: Any) -> Any:
+        if observers or modes.mode is not None or (tried.refused > _ENOUGH and not tried.heard):
+            return plain(*args, **kwargs)
+        key = [row, selector.revision, *kwargs]
+        tensors = _describe((*args, *kwargs.values()) if kwargs else args, key)
+        if not tensors:
+            return plain(*args, **kwargs)
+        queue, signature = tensors[0].queue, tuple(key)
+        for x in tensors:
+            if x.queue is not queue:
+                return plain(*args, **kwargs)
+        try:
+            found = queue._netcl_state["plans"].get(signature)
+        except (AttributeError, KeyError):  # a NumPy queue, a new context
+            found = None
+        if type(found) is Repeat:
+            return found.run(tensors) if found.queue is queue and not (found.writes and awaited) else plain(*args, **kwargs)
+        if found == _NEVER or isinstance(queue, CPUQueue):
+            return plain(*args, **kwargs)
+        if found is None:
+            result, learned = plain(*args, **kwargs), _ONCE
+        else:
+            result, learned = _listened(plain, queue, tensors, args, kwargs)
+            tried.refused += learned == _NEVER
+            tried.heard += learned != _NEVER
+        cached_plan(state(queue), signature, lambda: learned)
+        return result
+
+    return _call

@@ -1,0 +1,124 @@
+"""Calls of a kind that was made before repeat their launches: over other memory, with the same results, and only where that is all."""
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import ops
+from netcl.core.device import CPUQueue
+from netcl.core.kernel_selector import set_matmul_precision
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops import again
+from netcl.runtime.capture import compile as compiled
+
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture
+def repeats(cl_device, monkeypatch):
+    """How many calls were repeated; what other tests left is forgotten."""
+    program.forget("plans")
+    seen, run = [], again.Repeat.run
+    monkeypatch.setattr(again.Repeat, "run", lambda self, tensors: seen.append(self) or run(self, tensors))
+    return seen
+
+
+def values(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def given(device, *shape):
+    return Tensor.from_host(device.queue, values(*shape))
+
+
+def test_repeated_calls_compute_anew(cl_device, repeats):
+    for _ in range(5):
+        a, b = values(6, 5), values(5, 7)
+        x, y = (Tensor.from_host(cl_device.queue, v) for v in (a, b))
+        np.testing.assert_allclose(ops.matmul(x, y).to_host(), a @ b, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(ops.sum(x, axis=1).to_host(), a.sum(1), rtol=1e-5, atol=1e-5)
+    assert len(repeats) == 2 * 3  # the first call builds, the second is listened to
+
+
+def test_what_a_call_is_told_makes_its_kind(cl_device, repeats):
+    x = given(cl_device, 4, 6)
+    host = x.to_host()
+    for _ in range(3):
+        for axis in (0, 1, None, (0, 1)):
+            np.testing.assert_allclose(ops.sum(x, axis=axis).to_host(), host.sum(axis), rtol=1e-5)
+        np.testing.assert_allclose(ops.sum(x, axis=1, keepdims=True).to_host(), host.sum(1, keepdims=True), rtol=1e-5)
+    assert len({id(repeat) for repeat in repeats}) == 5
+
+
+def test_results_of_several_kinds_of_memory_stay_apart(cl_device, repeats):
+    x, w = given(cl_device, 5, 5), given(cl_device, 5, 5)
+    kept = [(ops.matmul(x, w), x.to_host() @ w.to_host()) for _ in range(4)]
+    kept += [(ops.matmul(w, w), w.to_host() @ w.to_host())]  # one memory for both, in a call of a kind with two
+    assert len({id(result.buffer) for result, _ in kept}) == 5
+    for result, want in kept:
+        np.testing.assert_allclose(result.to_host(), want, rtol=1e-5, atol=1e-5)
+    assert len(repeats) == 3
+
+
+def test_one_memory_twice_is_not_learned_from(cl_device, repeats):
+    x, w = given(cl_device, 5, 5), given(cl_device, 5, 5)
+    for _ in range(3):
+        ops.matmul(x, x)
+    np.testing.assert_allclose(ops.matmul(x, w).to_host(), x.to_host() @ w.to_host(), rtol=1e-5, atol=1e-5)
+    assert not repeats
+
+
+def test_random_numbers_are_not_repeated(cl_device, repeats):
+    half = Tensor.full((64,), 0.5, queue=cl_device.queue)
+    drawn = {ops.bernoulli(half).to_host().tobytes() for _ in range(5)}
+    assert len(drawn) == 5 and not repeats
+
+
+def test_a_new_precision_is_a_new_kind(cl_device, repeats):
+    x, w = given(cl_device, 5, 5), given(cl_device, 5, 5)
+    for _ in range(3):
+        ops.matmul(x, w)
+    set_matmul_precision("high")
+    try:
+        ops.matmul(x, w)
+    finally:
+        set_matmul_precision("highest")
+    assert len(repeats) == 1
+
+
+def test_who_watches_launches_sees_them(cl_device, repeats):
+    x, names = given(cl_device, 4, 6), []
+    for _ in range(3):
+        ops.sum(x, axis=1)
+    watch = lambda kernel, *rest: names.append(kernel.name)  # noqa: E731
+    program.launch_observers.append(watch)
+    try:
+        ops.sum(x, axis=1)
+    finally:
+        program.launch_observers.remove(watch)
+    assert names and len(repeats) == 1
+
+
+def test_steps_that_repeat_can_be_recorded(cl_device, repeats):
+    w = given(cl_device, 5, 5)
+    step = compiled(lambda x: ag.matmul(ag.softmax(x), w))
+    for _ in range(6):
+        x = given(cl_device, 5, 5)
+        e = np.exp(x.to_host())
+        np.testing.assert_allclose(step(x).to_host(), e / e.sum(1, keepdims=True) @ w.to_host(), rtol=1e-4, atol=1e-5)
+    assert step.graphs and not step.refused
+
+
+def test_memory_of_the_caller_is_not_taken_for_the_pools(cl_device, repeats):
+    room = np.zeros(65, np.float32)
+    for _ in range(4):
+        room[:] = values(65)
+        x = Tensor.from_host(cl_device.queue, room[1:].reshape(8, 8), share=True)
+        np.testing.assert_allclose(ops.sum(x, axis=1).to_host(), room[1:].reshape(8, 8).sum(1), rtol=1e-5, atol=1e-5)
+    assert not repeats
+
+
+def test_the_numpy_backend_is_left_alone():
+    x = Tensor.from_host(CPUQueue(), values(3, 4))
+    assert [ops.sum(x, axis=1).shape for _ in range(3)] == [(3,)] * 3
