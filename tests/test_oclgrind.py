@@ -57,7 +57,7 @@ for spread in (rows.Spread(1, 1, 16, 2), rows.Spread(8, 8, 1, 1), rows.Spread(4,
 """
 
 
-WINOGRAD = """
+CONVOLUTION = """
 import ast
 import sys
 import numpy as np
@@ -70,7 +70,8 @@ from netcl.ops.matmul import gemm
 queue, plan_for = manager.default("oclgrind").queue, gemm.plan_for
 gemm.plan_for = lambda queue, product, config=None: plan_for(queue, product, KernelConfig(KernelVariant.MATMUL_NAIVE))
 extra, kinds, shapes = map(ast.literal_eval, sys.argv[1:])
-config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"winograd_channels": 1, **extra})
+variant = KernelVariant.CONV2D_IMPLICIT_GEMM if "form" in extra else KernelVariant.CONV2D_WINOGRAD
+config = KernelConfig(variant, extra={"winograd_channels": 1, **extra})
 for x_shape, w_shape, padding in shapes:
     g = geometry("conv2d", x_shape, w_shape, 1, padding, 1, 1)
     x, w, y = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (g.x_shape, g.w_shape, g.y_shape))
@@ -130,5 +131,16 @@ RAGGED, EVEN = ((2, 3, 7, 9), (5, 3, 3, 3), ((1, 2), (0, 1))), ((3, 4, 4, 8), (8
 def test_winograd_is_clean(extra, shapes, tmp_path):
     """Around the simplest product: blocks of zeros would take minutes here, and have tests of their own."""
     kinds = ["conv2d", "conv2d_input_grad", *(["conv2d_weight_grad"] if extra["tier"] == "simt" else [])]
-    said = under_oclgrind(WINOGRAD, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
+    said = under_oclgrind(CONVOLUTION, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
+    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [4, 16])
+@pytest.mark.parametrize("form", ["filters", "pixels"])
+def test_convolutions_without_unfolding_are_clean(form, lanes, tmp_path):
+    """Lines shorter and longer than a tile, filters that fill no vector, rims wider than the image."""
+    kinds = ["conv2d", "conv2d_input_grad", *(["conv2d_weight_grad"] if form == "filters" else [])]
+    shapes = [RAGGED, ((1, 2, 4, 19), (6, 2, 3, 5), ((4, 4), (6, 6)))]
+    said = under_oclgrind(CONVOLUTION, [repr(value) for value in ({"tier": "cpu", "form": form, "VW": lanes}, kinds, shapes)], tmp_path)
     assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)

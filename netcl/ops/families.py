@@ -156,7 +156,8 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
         for config in _simt(V.CONV2D_IMPLICIT_GEMM):
             yield replace(config, extra={**config.extra, "form": "gemm"})
         return
-    yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "filters"})
+    for form in ("filters",) if problem.op == plans.WEIGHT_GRAD else ("filters", "pixels"):
+        yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": form})
     forms = ("rows", "panel") if problem.op == plans.WEIGHT_GRAD else ("panel",)
     for rows, vectors in _TILES[_registers(problem.profile)]:
         for form, depth in itertools.product(forms, _DEPTHS[1:]):

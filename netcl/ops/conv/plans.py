@@ -12,7 +12,8 @@ TILED_LOCAL      as others                                   image patches with 
 WINOGRAD         transforms around the same                  transforms around the same
 ===============  ==========================================  ==================================================
 
-Groups of one or two filters (depthwise) take the NAIVE kernels: a tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
+With few filters or channels CPUs unfold nothing (``few.py``). Other groups of one or two filters (depthwise) take the NAIVE kernels: a
+tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
 and channels and tiles enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or
 "simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file.
 """
