@@ -32,9 +32,11 @@ POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 24, 1.25, 3e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
-BLOCKS = {(128, 128): 7, (64, 128): 3, (64, 64): 0}  # of its products: work-groups per compute unit that each needs, to end together
+# Blocks of its products, with the work-groups per compute unit that each needs if they shall end together.
+SMALLEST = 64
+BLOCKS = {(128, 128): 7, (64, 128): 3, (64, SMALLEST): 0}
+GROUPS_PER_UNIT, LEAST_DEPTH = 4, 256  # of a weight gradient: smallest blocks, and tiles that each sums at least
 Matrix = list[list[Fraction]]
-Shape = tuple[int, int]
 
 
 def matrices(points: Sequence[Fraction], out: int = OUT, taps: int = TAPS) -> tuple[Matrix, Matrix, Matrix]:
@@ -90,7 +92,7 @@ def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
     g, least = job.g, config.extra.get("winograd_channels")
     plain = (g.kh, g.kw, *g.stride, *g.dilation, g.groups) == (3, 3, 1, 1, 1, 1, 1) and job.compute == "float"
     most = PARTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values of what is between the transforms
-    fits = most < 2**31 and 4 * most <= handle_of(queue).profile.max_alloc_size // 4
+    fits = most < 2**30 and 4 * most <= handle_of(queue).profile.max_alloc_size // 4
     return plain and fits and (pays(job) if least is None else min(g.c, g.f) >= least)
 
 
@@ -119,84 +121,70 @@ def plan(job: Job, queue: Any) -> Launch:
 
 
 def _convolution(job: Job, queue: Any) -> Launch:
-    (c, m), span, back = (job.sizes[1], job.filters), tiles(job)[-1], job.kind == INPUT_GRAD
-    product = _products(queue, m, span, c, trans_a=back)
-    weights, inputs, outputs = _transform(queue, job, 1, "weights")(False), _inputs(job, queue), _planes(job, queue, 3, "outputs")
+    (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
+    span, back, pairs = places[-1], job.kind == INPUT_GRAD, m * c
+    pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
+    product = _products(queue, PARTS, m, span, c, trans_a=back)
+    sources = _transform(queue, job, 1, "sources", INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
+    outputs = _transform(queue, job, 2, "outputs", QUADS=ow % OUT == 0)
 
     def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
-        u, v, sums = _between(queue, (m, c), (c, span), (m, span))
-        weights(queue, (m * c,), (launch.LOCAL_1D,), weight, u, m * c)
-        inputs(queue, source, v)
+        u, v, sums = (Tensor.empty((PARTS, *shape), "float32", queue=queue) for shape in ((m, c), (c, span), (m, span)))
+        size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
+        sources(alignment(source))(queue, size, (launch.LOCAL_1D, 1), source, weight, v, u, *sizes)
         gemm.run(product, queue, u, v, None, sums)
-        outputs(queue, result, sums, bias, result)
+        outputs(alignment(result))(queue, (span, m), (launch.LOCAL_1D, 1), sums, bias, result, n, m, oh, ow, *places)
 
     return go
 
 
 def _weight_grad(job: Job, queue: Any) -> Launch:
-    (c, m), span = (job.sizes[1], job.filters), tiles(job)[-1]
-    product = _products(queue, m, c, span, trans_b=True)
-    weights, inputs, grads = _transform(queue, job, 5, "weight_grads")(False), _inputs(job, queue), _planes(job, queue, 4, "output_grads")
+    """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
+    (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
+    blocks = PARTS * -(-m // SMALLEST) * -(-c // SMALLEST)
+    wanted = round(GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units / blocks)
+    depth = -(-span // max(1, min(wanted, span // LEAST_DEPTH)) // 16) * 16
+    parts, pairs = -(-span // depth), m * c
+    product = _products(queue, PARTS * parts, m, c, depth, trans_b=True)
+    quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
+    sources = _transform(queue, job, 3, "grad_sources", **quads)
+    weights = _transform(queue, job, 4, "weight_grads")(1)
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        v, d, du = _between(queue, (c, span), (m, span), (m, c))
-        inputs(queue, x, v)
-        grads(queue, dy, dy, d)
+        v, d, du = (Tensor.empty((PARTS * parts, *shape), "float32", queue=queue) for shape in ((c, depth), (m, depth), (m, c)))
+        sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, *job.g.pad)
+        sources(alignment(x, dy))(queue, (parts * depth, c + m), (launch.LOCAL_1D, 1), x, dy, v, d, *sizes)
         gemm.run(product, queue, d, v, None, du)
-        weights(queue, (m * c,), (launch.LOCAL_1D,), du, dw, m * c)
+        weights(queue, (pairs,), (launch.LOCAL_1D,), du, dw, pairs, parts)
 
     return go
 
 
-def _between(queue: Any, *shapes: Shape) -> tuple[Tensor, ...]:
-    return tuple(Tensor.empty((PARTS, *shape), "float32", queue=queue) for shape in shapes)
-
-
-def _inputs(job: Job, queue: Any) -> Launch:
-    """``v`` of an input; what padding the gradient of an input has makes its outputs as many as the inputs were."""
-    (n, c, h, w), places = job.sizes[:4], tiles(job)
-    pad = tuple(2 - p for p in job.g.pad) if job.kind == INPUT_GRAD else job.g.pad
-    kernel = _transform(queue, job, 2, "inputs", w % OUT == 0 and pad[1] == 1)
-
-    def go(queue: Any, source: Tensor, v: Tensor) -> None:
-        kernel(alignment(source) == 16)(queue, (places[-1], c), (launch.LOCAL_1D, 1), source, v, n, c, h, w, *places, *pad)
-
-    return go
-
-
-def _planes(job: Job, queue: Any, part: int, name: str) -> Launch:
-    """Between the plane of outputs (``image``, one of the tensors that follow it) and the tiles."""
-    (n, *_, m, oh, ow), places = job.sizes[:7], tiles(job)
-    kernel = _transform(queue, job, part, name, ow % OUT == 0)
-
-    def go(queue: Any, image: Tensor, *tensors: Tensor) -> None:
-        kernel(alignment(image) == 16)(queue, (places[-1], m), (launch.LOCAL_1D, 1), *tensors, n, m, oh, ow, *places)
-
-    return go
-
-
-def _transform(queue: Any, job: Job, part: int, name: str, wide: bool = False) -> Callable[[bool], program.Kernel]:
-    """A kernel of ``winograd.cl``: one form for tensors whose rows of floats are aligned vectors, one for others."""
+def _transform(queue: Any, job: Job, part: int, name: str, **quads: bool) -> Callable[[int], program.Kernel]:
+    """A kernel of ``winograd.cl`` by the alignment of its images; with that of a vector, whether rows of floats are such vectors."""
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
     defines |= {"BIAS": job.bias, "RELU_OUT": job.relu}
     operands, files = dict.fromkeys("XWBY", job.dtype), "ends.cl transforms.cl winograd.cl"
 
     @functools.cache
-    def kernel(aligned: bool) -> program.Kernel:
-        quads = wide and aligned and job.dtype == "float32"
-        return launch.kernel(queue, __file__, files, f"winograd_{name}", operands, {**defines, "QUADS": quads})
+    def kernel(alignment: int) -> program.Kernel:
+        vectors = alignment == 16 and job.dtype == "float32"
+        chosen = {macro: vectors and wide for macro, wide in quads.items()}
+        return launch.kernel(queue, __file__, files, f"winograd_{name}", operands, {**defines, **chosen})
 
     return kernel
 
 
-def _products(queue: Any, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
+def _products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
     """The products of all elements of a tile in one launch: large blocks, unless they are too few to keep the device busy."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
-    p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, None, None, (1, PARTS), (0, m * k), (0, n * k), aligned)
+    p = gemm.Product(
+        m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k), aligned=aligned
+    )
     if launch.on_cpu_device(queue):
         return gemm.plan_for(queue, p)
-    profile = handle_of(queue).profile
-    filled = [block for block in BLOCKS if (block[0] == 64 or m > 64) and (block[1] == 64 or n > 64)]
-    block = next(b for b in filled if gemm.work_groups(p, *b, profile) >= BLOCKS[b] * profile.max_compute_units)
+    units = handle_of(queue).profile.max_compute_units
+    filled = [(rows, columns) for rows, columns in BLOCKS if (rows == SMALLEST or m > SMALLEST) and (columns == SMALLEST or n > SMALLEST)]
+    block = next(b for b in filled if batches * -(-m // b[0]) * -(-n // b[1]) >= BLOCKS[b] * units)
     extra = {"tier": "simt", "why": "one for every element of a tile"}
     return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, *block, 16, 8, extra=extra))
