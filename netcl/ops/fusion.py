@@ -179,14 +179,17 @@ def _before_write(memory: Any) -> None:
 def register(node: Any) -> None:
     """Note that a node waits, and which memory it will read."""
     program.before_write = _before_write
-    me = weakref.ref(node)
+    me, held = weakref.ref(node), 0
     for x in node.inputs:
         if isinstance(x, Tensor):
             memory = x.pool_handle if x.array is None else memory_of(x.array)
             _readers.setdefault(id(memory), []).append(me)
-            fusing_modes.held += x.nbytes
-    fusing_modes.waiting[id(node)] = me
-    if len(fusing_modes.waiting) > MOST_WAITING or fusing_modes.held > MOST_HELD:
+            held += x.nbytes
+    modes = fusing_modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
+    waiting = modes["waiting"]
+    waiting[id(node)] = me
+    modes["held"] += held
+    if len(waiting) > MOST_WAITING or modes["held"] > MOST_HELD:
         _shrink(_most_held(node))
 
 

@@ -20,7 +20,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion, row_source
 from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_source
-from netcl.ops.elementwise import as_compute, cached_plan, from_compute, fusing_modes, later, launch, prepare
+from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, prepare
 from netcl.ops.expression import PythonText
 from netcl.ops.fusion import Space, TraceNode
 from netcl.ops.reduce import STORED
@@ -103,6 +103,9 @@ def _rounds(node: TraceNode) -> str:
 
 def run(roots: Sequence[TraceNode]) -> None:
     """Compute a region and hand every kept node its values."""
+    if len(roots) == 1 and _by_itself(roots[0]):
+        roots[0].finish(_single(roots[0], program.state(roots[0].queue)))
+        return
     region = describe(roots)
     first = region.order[0]
     if first.whole is not None and _alone(region):
@@ -117,6 +120,13 @@ def run(roots: Sequence[TraceNode]) -> None:
         made = _rows_numpy(region) if numpy else _rows_cl(region)
     for node, tensor in zip(region.kept, made, strict=True):
         node.finish(tensor)
+
+
+def _by_itself(node: TraceNode) -> bool:
+    """Whether a node is a formula of plain eager code over values that are there."""
+    if node.kind != "map" or node.mode is not None or node.whole is not None or isinstance(node.queue, CPUQueue):
+        return False
+    return all([type(x) is not TraceNode or x.made is not None for x in node.inputs])
 
 
 def _alone(region: Region) -> bool:
@@ -166,9 +176,11 @@ def _chain_cl(region: Region) -> list[Tensor]:
         body = chain_body(region.key, len(region.leaves), region.slots)
         arguments = (region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
         plan = cached_plan(state, key, lambda: prepare(*arguments))
-    results = [Tensor.empty(shape, dtype.name, queue=queue) for dtype in outputs]
-    launch(plan, queue, (*region.leaves, *region.numbers), results)
     _show(plan.kernel)
+    if len(outputs) == 1:
+        return [computed(plan, queue, (*region.leaves, *region.numbers))]
+    results = [Tensor._result(shape, dtype.name, queue) for dtype in outputs]
+    launch(plan, queue, (*region.leaves, *region.numbers), results)
     return results
 
 
@@ -180,10 +192,8 @@ def _single(node: TraceNode, state: Any) -> Tensor:
     if plan is None:
         arguments = (node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
         plan = cached_plan(state, key, lambda: prepare(*arguments))
-    result = Tensor.empty(node.shape, node.dtype, queue=node.queue)
-    launch(plan, node.queue, (*values, *node.numbers), (result,))
     _show(plan.kernel)
-    return result
+    return computed(plan, node.queue, (*values, *node.numbers))
 
 
 def _chain_numpy(region: Region) -> list[Tensor]:
