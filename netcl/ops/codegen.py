@@ -218,17 +218,22 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
 def _bfloat16_words(width: int) -> str:
     """bfloat16 in the low bits of ``uint``, and float: to nearest even; a NaN stays one."""
     f, u, mask = (_vector(kind, width) for kind in ("float", "uint", "int"))
-    return f"""{f} netcl_of_bfloat16_word_{width}({u} bits) {{ return as_{f}(bits << 16); }}
+    return f"""#ifndef NETCL_BFLOAT16_WORDS_{width}
+#define NETCL_BFLOAT16_WORDS_{width}
+{f} netcl_of_bfloat16_word_{width}({u} bits) {{ return as_{f}(bits << 16); }}
 {u} netcl_bfloat16_word_{width}({f} x) {{
   const {u} bits = as_{u}(x), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return PICK(rounded, (bits >> 16) | 0x40u, ({mask})(x != x));
-}}"""
+}}
+#endif"""
 
 
 def _half_words(width: int) -> str:
     """Halves in the low bits of ``uint``, and float: to nearest even; 2**112 moves the exponent, denormals included."""
     f, u = (_vector(kind, width) for kind in ("float", "uint"))
-    return f"""{f} netcl_of_float16_word_{width}({u} bits) {{
+    return f"""#ifndef NETCL_FLOAT16_WORDS_{width}
+#define NETCL_FLOAT16_WORDS_{width}
+{f} netcl_of_float16_word_{width}({u} bits) {{
   const {u} rest = (bits & 0x7fffu) << 13, finite = as_{u}(as_{f}(rest) * 0x1p112f);
   const {u} value = PICK(finite, rest | 0x7f800000u, rest >= 0x0f800000u);
   return as_{f}(value | ((bits & 0x8000u) << 16));
@@ -240,7 +245,8 @@ def _half_words(width: int) -> str:
   const {u} large = PICK(({u})(0x7c00u), ({u})(0x7e00u), bits > 0x7f800000u);
   const {u} value = PICK(PICK(normal, small, bits < 0x38800000u), large, bits >= 0x47800000u);
   return value | (sign >> 16);
-}}"""
+}}
+#endif"""
 
 
 def _bfloat16(width: int) -> str:
@@ -258,23 +264,30 @@ def _half_bits(width: int) -> str:
 {s} netcl_to_half_{width}({f} x) {{ const {word} return {_convert("ushort", width, "value")}; }}"""
 
 
-def paired_halves(dtype: str, width: int) -> str:
-    """``load_<dtype>_<width>`` and ``store_<dtype>_<width>``: that many halves at any address, two by two in words of 32 bits.
+def loose_halves(dtype: str, width: int) -> str:
+    """``load_<dtype>_<width>`` and ``store_<dtype>_<width>``: that many halves at any address.
 
-    Shifts and masks alone take them apart: conversions of 16 bits are calls on PoCL, which spill every register.
+    They become words of 32 bits, and these halves again, by being read as twice as many of 16 bits: conversions are calls on PoCL, which
+    spill every register.
     """
-    half = width // 2
-    f, u, whole = f"float{half}", f"uint{half}", f"float{width}"
-    lanes = ", ".join(f"even.s{k:x}, odd.s{k:x}" for k in range(half))
-    return f"""{_bfloat16_words(half) if dtype == "bfloat16" else _half_words(half)}
-typedef struct __attribute__((packed)) {{ {u} v; }} pairs_{dtype}_{width};
-static inline {whole} load_{dtype}_{width}(__global const void* p) {{
-  const {u} pairs = ((__global const pairs_{dtype}_{width}*)p)->v;
-  const {f} even = netcl_of_{dtype}_word_{half}(pairs & 0xffffu), odd = netcl_of_{dtype}_word_{half}(pairs >> 16);
-  return ({whole})({lanes});
+    part = min(width, 8)  # there are no vectors of 32
+    f, h, u, words = f"float{width}", f"ushort{width}", f"uint{part}", f"ushort{2 * part}"
+    pieces = ["h"] if width == part else ["h.lo", "h.hi"]
+    spread = ", ".join(f"h.s{k:x}, 0" for k in range(part))
+    wide = ", ".join(f"widen_{dtype}_{part}({piece})" for piece in pieces)
+    narrow = ", ".join(f"as_{words}(netcl_{dtype}_word_{part}({piece.replace('h', 'x', 1)})).even" for piece in pieces)
+    return f"""{_bfloat16_words(part) if dtype == "bfloat16" else _half_words(part)}
+#ifndef NETCL_LOOSE_{dtype.upper()}_{part}
+#define NETCL_LOOSE_{dtype.upper()}_{part}
+static inline float{part} widen_{dtype}_{part}(const ushort{part} h) {{ return netcl_of_{dtype}_word_{part}(as_{u}(({words})({spread}))); }}
+#endif
+typedef struct __attribute__((packed)) {{ {h} v; }} loose_{dtype}_{width};
+static inline {f} load_{dtype}_{width}(__global const void* p) {{
+  const {h} h = ((__global const loose_{dtype}_{width}*)p)->v;
+  return ({f})({wide});
 }}
-static inline void store_{dtype}_{width}({whole} x, __global void* p) {{
-  ((__global pairs_{dtype}_{width}*)p)->v = netcl_{dtype}_word_{half}(x.even) | (netcl_{dtype}_word_{half}(x.odd) << 16);
+static inline void store_{dtype}_{width}(const {f} x, __global void* p) {{
+  ((__global loose_{dtype}_{width}*)p)->v = ({h})({narrow});
 }}
 """
 

@@ -10,7 +10,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.codegen import paired_halves
+from netcl.ops.codegen import loose_halves
 from netcl.ops.conv.job import INPUT_GRAD, Job
 from netcl.ops.elementwise import run
 from netcl.ops.finish import HALVES, Finish
@@ -63,7 +63,7 @@ def _access(residual: str, stored: str, real: str, lanes: int) -> tuple[dict[str
         elif dtype in HALVES and real == "float":
             macros[macro] = paired.format(dtype, lanes)
     halves = dict.fromkeys(dtype for dtype in (residual, stored) if dtype in HALVES and real == "float")
-    return macros, "".join(paired_halves(dtype, lanes) for dtype in halves)
+    return macros, "".join(loose_halves(dtype, lanes) for dtype in halves)
 
 
 def apart(y: Tensor, finish: Finish, residual: Tensor | None, scale: float) -> Tensor:

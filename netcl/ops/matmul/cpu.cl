@@ -1,7 +1,7 @@
 // Matrix products on CPUs. A work-group is one work-item and does a block of rows times a panel of columns; it packs the panel of
 // B into local memory (the second cache) and sweeps it with tiles of MR rows that live in registers, reading A where it lies.
-// Defined for dtypes that are not converted value by value: A_LANES(p), B_LANES(p), BIAS_LANES(p), ADDED_LANES(p): vectors of operands as
-// REAL; C_LANES(x, p): stores one of the result; B_QUAD(p): four values of B.
+// Defined for dtypes that are not converted value by value: B_LANES(p), BIAS_LANES(p), ADDED_LANES(p): vectors of operands as REAL;
+// C_LANES(x, p): stores one of the result; B_QUAD(p): four values of B.
 #ifndef MR  // rows of a register tile: 1, 2, 4, 6, 8 or 12
 #define MR 6
 #endif
@@ -19,9 +19,6 @@
 #endif
 #ifndef PACKED_B  // 0: B is read where it lies; for few rows, and N at least NR
 #define PACKED_B 1
-#endif
-#ifndef WIDE_A  // 1: the rows of A that a tile multiplies are widened into local memory first
-#define WIDE_A 0
 #endif
 
 #define NR (NV * VW)
@@ -51,11 +48,6 @@
 #if PACKED_A
 #define A_POINTER(i)
 #define A_VALUE(i) a_panel[(INDEX)kk * MR + i]
-#elif WIDE_A
-#define A_POINTER(i)                                                                \
-  __local const REAL* a##i = a_rows + i * KC;                                       \
-  widen(a + min(m0 + i, m - 1) * (INDEX)a_row + k0 * (INDEX)a_k, a_rows + i * KC, kc, a_k);
-#define A_VALUE(i) a##i[kk]
 #else
 #define A_POINTER(i) __global const A_T* a##i = a + min(m0 + i, m - 1) * (INDEX)a_row + k0 * (INDEX)a_k;
 #define A_VALUE(i) A_LOAD(a##i, at_k)
@@ -89,17 +81,6 @@
 #define WHOLE_TILES 1  // are stored vector by vector
 #else
 #define WHOLE_TILES 0
-#endif
-
-#if WIDE_A
-static inline void widen(__global const A_T* from, __local REAL* to, const int count, const long step) {
-  int i = 0;
-#ifdef A_LANES
-  if (step == 1)
-    for (; i + VW <= count; i += VW) L_STORE(A_LANES(from + i), to + i);
-#endif
-  for (; i < count; ++i) to[i] = A_LOAD(from, i * (INDEX)step);
-}
 #endif
 
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
@@ -158,9 +139,6 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
   const int columns = NR * STRIPS;
 #else
   const int columns = NR;
-#endif
-#if WIDE_A
-  __local REAL a_rows[MR * KC] __attribute__((aligned(64)));
 #endif
   const int panels = (n + columns - 1) / columns, blocks = (m + block - 1) / block;
   INDEX group = get_group_id(0);

@@ -22,7 +22,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.codegen import paired_halves
+from netcl.ops.codegen import loose_halves
 from netcl.ops.finish import HALVES, Finish
 from netcl.ops.pointwise import cast
 from netcl.ops.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
@@ -135,7 +135,7 @@ class Product:
         if self.plain(dtype):
             return {f"{name}_LANES(p)": "G_LOAD((__global const REAL*)(p))"}, ""
         if dtype in HALVES and self.real == "float":
-            return {f"{name}_LANES(p)": f"load_{dtype}_{count}(p)"}, paired_halves(dtype, count)
+            return {f"{name}_LANES(p)": f"load_{dtype}_{count}(p)"}, loose_halves(dtype, count)
         return {}, ""
 
     @property
@@ -344,19 +344,19 @@ def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
     read: dict[str, Any] = {}
     functions: dict[str, None] = {}
     residual = p.ending.residual
-    for name, dtype in (("A", p.a), ("B", p.b), ("BIAS", p.bias), ("ADDED", residual)):
+    for name, dtype in (("B", p.b), ("BIAS", p.bias), ("ADDED", residual)):
         macro, text = p.lanes(name, dtype, tile.lanes) if dtype != "" else ({}, "")
         read |= macro
         functions[text] = None
     if "B_LANES(p)" in read:
-        half = "" if p.plain(p.b) else paired_halves(p.b, 4)
+        half = "" if p.plain(p.b) else loose_halves(p.b, 4)
         read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"
         functions[half] = None
     if p.plain(p.c):
         read["C_LANES(x, p)"] = "G_STORE(x, p)"
     elif p.c in HALVES and p.real == "float":
         read["C_LANES(x, p)"] = f"store_{p.c}_{tile.lanes}(x, p)"
-        functions[paired_halves(p.c, tile.lanes)] = None
+        functions[loose_halves(p.c, tile.lanes)] = None
     return compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **tile.macros(), **macros, **read)
 
 
