@@ -29,8 +29,8 @@ OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
 TILE = OUT + TAPS - 1
 PARTS = TILE**2  # products of a tile
 POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity
-# In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and more launches.
-VALUE_COST, DIRECT_COST, LAUNCHES_COST = 24, 1.25, 3e8
+# In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and two more launches.
+VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
 # Blocks of its products, with the work-groups per compute unit that each needs if they shall end together.
 SMALLEST = 64
