@@ -59,7 +59,6 @@ _QUADS = {
 }
 _WIDEN_FROM = 64**3  # multiply-adds; below, two more launches cost more
 _SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
-_MANY_BLOCKS = 7  # work-groups per compute unit of a GPU, after which it matters little how many are left at the end
 
 
 @dataclass(frozen=True)
@@ -205,37 +204,80 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
     return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdrc", args),))
 
 
+class _Block(NamedTuple):
+    """What a work-group computes: m x n values over blocks k deep (0: operands are read in place), rows x columns in a work-item.
+
+    ``slices`` work-items share the depth of a block, ``splits`` work-groups that of the product. ``rate`` is how fast many such
+    blocks are, against the fastest.
+    """
+
+    m: int
+    n: int
+    k: int
+    rows: int
+    columns: int
+    slices: int = 1
+    splits: int = 1
+    rate: float = 1
+
+    @property
+    def items(self) -> int:
+        return self.m // self.rows * (self.n // self.columns) * self.slices
+
+    def local_bytes(self, p: Product, buffers: int) -> int:
+        return (buffers * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
+
+    def macros(self) -> dict[str, int]:
+        return {"BM": self.m, "BN": self.n, "BK": self.k, "TM": self.rows, "TN": self.columns, "SLICES": self.slices}
+
+
+_BLOCKS = (
+    _Block(256, 128, 16, 16, 8, rate=1.0),
+    _Block(128, 128, 8, 16, 8, rate=0.97),
+    _Block(128, 128, 16, 8, 8, rate=0.95),
+    _Block(128, 64, 16, 8, 8, 2, rate=0.9),
+    _Block(64, 64, 16, 8, 8, 2, rate=0.8),
+    _Block(64, 64, 32, 8, 8, 4, rate=0.8),
+    _Block(32, 32, 32, 4, 4, 4, rate=0.4),
+    _Block(8, 8, 0, 4, 4, 64, rate=0.1),
+)
+_FILL = 48  # steps along k that a work-group takes to begin and to end
+_BUSY = 256  # work-items of a compute unit that keep it busy, with such tiles
+_ADDING, _PER_PART = 600_000, 0.2  # multiply-adds in the time that a second launch takes, and an addition out of memory
+
+
+def _reads(p: Product, quads: bool) -> dict[str, Any]:
+    """Macros by which kernels read the operands."""
+    macros: dict[str, Any] = {"WIDTH": 4 if quads else 1, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
+    return macros | ({"A_QUAD(p)": _QUADS[p.a], "B_QUAD(p)": _QUADS[p.b]} if quads else {})
+
+
+def _slices(queue: Any, p: Product, block: _Block) -> Plan:
+    """Blocks whose depth the work-items share, without blocks in local memory."""
+    macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, p.aligned and p.a in _QUADS and p.b in _QUADS)
+    kernel = compiled(queue, "slices.cl", "gemm_slices", p, **macros)
+    args = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
+    return Plan((Launch(kernel, _groups(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
+
+
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    bm, bn, bk, per_item = _fitted(p, config, profile)
-    width = 4 if p.aligned and p.a in _QUADS and p.b in _QUADS else 1
-    # Twice the rows per item halve the reads of local memory, but fewer items leave units idle at the end: only for many blocks.
-    many = work_groups(p, bm, bn, profile) >= _MANY_BLOCKS * profile.max_compute_units
-    rows = config.extra.get("rows_per_item") or (16 if many and per_item == 8 and bm % 128 == 0 and width == 4 else per_item)
-    if "why" in config.extra and rows == 16 and p.trans_b:
-        bk = min(bk, 8)  # B is turned on its way into local memory, and deeper blocks make those writes collide
-    items = bm // rows * (bn // per_item)
-    buffers = 2 if 2 * bk * (bm + bn + 8) * p.itemsize <= profile.local_mem_size else 1
-    macros: dict[str, Any] = {"BM": bm, "BN": bn, "BK": bk, "TM": rows, "TN": per_item, "WIDTH": width, "BUFFERS": buffers}
-    macros |= {"TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
-    if width == 4:
-        macros |= {"A_QUAD(p)": _QUADS[p.a], "B_QUAD(p)": _QUADS[p.b]}
-    groups = _groups(p, bm, bn)
-    splits = _splits(p, groups, profile)
-    depth = -(-p.k // splits // bk) * bk if splits > 1 else p.k
+    block = _block(p, config, profile)
+    if block.k == 0:
+        return _slices(queue, p, block)
+    buffers = 2 if block.local_bytes(p, 2) <= profile.local_mem_size else 1
+    quads = p.aligned and p.a in _QUADS and p.b in _QUADS and not any(size % 4 for size in block[:3])
+    macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _reads(p, quads)
+    groups = _groups(p, block.m, block.n)
+    depth = -(-p.k // block.splits // block.k) * block.k if block.splits > 1 else p.k
     splits = -(-p.k // depth)
     inner = p if splits == 1 else p.bare()
+    macros["C_QUADS"] = int(p.n % 4 == 0 and block.columns % 4 == 0 and inner.plain(inner.c))
     kernel = compiled(queue, "simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
-    first = Launch(kernel, groups * splits * items, items, "abdrc" if splits == 1 else "abdrs", args, splits == 1)
+    first = Launch(kernel, groups * splits * block.items, block.items, "abdrc" if splits == 1 else "abdrs", args, splits == 1)
     if splits == 1:
         return Plan((first,))
     return Plan((first, _add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
-
-
-def work_groups(p: Product, bm: int, bn: int, profile: DeviceProfile) -> int:
-    """Of a product in blocks of ``bm`` x ``bn``, those of parts along k included."""
-    groups = _groups(p, bm, bn)
-    return groups * _splits(p, groups, profile)
 
 
 def _groups(p: Product, bm: int, bn: int) -> int:
@@ -243,25 +285,54 @@ def _groups(p: Product, bm: int, bn: int) -> int:
 
 
 def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
-    total = p.batches * p.m * p.n
-    return Launch(compiled(queue, "naive.cl", "add_parts", p), total, launch.LOCAL_1D, "sdrc", (p.n, p.has_bias, p.m * p.n, splits, total))
+    total, width = p.batches * p.m * p.n, 4 if p.n % 4 == 0 and p.plain(p.c) else 1
+    kernel = compiled(queue, "naive.cl", "add_parts", p, SUMS=width)
+    return Launch(kernel, total // width, launch.LOCAL_1D, "sdrc", (p.n, p.has_bias, p.m * p.n, splits, total))
 
 
-def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[int, int, int, int]:
-    """Block sizes that work: whole tiles, a work-group the device allows, one buffer that fits local memory."""
+def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> _Block:
+    """The fastest block by the model where policy decides, else the configuration's, made to fit the device."""
+    if config.extra.get("form") == "slices":
+        return _Block(config.tile_m, config.tile_n, 0, 4, 4, config.extra.get("slices", 64))
+    if "why" in config.extra and profile.device_type == "gpu" and p.itemsize == 4:
+        fitting = [
+            block._replace(splits=splits) for block in _BLOCKS
+            if block.items <= profile.max_work_group_size and block.local_bytes(p, 2) <= profile.local_mem_size
+            for splits in _useful_splits(p, block, profile.max_compute_units)
+        ]  # fmt: skip
+        if fitting:
+            return min(fitting, key=lambda block: _cost(p, block, profile.max_compute_units))
+    return _fitted(p, config, profile)
+
+
+def _useful_splits(p: Product, block: _Block, units: int) -> list[int]:
+    """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
+    most, groups = p.k // _SPLIT_DEPTH if block.k else 1, _groups(p, block.m, block.n)
+    return sorted({1, *(n for times in range(1, 5) if 1 < (n := times * units // groups) <= most)})
+
+
+def _cost(p: Product, block: _Block, units: int) -> float:
+    """How long a product takes, as multiply-adds of a compute unit at full speed: the unit with the most work-groups decides."""
+    depth = -(-p.k // block.splits) + _FILL
+    most = -(-_groups(p, block.m, block.n) * block.splits // units)
+    busy = min(1.0, (most * block.items / _BUSY) ** 0.5)
+    added = 0.0 if block.splits == 1 else _ADDING + _PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units
+    return most * block.m * block.n * depth / (block.rate * busy) + added
+
+
+def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> _Block:
+    """A block that works: whole tiles, a work-group the device allows, one buffer that fits local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
-    if min(bm, bn, bk, per_item) < 1 or bm % per_item or bn % per_item:
+    rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
+    if min(bm, bn, bk, per_item) < 1 or bm % rows or bn % per_item:
         what = "tile_m and tile_n must be multiples of work_per_thread"
         raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, work_per_thread=per_item))
-    # A policy knows no shapes of devices: smaller blocks where large ones leave compute units without work.
-    parts = max(1, p.k // _SPLIT_DEPTH)
-    while "why" in config.extra and max(bm, bn) > 64 and per_item >= 8 and parts * _groups(p, bm, bn) < profile.max_compute_units:
-        bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
-    while bm // per_item * (bn // per_item) > profile.max_work_group_size and bm % (2 * per_item) == bn % (2 * per_item) == 0:
-        per_item *= 2
-    while bk > 4 and bk * (bm + bn + 8) * p.itemsize > profile.local_mem_size:
+    while bm // rows * (bn // per_item) * slices > profile.max_work_group_size and bm % (2 * rows) == bn % (2 * per_item) == 0:
+        rows, per_item, slices = (rows, per_item, slices // 2) if slices > 1 else (2 * rows, 2 * per_item, 1)
+    while bk > 4 * slices and bk * (bm + bn) * p.itemsize > profile.local_mem_size:
         bk //= 2
-    return bm, bn, bk, per_item
+    bk = -(-bk // (2 * slices)) * 2 * slices  # a slice takes two steps at a time
+    return _Block(bm, bn, bk, rows, per_item, slices, config.extra.get("splits") or _splits(p, _groups(p, bm, bn), profile))
 
 
 def _splits(p: Product, groups: int, profile: DeviceProfile) -> int:

@@ -55,15 +55,36 @@ __kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T
     }
 }
 
+#ifndef SUMS  // values per work-item of add_parts: 4 where rows are multiples of four values long
+#define SUMS 1
+#endif
+#define SUMS_OF_(real, count) real##count
+#define SUMS_OF(real, count) SUMS_OF_(real, count)
+#if SUMS == 1
+#define PART_T REAL
+#else
+#define PART_T SUMS_OF(REAL, SUMS)
+#endif
+
 // The parts of a product that was split along k, added up in order.
 __kernel void add_parts(__global const REAL* restrict parts, __global const BIAS_T* restrict bias,
                         __global const ADDED_T* restrict added, __global C_T* restrict c, const int n, const int has_bias, const long size,
                         const int splits, const long total, const REAL scale) {
-  const INDEX item = get_global_id(0);
+  const INDEX item = (INDEX)get_global_id(0) * SUMS;
   if (item >= (INDEX)total) return;
-  const INDEX batch = item / size, at = item % size;
-  REAL sum = 0;
-  for (int s = 0; s < splits; ++s) sum += parts[(batch * splits + s) * size + at];
-  sum = FINISHED(sum, (int)(at % n), item);
+  const INDEX batch = item / (INDEX)size, at = item % (INDEX)size;
+  const int column = (int)(at % n);
+  parts += batch * splits * size + at;
+  PART_T sum = 0;
+  _Pragma("unroll 4") for (int s = 0; s < splits; ++s) sum += *(__global const PART_T*)(parts + s * size);
+#if SUMS == 4
+  sum.x = FINISHED(sum.x, column, item);
+  sum.y = FINISHED(sum.y, column + 1, item + 1);
+  sum.z = FINISHED(sum.z, column + 2, item + 2);
+  sum.w = FINISHED(sum.w, column + 3, item + 3);
+  *(__global PART_T*)(c + item) = sum;
+#else
+  sum = FINISHED(sum, column, item);
   C_STORE(c, item, sum);
+#endif
 }

@@ -14,6 +14,9 @@
 #ifndef TN  // columns a work-item keeps in registers
 #define TN 4
 #endif
+#ifndef SLICES  // parts of a block's depth that different work-items sum: more of them than the result has tiles
+#define SLICES 1
+#endif
 #ifndef WIDTH  // values per load: 4 where rows of both operands are multiples of four values long and aligned, else 1
 #define WIDTH 1
 #endif
@@ -21,8 +24,14 @@
 #define A_QUAD(p) (*(__global const float4*)(p))
 #define B_QUAD(p) (*(__global const float4*)(p))
 #endif
+#ifndef C_QUADS  // 1: results are stored four at a time
+#define C_QUADS 0
+#endif
 #ifndef BUFFERS  // 2: the next block is stored while this one is multiplied; 1: where local memory is short
 #define BUFFERS 2
+#endif
+#ifndef BAND  // block rows that neighbouring work-groups share, so that B is read from cache
+#define BAND 8
 #endif
 
 #ifndef TRANS_A  // 1: the left operand is stored transposed, K x M
@@ -34,119 +43,119 @@
 
 #define ITEMS_X (BN / TN)
 #define ITEMS_Y (BM / TM)
-#define ITEMS (ITEMS_X * ITEMS_Y)
-#define PAD 4                          // staggers the banks that a column of A's block falls into
+#define TILES (ITEMS_X * ITEMS_Y)
+#define ITEMS (TILES * SLICES)
+#define DEPTH (BK / SLICES)            // of a slice
+#define ROOM (BUFFERS * BK * (BM + BN))
 #define RUN_M (TM % 4 == 0 ? 4 : 1)    // neighbouring rows of a work-item: vectors of 4 out of local memory
 #define RUN_N (TN % 4 == 0 ? 4 : 1)
-#define ROW(i) (ty * RUN_M + (i) / RUN_M * (RUN_M * ITEMS_Y) + (i) % RUN_M)
-#define COLUMN(j) (tx * RUN_N + (j) / RUN_N * (RUN_N * ITEMS_X) + (j) % RUN_N)
-#if BM * BK / WIDTH % (BM / TM * (BN / TN)) == 0  // the work-items divide the block among them
-#define INSIDE_A(e) 1
-#else
-#define INSIDE_A(e) ((e) < BM * BK)
-#endif
-#if BN * BK / WIDTH % (BM / TM * (BN / TN)) == 0
-#define INSIDE_B(e) 1
-#else
-#define INSIDE_B(e) ((e) < BN * BK)
-#endif
-#define LOADS_A ((BM * BK / WIDTH + ITEMS - 1) / ITEMS)
-#define LOADS_B ((BN * BK / WIDTH + ITEMS - 1) / ITEMS)
-#define GROUP_ROWS 8                   // block rows that neighbouring work-groups share, so that B is read from cache
+#define STEP_M (RUN_M * ITEMS_Y)       // from one run to the next
+#define STEP_N (RUN_N * ITEMS_X)
+#define ROW(i) (ty * RUN_M + (i) / RUN_M * STEP_M + (i) % RUN_M)
+#define COLUMN(j) (tx * RUN_N + (j) / RUN_N * STEP_N + (j) % RUN_N)
 
-// One value of op(a) or op(b); zero beyond the edges, so that sums need no care.
-static inline REAL a_at(__global const A_T* a, const int i, const int kk, const int m, const int k, const int lda) {
-  return i < m && kk < k ? (REAL)(TRANS_A ? A_LOAD(a, (INDEX)kk * lda + i) : A_LOAD(a, (INDEX)i * lda + kk)) : (REAL)0;
-}
-
-static inline REAL b_at(__global const B_T* b, const int kk, const int j, const int n, const int k, const int ldb) {
-  return j < n && kk < k ? (REAL)(TRANS_B ? B_LOAD(b, (INDEX)j * ldb + kk) : B_LOAD(b, (INDEX)kk * ldb + j)) : (REAL)0;
-}
-
-#define FETCH_A(k0)                                                                                                     \
-  _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
-    const int e = (t + l * ITEMS) * WIDTH, i = TRANS_A ? e % BM : e / BK, kk = TRANS_A ? e / BM : e % BK;               \
-    if (INSIDE_A(e))                                                                                                    \
-      for (int w = 0; w < WIDTH; ++w)                                                                                   \
-        next_a[l][w] = a_at(a, m0 + i + (TRANS_A ? w : 0), (k0) + kk + (TRANS_A ? 0 : w), m, k_end, lda);               \
-  }
-#define FETCH_B(k0)                                                                                                     \
-  _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
-    const int e = (t + l * ITEMS) * WIDTH, j = TRANS_B ? e / BK : e % BN, kk = TRANS_B ? e % BK : e / BN;               \
-    if (INSIDE_B(e))                                                                                                    \
-      for (int w = 0; w < WIDTH; ++w)                                                                                   \
-        next_b[l][w] = b_at(b, (k0) + kk + (TRANS_B ? w : 0), n0 + j + (TRANS_B ? 0 : w), n, k_end, ldb);               \
-  }
-#if WIDTH == 4  // rows are multiples of four values long, so a vector is either whole or beyond the edge
-#undef FETCH_A
-#undef FETCH_B
-#if TRANS_A
-#define A_PLACE                                                                                                         \
-  const int kk = from + e / BM, i = m0 + e % BM;                                                                        \
-  const int there = kk < k_end && i < m;                                                                                \
-  const INDEX at = (INDEX)kk * lda + i;
-#else  // a row beyond the edge is the last one again: what comes of it is not stored
-#define A_PLACE                                                                                                         \
-  const int kk = from + e % BK, i = min(m0 + e / BK, m - 1);                                                            \
-  const int there = kk < k_end;                                                                                         \
-  const INDEX at = (INDEX)i * lda + kk;
-#endif
-#if TRANS_B
-#define B_PLACE                                                                                                         \
-  const int kk = from + e % BK, j = min(n0 + e / BK, n - 1);                                                            \
-  const int there = kk < k_end;                                                                                         \
-  const INDEX at = (INDEX)j * ldb + kk;
+// An operand whose rows run along k is turned on its way into local memory. Its columns there are swirled by their depth, in runs of
+// four that stay whole: else the lanes that hold one row would write into the same bank.
+#define TURN_A (!TRANS_A)
+#define TURN_B TRANS_B
+#if WIDTH == 4
+#define SWIRL(kk) ((kk) / 4 * (128 / BK) & 28)
 #else
-#define B_PLACE                                                                                                         \
-  const int kk = from + e / BN, j = n0 + e % BN;                                                                        \
-  const int there = kk < k_end && j < n;                                                                                \
-  const INDEX at = (INDEX)kk * ldb + j;
+#define SWIRL(kk) ((kk) * 4 & 28)
 #endif
-#define FETCH(LOADS, INSIDE, PLACE, LOAD, p, next)                                                                      \
-  _Pragma("unroll") for (int l = 0; l < LOADS; ++l) {                                                                   \
-    const int e = (t + l * ITEMS) * 4;                                                                                  \
-    PLACE                                                                                                               \
-    float4 v = (float4)(0);                                                                                             \
-    if (INSIDE(e) && there) v = LOAD(p + at);                                                                           \
-    next[l][0] = v.x; next[l][1] = v.y; next[l][2] = v.z; next[l][3] = v.w;                                             \
-  }
-#define FETCH_A(start) { const int from = start; FETCH(LOADS_A, INSIDE_A, A_PLACE, A_QUAD, a, next_a) }
-#define FETCH_B(start) { const int from = start; FETCH(LOADS_B, INSIDE_B, B_PLACE, B_QUAD, b, next_b) }
+#define SWIRL_A(kk) (TURN_A && BM % 32 == 0 ? SWIRL(kk) : 0)
+#define SWIRL_B(kk) (TURN_B && BN % 32 == 0 ? SWIRL(kk) : 0)
+#if (TM % 4 == 0 ? 4 : 1) * (BM / TM) % 32 == 0  // what is swirled is the work-item's own part, and a slice's and a step's bits are others
+#define TAKEN_A(i, kk) ((ROW(0) ^ SWIRL_A(slice * DEPTH) ^ SWIRL_A(kk)) + (i) / RUN_M * STEP_M + (i) % RUN_M)
+#else
+#define TAKEN_A(i, kk) (ROW(i) ^ SWIRL_A(slice * DEPTH) ^ SWIRL_A(kk))
 #endif
-#define KEEP_A(S)                                                                                                       \
-  _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l) {                                                                 \
-    const int e = (t + l * ITEMS) * WIDTH, i = TRANS_A ? e % BM : e / BK, kk = TRANS_A ? e / BM : e % BK;               \
-    if (INSIDE_A(e))                                                                                                    \
-      for (int w = 0; w < WIDTH; ++w) block_a[S][kk + (TRANS_A ? 0 : w)][i + (TRANS_A ? w : 0)] = next_a[l][w];         \
-  }
-#define KEEP_B(S)                                                                                                       \
-  _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l) {                                                                 \
-    const int e = (t + l * ITEMS) * WIDTH, j = TRANS_B ? e / BK : e % BN, kk = TRANS_B ? e % BK : e / BN;               \
-    if (INSIDE_B(e))                                                                                                    \
-      for (int w = 0; w < WIDTH; ++w) block_b[S][kk + (TRANS_B ? w : 0)][j + (TRANS_B ? 0 : w)] = next_b[l][w];         \
-  }
+#if (TN % 4 == 0 ? 4 : 1) * (BN / TN) % 32 == 0
+#define TAKEN_B(j, kk) ((COLUMN(0) ^ SWIRL_B(slice * DEPTH) ^ SWIRL_B(kk)) + (j) / RUN_N * STEP_N + (j) % RUN_N)
+#else
+#define TAKEN_B(j, kk) (COLUMN(j) ^ SWIRL_B(slice * DEPTH) ^ SWIRL_B(kk))
+#endif
 
 #define QUAD_(real) real##4
 #define QUAD_OF(real) QUAD_(real)
+#define QUAD QUAD_OF(REAL)
+#if WIDTH == 4  // a piece is what one load brings
+#define PIECE float4
+#define A_PIECE(at) A_QUAD(a + (at))
+#define B_PIECE(at) B_QUAD(b + (at))
+#define SPREAD(p, step, v) (p)[0] = v.x; (p)[step] = v.y; (p)[2 * (step)] = v.z; (p)[3 * (step)] = v.w;
+#else
+#define PIECE REAL
+#define A_PIECE(at) (REAL)A_LOAD(a, at)
+#define B_PIECE(at) (REAL)B_LOAD(b, at)
+#define SPREAD(p, step, v) *(p) = v;
+#endif
+#define PIECES_A (BM * BK / WIDTH)
+#define PIECES_B (BN * BK / WIDTH)
+#define LOADS_A ((PIECES_A + ITEMS - 1) / ITEMS)
+#define LOADS_B ((PIECES_B + ITEMS - 1) / ITEMS)
+#define INSIDE_A(l) (PIECES_A % ITEMS == 0 || t + (l) * ITEMS < PIECES_A)
+#define INSIDE_B(l) (PIECES_B % ITEMS == 0 || t + (l) * ITEMS < PIECES_B)
+// Where a work-item's pieces lie: in which row of the operand's block, and how far along it. Told apart so that the first one's place
+// and a constant give the others'.
+#define ALONG_A ((TURN_A ? BK : BM) / WIDTH)
+#define ALONG_B ((TURN_B ? BK : BN) / WIDTH)
+#define ROW_OF(l, along) (ITEMS % (along) == 0 ? t / (along) + (l) * (ITEMS / (along)) : (t + (l) * ITEMS) / (along))
+#define PLACE_OF(l, along) ((ITEMS % (along) == 0 ? t % (along) : (t + (l) * ITEMS) % (along)) * WIDTH)
+#define SWIRLED(l, along, swirl) \
+  (ITEMS % (32 * (along)) == 0 ? (int)(t / (along) ^ (swirl)) + (l) * (ITEMS / (along)) : (int)(ROW_OF(l, along) ^ (swirl)))
+#define KA_OF(l) (int)(TURN_A ? PLACE_OF(l, ALONG_A) : ROW_OF(l, ALONG_A))
+#define KB_OF(l) (int)(TURN_B ? PLACE_OF(l, ALONG_B) : ROW_OF(l, ALONG_B))
+#define I_OF(l) (int)(TURN_A ? ROW_OF(l, ALONG_A) : PLACE_OF(l, ALONG_A))
+#define J_OF(l) (int)(TURN_B ? ROW_OF(l, ALONG_B) : PLACE_OF(l, ALONG_B))
+
+// The next block, into registers; with `there`, as far as k goes.
+#define FETCH(there)                                                                                                    \
+  _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l)                                                                   \
+    if (INSIDE_A(l)) next_a[l] = there(KA_OF(l)) ? A_PIECE(from_a[l]) : (PIECE)(0);                                     \
+  _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l)                                                                   \
+    if (INSIDE_B(l)) next_b[l] = there(KB_OF(l)) ? B_PIECE(from_b[l]) : (PIECE)(0);
+#define ALL(kk) 1
+#define FIRST(kk) ((kk) < first)
+// And from there into local memory.
+#define KEEP                                                                                                            \
+  _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l)                                                                   \
+    if (INSIDE_A(l)) {                                                                                                  \
+      __local REAL* to = block_a + KA_OF(l) * BM;                                                                       \
+      if (TURN_A) { SPREAD(to + SWIRLED(l, ALONG_A, SWIRL_A(KA_OF(l))), BM, next_a[l]) }                                \
+      else *(__local PIECE*)(to + I_OF(l)) = next_a[l];                                                                 \
+    }                                                                                                                   \
+  _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l)                                                                   \
+    if (INSIDE_B(l)) {                                                                                                  \
+      __local REAL* to = block_b + KB_OF(l) * BN;                                                                       \
+      if (TURN_B) { SPREAD(to + SWIRLED(l, ALONG_B, SWIRL_B(KB_OF(l))), BN, next_b[l]) }                                \
+      else *(__local PIECE*)(to + J_OF(l)) = next_b[l];                                                                 \
+    }
 // The values of one k that a work-item multiplies, out of local memory.
 #if TM % 4 == 0
-#define TAKE_A(kk)                                                                                                      \
+#define TAKE_A(kk)                                                                                                   \
   _Pragma("unroll") for (int i = 0; i < TM; i += 4) {                                                                   \
-    const QUAD_OF(REAL) v = *(__local const QUAD_OF(REAL)*)&block_a[now][kk][ROW(i)];                                   \
-    x[i] = v.x; x[i + 1] = v.y; x[i + 2] = v.z; x[i + 3] = v.w;                                                         \
+    const QUAD v = *(__local const QUAD*)(block_a + (slice * DEPTH + (kk)) * BM + TAKEN_A(i, kk));                      \
+    x[(kk) % 2][i] = v.x; x[(kk) % 2][i + 1] = v.y; x[(kk) % 2][i + 2] = v.z; x[(kk) % 2][i + 3] = v.w;                 \
   }
 #else
-#define TAKE_A(kk) _Pragma("unroll") for (int i = 0; i < TM; ++i) x[i] = block_a[now][kk][ROW(i)];
+#define TAKE_A(kk)                                                                                                   \
+  _Pragma("unroll") for (int i = 0; i < TM; ++i) x[(kk) % 2][i] = block_a[(slice * DEPTH + (kk)) * BM + TAKEN_A(i, kk)];
 #endif
 #if TN % 4 == 0
-#define TAKE_B(kk)                                                                                                      \
+#define TAKE_B(kk)                                                                                                   \
   _Pragma("unroll") for (int j = 0; j < TN; j += 4) {                                                                   \
-    const QUAD_OF(REAL) v = *(__local const QUAD_OF(REAL)*)&block_b[now][kk][COLUMN(j)];                                \
-    y[j] = v.x; y[j + 1] = v.y; y[j + 2] = v.z; y[j + 3] = v.w;                                                         \
+    const QUAD v = *(__local const QUAD*)(block_b + (slice * DEPTH + (kk)) * BN + TAKEN_B(j, kk));                      \
+    y[(kk) % 2][j] = v.x; y[(kk) % 2][j + 1] = v.y; y[(kk) % 2][j + 2] = v.z; y[(kk) % 2][j + 3] = v.w;                 \
   }
 #else
-#define TAKE_B(kk) _Pragma("unroll") for (int j = 0; j < TN; ++j) y[j] = block_b[now][kk][COLUMN(j)];
+#define TAKE_B(kk)                                                                                                   \
+  _Pragma("unroll") for (int j = 0; j < TN; ++j) y[(kk) % 2][j] = block_b[(slice * DEPTH + (kk)) * BN + TAKEN_B(j, kk)];
 #endif
+#define TAKE(kk) { TAKE_A(kk) TAKE_B(kk) }
+#define MULTIPLY(kk)                                                                                                    \
+  _Pragma("unroll") for (int i = 0; i < TM; ++i)                                                                        \
+    _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[(kk) % 2][i] * y[(kk) % 2][j];
 
 // A work-group computes a BM x BN block of c through blocks of A and B in local memory; a work-item TM x TN of it in registers.
 // With splits > 1 a batch is computed in parts of `depth` along k, which lie one after the other in c.
@@ -156,66 +165,111 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
                 const int ldb, const int has_bias, const int batch1,
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth,
                 const REAL scale) {
-  __local REAL block_a[BUFFERS][BK][BM + PAD] __attribute__((aligned(32)));
-  __local REAL block_b[BUFFERS][BK][BN + PAD] __attribute__((aligned(32)));
-  const int t = get_local_id(0);
-  // Eight lanes across and four down read the fewest distinct words of both blocks.
+  __local REAL blocks[ROOM] __attribute__((aligned(32)));
+  __local REAL* block_a = blocks;
+  __local REAL* block_b = blocks + BUFFERS * BK * BM;
+  const uint t = get_local_id(0);  // unsigned: quotients are shifts
+  const int slice = t / TILES, item = t % TILES;
+  // Eight lanes across and four down read the fewest words; neighbours read the same of B, and those two apart the same of A, which
+  // lets half a wave's vectors come out of local memory at once.
 #if (BN / TN) % 8 == 0 && (BM / TM) % 4 == 0
-  const int lane = t % 32, wave = t / 32;
-  const int tx = wave % (ITEMS_X / 8) * 8 + lane % 8, ty = wave / (ITEMS_X / 8) * 4 + lane / 8;
+  const int lane = item % 32, wave = item / 32;
+  const int tx = wave % (ITEMS_X / 8) * 8 + lane / 2 % 8, ty = wave / (ITEMS_X / 8) * 4 + lane % 2 + lane / 16 * 2;
 #else
-  const int tx = t % ITEMS_X, ty = t / ITEMS_X;
+  const int tx = item % ITEMS_X, ty = item / ITEMS_X;
 #endif
   const int down = (m + BM - 1) / BM, across = (n + BN - 1) / BN;
-  INDEX group = get_group_id(0);
-  const INDEX part = group / (down * across), batch = part / splits;
-  const int tile = (int)(group % (down * across)), band = tile / (GROUP_ROWS * across), first = band * GROUP_ROWS;
-  const int high = min(down - first, GROUP_ROWS), inside = tile - band * GROUP_ROWS * across;
-  const int m0 = (first + inside % high) * BM, n0 = inside / high * BN;
+  const INDEX group = get_group_id(0), part = group / (down * across), batch = part / splits;
+  const int tile = (int)(group % (down * across)), band = tile / (BAND * across);
+  const int high = min(down - band * BAND, BAND), inside = tile - band * BAND * across;
+  const int m0 = (band * BAND + inside % high) * BM, n0 = inside / high * BN;
   const int k_begin = (int)(part % splits) * depth, k_end = min(k, k_begin + depth);
-  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
-  b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
+  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride + (INDEX)k_begin * (TURN_A ? 1 : lda);
+  b += batch / batch1 * b0_stride + batch % batch1 * b1_stride + (INDEX)k_begin * (TURN_B ? 1 : ldb);
   added += part * m * n;
   c += part * m * n;
 
   REAL sum[TM][TN];
   _Pragma("unroll") for (int i = 0; i < TM; ++i)
     _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] = 0;
-  REAL next_a[LOADS_A][WIDTH], next_b[LOADS_B][WIDTH];
-  FETCH_A(k_begin)
-  FETCH_B(k_begin)
-  KEEP_A(0)
-  KEEP_B(0)
+  PIECE next_a[LOADS_A], next_b[LOADS_B];
+  INDEX from_a[LOADS_A], from_b[LOADS_B];  // beyond the edge: the last ones again, what comes of them is not stored
+  _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l)
+    from_a[l] = TURN_A ? (INDEX)min(m0 + I_OF(l), m - 1) * lda + KA_OF(l) : (INDEX)KA_OF(l) * lda + min(m0 + I_OF(l), m - WIDTH);
+  _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l)
+    from_b[l] = TURN_B ? (INDEX)min(n0 + J_OF(l), n - 1) * ldb + KB_OF(l) : (INDEX)KB_OF(l) * ldb + min(n0 + J_OF(l), n - WIDTH);
+  // A block that k does not fill comes first, so that the others need no care.
+  int left = (k_end - k_begin - 1) / BK;
+  const int first = k_end - k_begin - left * BK;
+  FETCH(FIRST)
+  KEEP
   barrier(CLK_LOCAL_MEM_FENCE);
-  int now = 0;
-  for (int k0 = k_begin; k0 < k_end; k0 += BK) {
-    const int more = k0 + BK < k_end;
-    if (more) {
-      FETCH_A(k0 + BK)
-      FETCH_B(k0 + BK)
+  REAL x[2][TM], y[2][TN];
+  TAKE(0)
+  a += (INDEX)first * (TURN_A ? 1 : lda);
+  b += (INDEX)first * (TURN_B ? 1 : ldb);
+  for (int now = BUFFERS - 1;; --left) {
+    if (left > 0) { FETCH(ALL) }
+    _Pragma("unroll") for (int kk = 0; kk < DEPTH - 1; ++kk) {
+      TAKE(kk + 1)
+      MULTIPLY(kk)
     }
-    _Pragma("unroll") for (int kk = 0; kk < BK; ++kk) {
-      REAL x[TM], y[TN];
-      TAKE_A(kk)
-      TAKE_B(kk)
-      _Pragma("unroll") for (int i = 0; i < TM; ++i)
-        _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i][j] += x[i] * y[j];
-    }
-    if (more) {
+    if (left > 0) {  // the next block is there before this one's last products are
       if (BUFFERS == 1) barrier(CLK_LOCAL_MEM_FENCE);
+      block_a = blocks + now * (BK * BM);
+      block_b = blocks + BUFFERS * BK * BM + now * (BK * BN);
       now = (now + 1) % BUFFERS;
-      KEEP_A(now)
-      KEEP_B(now)
+      KEEP
       barrier(CLK_LOCAL_MEM_FENCE);
+      TAKE(0)
+    }
+    MULTIPLY(DEPTH - 1)
+    if (left <= 0) break;
+    a += (INDEX)BK * (TURN_A ? 1 : lda);
+    b += (INDEX)BK * (TURN_B ? 1 : ldb);
+  }
+#if SLICES > 1
+#define TAKES (ROOM / ((SLICES - 1) * TILES * TN) < TM ? ROOM / ((SLICES - 1) * TILES * TN) : TM)  // rows that there is room for at once
+  _Pragma("unroll") for (int i0 = 0; i0 < TM; i0 += TAKES) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice > 0) {
+      _Pragma("unroll") for (int i = 0; i < TAKES && i0 + i < TM; ++i)
+        _Pragma("unroll") for (int j = 0; j < TN; ++j) blocks[(((slice - 1) * TAKES + i) * TN + j) * TILES + item] = sum[i0 + i][j];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (slice == 0) {
+      for (int s = 0; s < SLICES - 1; ++s)
+        _Pragma("unroll") for (int i = 0; i < TAKES && i0 + i < TM; ++i)
+          _Pragma("unroll") for (int j = 0; j < TN; ++j) sum[i0 + i][j] += blocks[((s * TAKES + i) * TN + j) * TILES + item];
     }
   }
-  _Pragma("unroll") for (int i = 0; i < TM; ++i)
-    _Pragma("unroll") for (int j = 0; j < TN; ++j) {
-      const int row = m0 + ROW(i), column = n0 + COLUMN(j);
-      if (row < m && column < n) {
-        const INDEX at = (INDEX)row * n + column;
-        const REAL x = FINISHED(sum[i][j], column, at);
-        C_STORE(c, at, x);
+  if (slice > 0) return;
+#endif
+  _Pragma("unroll") for (int i = 0; i < TM; ++i) {
+    const int row = m0 + ROW(i);
+    const INDEX start = (INDEX)row * n;
+    if (row < m) {
+#if C_QUADS
+      _Pragma("unroll") for (int j = 0; j < TN; j += 4) {
+        const int column = n0 + COLUMN(j);
+        if (column < n) {
+          QUAD v;
+          v.x = FINISHED(sum[i][j], column, start + column);
+          v.y = FINISHED(sum[i][j + 1], column + 1, start + column + 1);
+          v.z = FINISHED(sum[i][j + 2], column + 2, start + column + 2);
+          v.w = FINISHED(sum[i][j + 3], column + 3, start + column + 3);
+          *(__global QUAD*)(c + start + column) = v;
+        }
       }
+#else
+      _Pragma("unroll") for (int j = 0; j < TN; ++j) {
+        const int column = n0 + COLUMN(j);
+        if (column < n) {
+          const REAL v = FINISHED(sum[i][j], column, start + column);
+          C_STORE(c, start + column, v);
+        }
+      }
+#endif
     }
+  }
 }
