@@ -6,7 +6,7 @@
 //   NEUTRAL                   what combining with changes nothing
 //   fold_map, fold_combine, fold_finish, fold_lanes    the row's formulas; the combination of a vector's lanes
 //   WIDTH, LANES, LOCAL       lanes of a real and their numbers as a mask; work-items of a group
-//   SPAN                      vectors of neighbouring columns that one work-item folds
+//   SPAN, TILE                vectors of neighbouring columns that one work-item folds; that one work-group folds
 // INDEX_T and PARAM_T are replaced in the text, because the types of kernel arguments are read from it.
 //
 // A row may be cut into `slices` of `slice` elements; then y holds one partial result per slice, and a second launch
@@ -52,6 +52,7 @@ __kernel void reduce_rows(__global const SRC* x, __global const GIVEN* given, __
   STORE(y, item, 1, fold_finish(fold_lanes(total), v1, (real)(n), (real)(a0), (real)(a1)));
 }
 
+#if LOCAL > 1
 // One work-group folds one slice of one row; inner is 1.
 __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
 void reduce_group(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
@@ -75,6 +76,49 @@ void reduce_group(__global const SRC* x, __global const GIVEN* given, __global D
   }
   if (lane == 0) STORE(y, item, 1, fold_finish(fold_lanes(parts[0]), v1, (real)(n), (real)(a0), (real)(a1)));
 }
+
+#define ABOVE (LOCAL / TILE)  // work-items that share a column: neighbours in a group take neighbouring columns, then further elements
+
+// One work-group folds one slice of TILE * WIDTH neighbouring columns: where there are too few columns for a work-item each.
+__kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
+void reduce_tile(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,
+                 const PARAM_T n, const INDEX_T rows, const INDEX_T count, const INDEX_T inner, const INDEX_T slice,
+                 const INDEX_T slices) {
+  __local real parts[LOCAL];
+  const INDEX_T across = (inner + TILE * WIDTH - 1) / (TILE * WIDTH);
+  const INDEX_T part_row = get_group_id(0) / across;
+  const int item = get_local_id(0);
+  const INDEX_T column = (get_group_id(0) - part_row * across) * (TILE * WIDTH) + item % TILE * WIDTH;
+  const INDEX_T row = part_row / slices;
+  const INDEX_T begin = (part_row - row * slices) * slice;
+  const INDEX_T end = min(begin + slice, count);
+  const bool inside = column < inner;
+  const real v1 = inside ? LOAD_GIVEN(given + row * inner, column, inner - column) : (real)(0);
+  real part = NEUTRAL;
+  x += row * count * inner;
+  INDEX_T i = inside ? begin + item / TILE : end;
+  for (; i + 7 * ABOVE < end; i += 8 * ABOVE) {  // eight loads on their way at a time: one alone waits for each
+    real v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      v[j] = fold_map(LOAD(x + (i + j * ABOVE) * inner, column, inner - column), v1, (real)(a0), (real)(a1));
+#pragma unroll
+    for (int half_way = 4; half_way > 0; half_way /= 2)
+#pragma unroll
+      for (int j = 0; j < half_way; ++j) v[j] = fold_combine(v[j], v[j + half_way]);
+    part = fold_combine(part, v[0]);
+  }
+  for (; i < end; i += ABOVE)
+    part = fold_combine(part, fold_map(LOAD(x + i * inner, column, inner - column), v1, (real)(a0), (real)(a1)));
+  parts[item] = part;
+  for (int step = LOCAL / 2; step >= TILE; step /= 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (item < step) parts[item] = fold_combine(parts[item], parts[item + step]);
+  }
+  if (item < TILE && inside)
+    STORE(y + part_row * inner, column, inner - column, fold_finish(parts[item], v1, (real)(n), (real)(a0), (real)(a1)));
+}
+#endif
 
 // One work-item folds one slice of SPAN * WIDTH neighbouring columns: CPUs want long pieces of each row, GPUs many work-items.
 __kernel void reduce_columns(__global const SRC* x, __global const GIVEN* given, __global DST* y, const PARAM_T a0, const PARAM_T a1,

@@ -45,6 +45,8 @@ _INFINITE = ("-INFINITY", "INFINITY")
 LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 _MOST_INT = 2**31 - 2**17
 _MOST_RECIPES = 4096  # per context
+_LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
+_UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
 _CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the next row
 
 
@@ -135,11 +137,11 @@ def rotated(width: int, by: int) -> str:
     return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
-def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, local: int, span: int) -> str:
+def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, chosen: Plan) -> str:
     values = value_functions([source, given], [target], stage.compute, layout)
     defines = {"SRC": source.c_storage, "GIVEN": given.c_storage, "DST": target.c_storage, "LOAD": f"load_{source.name}",
-               "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": local,
-               "SPAN": span}  # fmt: skip
+               "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": chosen.local,
+               "SPAN": chosen.span, "TILE": chosen.tile}  # fmt: skip
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     body = _SOURCE.replace("INDEX_T", layout.integer).replace("PARAM_T", stage.compute)
     return f"{values}\n{_fold_functions(stage, layout.width)}{macros}{body}"
@@ -153,6 +155,7 @@ class Plan(NamedTuple):
     local: int
     slices: int
     span: int = 1
+    tile: int = 1
 
 
 def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
@@ -162,10 +165,11 @@ def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
     wide = CPU_WIDTH if cpu else 4
     if shape.inner > 1:
         width = wide if shape.inner >= wide else 1
-        wanted = 4 * profile.max_compute_units if cpu else 256 * profile.max_compute_units
-        span = next((n for n in _CPU_SPANS if cpu and shape.inner >= 2 * n * width), 1)
+        if not cpu:
+            return _gpu_columns(shape, width, profile)
+        span = next((n for n in _CPU_SPANS if shape.inner >= 2 * n * width), 1)
         outputs = shape.rows * -(-shape.inner // (width * span))
-        return Plan("reduce_columns", width, 1 if cpu else 64, _slices(shape.length, outputs, wanted, 256 if cpu else 128), span)
+        return Plan("reduce_columns", width, 1, _slices(shape.length, outputs, 4 * profile.max_compute_units, 256), span)
     width = wide if shape.length >= 4 * wide else 1
     if cpu:
         return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, 4 * profile.max_compute_units, 16384))
@@ -176,6 +180,17 @@ def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
     if variant is KernelVariant.REDUCTION_WORKGROUP:
         slices = _slices(shape.length, shape.rows, 8 * profile.max_compute_units, 16384)
     return Plan("reduce_group", width, local, slices)
+
+
+def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile) -> Plan:
+    """A work-item per vector of columns where those keep the device busy, else a work-group per tile of them and slice."""
+    across, units = -(-shape.inner // width), profile.max_compute_units
+    if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
+        return Plan("reduce_columns", width, 64, 1)
+    local = 1 << (min(256, profile.max_work_group_size).bit_length() - 1)
+    tile = min(16, local, 1 << (across - 1).bit_length())
+    groups = shape.rows * -(-across // tile)
+    return Plan("reduce_tile", width, local, _slices(shape.length, groups, 8 * units, _LEAST_ABOVE * local // tile), 1, tile)
 
 
 def _slices(count: int, outputs: int, wanted: int, least: int) -> int:
@@ -222,19 +237,19 @@ def _launch(
 ) -> None:
     """Record one stage: a partial result per ``length`` elements of every row."""
     slices = -(-shape.length // length)
-    columns = chosen.kernel == "reduce_columns"
+    columns = chosen.kernel in ("reduce_columns", "reduce_tile")
     aligned = (shape.inner if columns else shape.length) % chosen.width == 0
     integer, cpu = "int" if math.prod(shape) < _MOST_INT else "long", profile_of(recipe.queue).device_type == "cpu"
-    layout = Layout(0, chosen.width, aligned, integer, cpu)
+    layout = Layout(0, chosen.width, aligned, integer, cpu, whole=columns and aligned)
     slots = (x, x if given is None else given, target)
     types = tuple(DTYPES[recipe.tensors[slot].dtype] for slot in slots)
-    key = (stage.row.name, "reduce", stage, types, layout, chosen.kernel, chosen.local, chosen.span)
+    key = (stage.row.name, "reduce", stage, types, layout, chosen._replace(slices=1))
     state = program.state(recipe.queue)
     if key not in state:
-        text = _source(stage, types[0], types[1], types[2], layout, chosen.local, chosen.span)
+        text = _source(stage, types[0], types[1], types[2], layout, chosen)
         state[key] = program.get(recipe.queue, text, chosen.kernel)
-    items = shape.rows * slices * (-(-shape.inner // (chosen.width * chosen.span)) if columns else 1)
-    if chosen.kernel == "reduce_group":
+    items = shape.rows * slices * (-(-shape.inner // (chosen.width * chosen.span * chosen.tile)) if columns else 1)
+    if chosen.kernel in ("reduce_group", "reduce_tile"):
         items *= chosen.local
     local = 64 if chosen.local == 1 and items > 1024 else chosen.local  # a work-group costs a CPU more than an item
     recipe.add(state[key], items, local, slots, (*args, *shape, length, slices))

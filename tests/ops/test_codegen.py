@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -353,3 +355,15 @@ def test_only_whole_lines_of_a_cpu_are_streamed():
         for width, large in ((16, True), (16, False), (1, True))
     ]
     assert streams == [True, False, False]
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3000, 96), 0), ((600, 65), 0), ((5, 900, 10), 1), ((20, 3), 0)])
+def test_columns_as_a_gpu_folds_them(shape, axis, cl_device, monkeypatch, rng):
+    """In tiles, by a work-group each: on whatever device there is."""
+    module = sys.modules["netcl.ops.reduce"]
+    profile = dataclasses.replace(module.profile_of(cl_device.queue), device_type="gpu", max_compute_units=8, max_work_group_size=256)
+    monkeypatch.setattr(module, "profile_of", lambda queue: profile)
+    x = rng.standard_normal(shape)
+    t = Tensor.from_host(cl_device.queue, x.astype(np.float32))
+    np.testing.assert_allclose(ops.sum(t, axis=axis).to_host(), x.sum(axis), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(ops.max(t, axis=axis).to_host(), x.astype(np.float32).max(axis))
