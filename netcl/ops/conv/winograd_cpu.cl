@@ -2,62 +2,60 @@
 // instead of 144. A work-group is one work-item; the lanes of a vector are tiles, STRIP neighbours at a time, across lines and images.
 // The transformed inputs of a strip wait in a room of global memory that the group keeps to itself, small enough for the second cache;
 // there every block of MR filters meets them: 36 small products in registers, then the way back to pixels. Products never leave the caches.
+// Where there are few tiles, a block's weights are FRESH: transformed by the group that multiplies with them, and never seen by memory.
 // SCALES as in transforms.cl.
-#ifndef INPUT_GRAD
-#define INPUT_GRAD 0  // 1: weights are read mirrored, their two channel axes exchanged
-#endif
 #ifndef PART
 #define PART 0  // 1: only the transform of weights, 2: only the convolution
+#endif
+#ifndef FRESH
+#define FRESH 0  // 1: the convolution transforms weights itself
+#endif
+#ifndef DEPTH
+#define DEPTH 64  // channels for which it does at a time, a multiple of CHANNELS
 #endif
 #define PARTS 36
 #define APART 16  // elements between the parts of transformed values: at a power of two they would share a line of the first cache
 
-#if PART != 2
-
-#define F EXPAND(REAL, MR)
 #define CHANNELS 16  // whose weights are turned before they are transformed
+#define F EXPAND(REAL, MR)
 typedef struct __attribute__((packed)) {
   F v;
 } LooseFilters;
 
-// n values of each of MR filters, side by side by value; a filter beyond the last is the last.
-static inline void turn(REAL* to, __global const REAL* from, int step, int filters, int n) {
+// n values of each of MR filters, side by side by value, to_step apart; a filter beyond the last is the last.
+static inline void turn(REAL* to, int to_step, __global const REAL* from, int step, int filters, int n) {
   for (int f = 0; f < MR; f += 4) {
     __global const REAL *a = from + (size_t)least(f, filters - 1) * step, *b = from + (size_t)least(f + 1, filters - 1) * step;
     __global const REAL *c = from + (size_t)least(f + 2, filters - 1) * step, *d = from + (size_t)least(f + 3, filters - 1) * step;
+    REAL* at = to + f;
     int i = 0;
-    for (; i + 4 <= n; i += 4) {
+    for (; i + 4 <= n; i += 4, at += 4 * to_step) {
       const Q p = QUAD(__global const, a + i), q = QUAD(__global const, b + i), r = QUAD(__global const, c + i), s = QUAD(__global const, d + i);
-      QUAD(__private, to + i * MR + f) = (Q)(p.s0, q.s0, r.s0, s.s0);
-      QUAD(__private, to + (i + 1) * MR + f) = (Q)(p.s1, q.s1, r.s1, s.s1);
-      QUAD(__private, to + (i + 2) * MR + f) = (Q)(p.s2, q.s2, r.s2, s.s2);
-      QUAD(__private, to + (i + 3) * MR + f) = (Q)(p.s3, q.s3, r.s3, s.s3);
+      QUAD(__private, at) = (Q)(p.s0, q.s0, r.s0, s.s0);
+      QUAD(__private, at + to_step) = (Q)(p.s1, q.s1, r.s1, s.s1);
+      QUAD(__private, at + 2 * to_step) = (Q)(p.s2, q.s2, r.s2, s.s2);
+      QUAD(__private, at + 3 * to_step) = (Q)(p.s3, q.s3, r.s3, s.s3);
     }
-    for (; i < n; ++i) QUAD(__private, to + i * MR + f) = (Q)(a[i], b[i], c[i], d[i]);
+    for (; i < n; ++i, at += to_step) QUAD(__private, at) = (Q)(a[i], b[i], c[i], d[i]);
   }
 }
 
-// u[block of MR filters][part][channel][filter]; a work-group per block of filters and block of channels.
-__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu_weights(__global const REAL* restrict w, __global REAL* restrict u,
-                                                                                 int M, int C) {
-  const int m = get_group_id(0) * MR, first = get_group_id(1) * CHANNELS, channels = least(CHANNELS, C - first);
+// u[part][channel][filter] of the block that begins with filter m, for up to CHANNELS channels from the first on; `part` elements lie
+// between the parts. back: for an input gradient, mirrored, channels and filters of w exchanged.
+static inline void transform_weights(__global REAL* u, __global const REAL* w, int m, int M, int C, int first, int channels, size_t part,
+                                     int back) {
   const REAL scales[6][6] = SCALES;
   REAL turned[CHANNELS * 9 * MR] __attribute__((aligned(64)));
-#if INPUT_GRAD
-  for (int c = 0; c < channels; ++c) turn(turned + c * 9 * MR, w + ((size_t)(first + c) * M + m) * 9, 9, M - m, 9);
-#define TAP(k, s) *(const F*)(from + (8 - (k)*3 - (s)) * MR)
-#else
-  turn(turned, w + ((size_t)m * C + first) * 9, C * 9, M - m, channels * 9);
-#define TAP(k, s) *(const F*)(from + ((k)*3 + (s)) * MR)
-#endif
-  const size_t part = (size_t)C * MR + APART;
-  __global REAL* to = u + get_group_id(0) * PARTS * part + first * MR;
+  if (back)
+    for (int c = 0; c < channels; ++c) turn(turned + (c * 9 + 8) * MR, -MR, w + ((size_t)(first + c) * M + m) * 9, 9, M - m, 9);
+  else
+    turn(turned, MR, w + ((size_t)m * C + first) * 9, C * 9, M - m, channels * 9);
   const REAL* from = turned;
-  for (int c = 0; c < channels; ++c, to += MR, from += 9 * MR) {
+  for (int c = 0; c < channels; ++c, u += MR, from += 9 * MR) {
     F half_way[6][3];
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
-#define D(k) TAP(k, s)
+#define D(k) *(const F*)(from + (k * 3 + s) * MR)
 #define R(k) half_way[k][s]
       WEIGHT_TRANSFORM(F, D, R)
 #undef D
@@ -72,9 +70,19 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu_weight
 #undef D
 #undef R
 #pragma unroll
-      for (int s = 0; s < 6; ++s) ((__global LooseFilters*)(to + (r * 6 + s) * part))->v = line[s] * scales[r][s];
+      for (int s = 0; s < 6; ++s) ((__global LooseFilters*)(u + (r * 6 + s) * part))->v = line[s] * scales[r][s];
     }
   }
+}
+
+#if PART != 2
+
+// u[block of MR filters][part][channel][filter]; a work-group per block of filters and CHANNELS channels.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu_weights(__global const REAL* restrict w, __global REAL* restrict u,
+                                                                                 int M, int C, int back) {
+  const int block = get_group_id(0), first = get_group_id(1) * CHANNELS;
+  const size_t part = (size_t)C * MR + APART;
+  transform_weights(u + block * PARTS * part + first * MR, w, block * MR, M, C, first, least(CHANNELS, C - first), part, back);
 }
 
 #endif
@@ -217,14 +225,21 @@ static inline void transform_inputs(__global REAL* room, __local REAL* lines, __
   }
 }
 
-// MR filters times NR tiles, over all channels.
-static inline void multiply(__local REAL* products, __global const REAL* u, __global const REAL* v, int C) {
+// MR filters times NR tiles, over some channels: the first, or added to what there is.
+static inline void multiply(__local REAL* products, __global const REAL* u, __global const REAL* v, int channels, int is_first) {
   V acc[MR][NV];
 #pragma unroll
   for (int i = 0; i < MR; ++i)
 #pragma unroll
     for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
-  for (int c = 0; c < C; ++c, u += MR, v += NR) {
+#if FRESH
+  if (!is_first)
+#pragma unroll
+    for (int i = 0; i < MR; ++i)
+#pragma unroll
+      for (int j = 0; j < NV; ++j) acc[i][j] = load_local(products + i * STRIP + j * VW);
+#endif
+  for (int c = 0; c < channels; ++c, u += MR, v += NR) {
     V b[NV];
 #pragma unroll
     for (int j = 0; j < NV; ++j) b[j] = load_room(v + j * VW);
@@ -280,19 +295,20 @@ static inline void transform_outputs(__global REAL* y, __local REAL* lines, __lo
     }
 }
 
-// C, H, W: of x; M, OH, OW: of y; high, wide: tiles of an image. The items, a strip times a block of filters each, are dealt out evenly;
-// a group that goes on with the same strip transforms it once.
+// u: the transformed weights, or FRESH ones as they are; C, H, W: of x; M, OH, OW: of y; high, wide: tiles of an image. The items, a strip
+// times a block of filters each, are dealt out evenly; a group that goes on with the same strip transforms it once.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
     __global const REAL* restrict x, __global const REAL* restrict u, __global const REAL* restrict bias, __global REAL* restrict y,
-    __global REAL* restrict rooms, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide, int pad_h, int pad_w) {
+    __global REAL* restrict rooms, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide, int pad_h, int pad_w, int back) {
   __local REAL products[PARTS * MR * STRIP] __attribute__((aligned(64)));
   __local REAL lines[12 * LINE] __attribute__((aligned(64)));
   __local REAL outs[4 * LINE] __attribute__((aligned(64)));
   const int tiles = N * high * wide, strips = (tiles + STRIP - 1) / STRIP, blocks = (M + MR - 1) / MR;
   const int group = get_group_id(0), groups = get_num_groups(0);
   const int first = (int)((long)strips * blocks * group / groups), end = (int)((long)strips * blocks * (group + 1) / groups);
-  const size_t part = (size_t)C * NR + APART, weights = (size_t)C * MR + APART;
-  __global REAL* room = rooms + (size_t)group * NT * PARTS * part;
+  const int depth = FRESH ? DEPTH : C;
+  const size_t part = (size_t)C * NR + APART, weights = (size_t)depth * MR + APART;
+  __global REAL* room = rooms + (size_t)group * PARTS * (NT * part + (FRESH ? weights : 0));
   Runs runs;
   int ready = -1;
   for (int item = first; item < end; ++item) {
@@ -303,9 +319,19 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
       for (int c = 0; c < C; ++c) transform_inputs(room + c * NR, lines, x + (size_t)c * H * W, &runs, W, part);
       ready = strip;
     }
-    __global const REAL* at = u + (size_t)(m / MR) * PARTS * weights;
-    for (int e = 0; e < PARTS; ++e)
-      for (int t = 0; t < NT; ++t) multiply(products + e * (MR * STRIP) + t * NR, at + e * weights, room + (t * PARTS + e) * part, C);
+    for (int c = 0; c < C; c += depth) {
+      const int channels = least(depth, C - c);
+#if FRESH
+      __global REAL* at = room + PARTS * NT * part;
+      for (int i = 0; i < channels; i += CHANNELS)
+        transform_weights(at + i * MR, u, m, M, C, c + i, least(CHANNELS, channels - i), weights, back);
+#else
+      __global const REAL* at = u + (size_t)(m / MR) * PARTS * weights;
+#endif
+      for (int e = 0; e < PARTS; ++e)
+        for (int t = 0; t < NT; ++t)
+          multiply(products + e * (MR * STRIP) + t * NR, at + e * weights, room + (t * PARTS + e) * part + c * NR, channels, c == 0);
+    }
     for (int i = 0; i < least(MR, M - m); ++i) {
       REAL add = 0;
 #if BIAS

@@ -13,20 +13,23 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
-from netcl.ops.conv.winograd import OUT, PARTS, TILE, constants
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, TILE, constants
 
-LEAST_CHANNELS = 48  # channels and filters from which products outweigh the transforms of pixels
-LEAST_TILES = 32  # tiles of a batch from which they outweigh the transform of weights
-WASTE = 2  # times as many pixels in tiles as in the result take away what is gained
+# In the time of the 36 products of a channel and a filter with one tile, lanes filled: the same with the transforms of pixels, a plain sum,
+# and the transform of the weights.
+WITH_TRANSFORMS, PLAIN, TRANSFORM = 1.3, 5.0, 10.0
+STRIP, LONGEST_STRIP = 32, 128  # tiles of a strip where weights are transformed once; most where every strip transforms them again
+ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cache
+WEIGHTS = 1 << 20  # bytes of transformed weights that stay there beside a strip: more are made again for every strip, which is faster
 GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
 LEAST_PER_UNIT = 2  # as many where strips are few: every group of a strip transforms it for itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
-CHANNELS = 16  # whose weights a work-group transforms, as in the kernel
+CHANNELS, DEPTH = 16, 64  # whose weights are transformed by a work-group, and by a group of the convolution at a time
 LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, what comes after them, results
 
 
 class Share(NamedTuple):
-    """Macros, blocks of filters, work-groups, and the elements of transformed weights and of the groups' rooms."""
+    """Macros, blocks of filters, work-groups, and the elements of transformed weights (none if FRESH) and of the groups' rooms."""
 
     tiles: dict[str, Any]
     blocks: int
@@ -37,25 +40,27 @@ class Share(NamedTuple):
 
 def suits(job: Job, variant: KernelVariant, config: KernelConfig, queue: Any) -> bool:
     """Whether it can be done and was asked for, or pays: to the policy every convolution of a CPU is a panel, which leaves how to us."""
-    g = job.g
+    g, profile = job.g, handle_of(queue).profile
     if (g.kh, g.kw, *g.stride, *g.dilation, g.groups) != (3, 3, 1, 1, 1, 1, 1) or job.kind == WEIGHT_GRAD or job.compute == "double":
         return False
     least = config.extra.get("winograd_channels")
     if variant is not KernelVariant.CONV2D_WINOGRAD:
         free = variant is KernelVariant.CONV2D_IM2COL and "why" in config.extra and env.value("NETCL_CONV_WINOGRAD")
-        wanted = free and pays(job)
+        wanted = free and pays(job, profile)
     else:
-        wanted = pays(job) if least is None else min(g.c, g.f) >= least
-    profile = handle_of(queue).profile
+        wanted = pays(job, profile) if least is None else min(g.c, g.f) >= least
     share = share_of(job, profile, config.extra)
     return wanted and 4 * max(share.weights, share.rooms) <= profile.max_alloc_size and local_size(share.tiles) <= profile.local_mem_size
 
 
-def pays(job: Job) -> bool:
-    """Whether 36 products instead of 144 are worth the transforms."""
-    high, wide = tiles_of(job)
-    filled = high * wide * OUT**2 <= WASTE * job.sizes[5] * job.sizes[6]
-    return filled and job.g.n * high * wide >= LEAST_TILES and min(job.g.c, job.g.f) >= LEAST_CHANNELS
+def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
+    """Whether 36 products instead of 144 are exact enough and worth the transforms of pixels, which few filters share, and of weights,
+    which few tiles share."""
+    tiles = share_of(job, profile, {}).tiles
+    strips = -(-_count(job) // _strip(tiles))
+    ours = WITH_TRANSFORMS * strips * _strip(tiles) + TRANSFORM * (strips if tiles["FRESH"] else 1)
+    faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
+    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _room(job.sizes[1], _lanes(profile)) <= 2 * ROOM
 
 
 def tiles_of(job: Job) -> tuple[int, int]:
@@ -63,24 +68,54 @@ def tiles_of(job: Job) -> tuple[int, int]:
     return -(-job.sizes[5] // OUT), -(-job.sizes[6] // OUT)
 
 
-def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
-    """MR filters times NV vectors of VW tiles in registers, NT of them side by side in a strip; ``given`` may name others."""
+def _count(job: Job) -> int:
     high, wide = tiles_of(job)
-    count, c, lanes = job.g.n * high * wide, job.sizes[1], min(16, max(4, profile.vector_width))
-    # Vectors of 8 lanes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
-    tiles: dict[str, Any] = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": max(1, 16 // lanes)}
-    tiles |= {name: given[name] for name in tiles if name in given}
-    for name in ("NT", "NV"):
-        while tiles[name] > 1 and (_strip(tiles) // 2 >= count or local_size(tiles) > profile.local_mem_size):
-            tiles[name] //= 2
-    blocks, strips, units = -(-job.filters // tiles["MR"]), -(-count // _strip(tiles)), profile.max_compute_units
+    return job.g.n * high * wide
+
+
+def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
+    """How the work is cut; ``given`` may name macros."""
+    count, c, m, units = _count(job), job.sizes[1], job.filters, profile.max_compute_units
+    tiles = _macros(count, c, m, profile, given)
+    blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
     groups = min(strips * blocks, max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
     room = PARTS * (c * _strip(tiles) + APART * tiles["NT"])
+    if tiles["FRESH"]:
+        return Share(tiles, blocks, groups, 0, groups * (room + PARTS * (DEPTH * tiles["MR"] + APART)))
     return Share(tiles, blocks, groups, blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
+
+
+def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """MR filters times NV vectors of VW tiles in registers, NT of them side by side in a strip."""
+    lanes = given.get("VW", _lanes(profile))
+    longest = max(lanes, min(LONGEST_STRIP, ROOM // _room(c, 1)))
+    fresh = given.get("FRESH", int(count <= longest or 4 * PARTS * c * m > WEIGHTS))
+    # Powers of two, so that sizes share programs; those that are multiplied, and transformed for, in the least time.
+    strips = [size for size in (lanes << k for k in range(8)) if size <= (longest if fresh else STRIP)]
+    strip = min(strips, key=lambda size: -(-count // size) * (WITH_TRANSFORMS * size + TRANSFORM)) if fresh else strips[-1]
+    # Vectors of 8 lanes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
+    filters, vectors = (4, 2) if lanes == 8 else (8, 2)
+    if strip == lanes:
+        filters, vectors = 2 * filters, 1
+    tiles: dict[str, Any] = {"VW": lanes, "MR": filters, "NV": vectors}
+    tiles |= {name: given[name] for name in tiles if name in given}
+    tiles |= {"NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))), "FRESH": fresh, "DEPTH": DEPTH}
+    while tiles["NT"] > 1 and local_size(tiles) > profile.local_mem_size:
+        tiles["NT"] //= 2
+    return tiles
+
+
+def _lanes(profile: ExtendedDeviceProfile) -> int:
+    return min(16, max(4, profile.vector_width))
 
 
 def _strip(tiles: Mapping[str, int]) -> int:
     return tiles["VW"] * tiles["NV"] * tiles["NT"]
+
+
+def _room(channels: int, tiles: int) -> int:
+    """Bytes of transformed inputs."""
+    return 4 * PARTS * channels * tiles
 
 
 def local_size(tiles: Mapping[str, int]) -> int:
@@ -89,16 +124,19 @@ def local_size(tiles: Mapping[str, int]) -> int:
 
 
 def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    """The transform of weights, then the convolution in one kernel."""
+    """The transform of weights, unless they are FRESH, then the convolution in one kernel."""
     share, (n, c, h, w, m, oh, ow) = share_of(job, handle_of(queue).profile, config.extra), job.sizes[:7]
-    pad = tuple(2 - p for p in job.g.pad) if job.kind == INPUT_GRAD else job.g.pad
-    numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad)
-    transform = _kernel(queue, job, share, 1, "winograd_cpu_weights", INPUT_GRAD=job.kind == INPUT_GRAD)
+    fresh, back = bool(share.tiles["FRESH"]), int(job.kind == INPUT_GRAD)
+    pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
+    numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
     convolve = _kernel(queue, job, share, 2, "winograd_cpu", BIAS=job.bias, RELU_OUT=job.relu)
+    transform = None if fresh else _kernel(queue, job, share, 1, "winograd_cpu_weights")
 
     def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
-        u, rooms = (Tensor.empty((size,), job.dtype, queue=queue) for size in (share.weights, share.rooms))
-        transform(queue, (share.blocks, -(-c // CHANNELS)), None, weight, u, m, c)
+        u, rooms = weight, Tensor.empty((share.rooms,), job.dtype, queue=queue)
+        if transform is not None:
+            u = Tensor.empty((share.weights,), job.dtype, queue=queue)
+            transform(queue, (share.blocks, -(-c // CHANNELS)), None, weight, u, m, c, back)
         convolve(queue, (share.groups,), None, source, u, bias, result, rooms, *numbers)
 
     return go
