@@ -43,14 +43,18 @@ def test_the_kernels_of_gpus_give_torchs_numbers_too(name, cl_device, monkeypatc
     test_torchs_numbers(name, cl_device)
 
 
-def test_local_memory_limits_the_tiles():
+@pytest.mark.parametrize("wide", [False, True])
+def test_local_memory_limits_the_tiles(wide):
     for memory in (16, 32, 48, 64):
         for depth in (32, 64, 128, 256):
-            config = MODULE.simt_config(memory * 1024, 256, False, depth)
+            config = MODULE.simt_config(memory * 1024, 256, wide, depth)
             d = config.defines
             rows, columns, chunk = d["RY"] * d["TY"], d["RX"] * d["TX"], d["CHUNK"]
-            assert 4 * (chunk * (rows + columns + 2) + rows * (columns + 1)) <= memory * 1024
-            assert chunk % d["TX"] == 0 and chunk * d["CHUNKS"] >= depth and config.rows == rows
+            assert (8 if wide else 4) * (chunk * (rows + columns) + rows * columns) <= memory * 1024
+            assert chunk * d["CHUNKS"] >= depth and config.rows == rows and config.local == (d["TX"] * d["TY"], 1)
+            # what simt.cl asks of its macros
+            assert d["TX"] % 8 == d["TY"] % 4 == d["RX"] % 4 == chunk % 32 == chunk % (4 * d["TX"]) == columns % 32 == 0
+            assert d["RY"] <= d["TX"] and d["TX"] * d["TY"] % (chunk // 4) == 0 and chunk // 4 * (rows + 4) + 2 * rows <= rows * columns
 
 
 def test_a_row_that_sees_no_key_gives_zero_and_no_gradient(device):

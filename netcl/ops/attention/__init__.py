@@ -33,7 +33,11 @@ from netcl.ops.registry import S, composite, op
 __all__ = ["Config", "attention", "attention_grad", "choose", "rope", "scaled_dot_product_attention"]
 
 
-PARTS = {"attention": 1, "attention_delta": 2, "attention_query_grad": 2, "attention_key_grad": 3}  # the parts of a kernel file
+PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the parts of a kernel file
+#: Work-items across and down, scores of each across and down, and elements of a head at a time; of ``simt.cl``, the largest first.
+TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8, 4, 2, 32))
+
+HELD = 64  # registers of a work-item for one result; the gradient of keys and values has two
 
 
 class Config(NamedTuple):
@@ -52,16 +56,15 @@ def cpu_config(width: int, wide: bool, depth: int) -> Config:
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int) -> Config:
-    """For GPUs: the largest tiles whose parts fit into local memory."""
-    side = 16 if most >= 256 else 8
-    fitting = Config("", {}, (side, side), side)
-    for ry, rx, chunk in ((4, 2, 64), (2, 2, 64), (2, 1, 32), (1, 1, side)):
-        rows, columns, chunk = ry * side, rx * side, min(chunk, depth)
-        defines = {"TX": side, "TY": side, "RX": rx, "RY": ry, "CHUNK": chunk, "CHUNKS": -(-depth // chunk)}
-        fitting = Config("simt.cl", defines, (side, side), rows)
-        if (8 if wide else 4) * (chunk * (rows + columns + 2) + rows * (columns + 1)) <= memory:
+    """For GPUs: the largest tiles that fit into local memory, and whose results fit into registers."""
+    for tx, ty, rx, ry, chunk in TILES:
+        rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
+        size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)
+        held = (2 if wide else 1) * ry * chunks * chunk // tx
+        if size <= memory and tx * ty <= most and held <= HELD and chunk <= depth:
             break
-    return fitting
+    defines = {"TX": tx, "TY": ty, "RX": rx, "RY": ry, "CHUNK": chunk, "CHUNKS": chunks, "WIDE": int(wide)}
+    return Config("simt.cl", defines, (tx * ty, 1), rows)
 
 
 def choose(q: Tensor, k: Tensor, sizes: Geometry) -> Config:
@@ -88,7 +91,14 @@ class _Call(NamedTuple):
     def kernel(self, name: str) -> Any:
         dtype = self.like.dtype
         operands = {"X": dtype, "M": (self.like if self.mask.tensor is None else self.mask.tensor).dtype, "S": _sums_dtype(dtype)}
-        defines = {"REAL": "double" if dtype == "float64" else "float", "MASK": self.mask.kind, "PART": PARTS[name], **self.config.defines}
+        defines: dict[str, Any] = {
+            "REAL": "double" if dtype == "float64" else "float",
+            "MASK": self.mask.kind,
+            "PART": PARTS[name],
+            **self.config.defines,
+        }
+        if self.config.file == "simt.cl" and self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0:
+            defines |= quad_macros(dtype)
         return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines)
 
     def run(self, name: str, rows: int, heads: int, *tensors: Any) -> None:
@@ -96,6 +106,14 @@ class _Call(NamedTuple):
         tx, ty = self.config.local
         blocks = -(-rows // self.config.rows)
         self.kernel(name)(self.like.queue, (blocks * tx, heads * ty), self.config.local, *tensors, *self.numbers)
+
+
+def quad_macros(dtype: str) -> dict[str, str]:
+    """How ``simt.cl`` reads four elements at once, and writes them."""
+    if dtype in ("float16", "bfloat16"):
+        read = "vload_half4(0, p)" if dtype == "float16" else "as_float4(convert_uint4(*(__global const ushort4*)(p)) << 16)"
+        return {"X_QUAD(p)": read}
+    return {"X_QUAD(p)": "(*(__global const real4*)(p))", "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
 def _sums_dtype(dtype: str) -> str:
@@ -202,12 +220,10 @@ def attention_grad(
 
 def _run_grad(call: _Call, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any) -> None:
     sizes = call.sizes
-    rows = sizes.batch * sizes.heads * sizes.n
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
-    has = through is not None
-    call.kernel("attention_delta")(q.queue, rows, launch.LOCAL_1D, g, out, through if has else delta, delta, int(has), rows, sizes.depth_v)
     given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)
-    call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, *given, results[0])
+    also = (out, delta if through is None else through, results[0], int(through is not None))
+    call.run("attention_query_grad", sizes.n, sizes.batch * sizes.heads, *given, *also)
     call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, *given, *results[1:])
 
 

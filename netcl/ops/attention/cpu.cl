@@ -185,21 +185,11 @@ __kernel void attention(__global const X_T* q, __global const X_T* k, __global c
 
 #elif PART == 2
 
-// The sum of gradient times result of each row, less the gradient that arrives through the logarithm.
-__kernel void attention_delta(__global const X_T* g, __global const X_T* out, __global const S_T* through, __global S_T* delta,
-                              const int has_through, const int rows, const int depth) {
-  const int row = get_global_id(0);
-  if (row >= rows) return;
-  __global const X_T* gr = g + (long)row * depth;
-  __global const X_T* xr = out + (long)row * depth;
-  real sum = 0;
-  for (int d = 0; d < depth; ++d) sum += X_LOAD(gr, d) * X_LOAD(xr, d);
-  S_STORE(delta, row, has_through ? sum - S_LOAD(through, row) : sum);
-}
-
+// Also leaves delta: the sum of gradient times result of each row, less the gradient that arrives through the logarithm.
 __attribute__((reqd_work_group_size(1, 1, 1)))
 __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                   __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out,
+                                   __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
+                                   __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
                                    const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
                                    const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
                                    const int by_key) {
@@ -209,8 +199,12 @@ __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q,
   vec packed[DEPTH], packed_g[DEPTH], result[DEPTH], s[BLOCK], dp[BLOCK];
   pack(packed, q + (long)head * n * depth, first, n, depth, scale);
   pack(packed_g, g + (long)head * n * depth_v, first, n, depth_v, 1);
+  pack(result, forward + (long)head * n * depth_v, first, n, depth_v, 1);
+  vec less = has_through ? -load_sums(through + (long)head * n, first, n) : (vec)(0);
+  for (int d = 0; d < depth_v; ++d) less += packed_g[d] * result[d];
+  store_sums(delta + (long)head * n, less, first, n);
   for (int d = 0; d < depth; ++d) result[d] = 0;
-  const vec logarithm = load_sums(logarithms + (long)head * n, first, n), less = load_sums(delta + (long)head * n, first, n);
+  const vec logarithm = load_sums(logarithms + (long)head * n, first, n);
   const vec safe = logarithm == (vec)(LOWEST) ? (vec)(INFINITY) : logarithm;
   const int end = causal ? min(m, first + LANES) : m;
   for (int j = 0; j < end; j += BLOCK) {

@@ -1,31 +1,38 @@
-// Attention on GPUs: a work-group of TX x TY takes ROWS = RY * TY queries (in the gradient of keys and values: keys) and walks the other
-// side in blocks of COLUMNS = RX * TX.
+// Attention on GPUs: a work-group of TX x TY work-items takes ROWS = RY * TY queries (in the gradient of keys and values: keys) and walks the
+// other side in blocks of COLUMNS = RX * TX.
 //
-// Each work-item holds RY x RX scores in registers and, of the result, RY rows of every TX-th column. The head is read in chunks of CHUNK
-// elements, so local memory does not depend on its size; no matrix of all scores exists.
+// Each work-item holds RY x RX scores in registers and, of the result, RY rows of OWN elements of every chunk. The head is read in chunks
+// of CHUNK elements, so local memory does not depend on its size; no matrix of all scores exists. Local memory is read and written in
+// quads of four elements, which lie permuted within a row so that work-items side by side find theirs in different banks.
 // Operand X: queries, keys, values, results and gradients (X_T X_LOAD X_STORE); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
-// S_STORE).
+// S_STORE). Where rows are whole quads, X_QUAD(p) reads one and X_QUAD_STORE(p, v) writes one.
 
 #ifndef REAL  // the type arithmetic is done in
 #define REAL float
 #endif
-#ifndef TX  // work-items along a row of scores
+#ifndef WIDE  // 1: it is double
+#define WIDE 0
+#endif
+#ifndef TX  // work-items along a row of scores; a multiple of 8
 #define TX 16
 #endif
-#ifndef TY  // work-items along a column of scores
-#define TY 16
+#ifndef TY  // work-items along a column of scores; a multiple of 4
+#define TY 8
 #endif
-#ifndef RX  // scores of a work-item along a row
-#define RX 2
+#ifndef RX  // scores of a work-item along a row; a multiple of 4
+#define RX 4
 #endif
-#ifndef RY  // and along a column
-#define RY 4
+#ifndef RY  // and along a column; at most TX
+#define RY 8
 #endif
-#ifndef CHUNK  // elements of a head in local memory at a time; a multiple of TX
+#ifndef CHUNK  // elements of a head in local memory at a time; a multiple of 32 and of 4 * TX
 #define CHUNK 64
 #endif
 #ifndef CHUNKS  // chunks of the largest head
 #define CHUNKS 1
+#endif
+#ifndef AHEAD  // quads of a product whose loads and multiplications the compiler may mix
+#define AHEAD 1
 #endif
 #ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
 #define PART 1
@@ -36,233 +43,381 @@
 
 #pragma OPENCL FP_CONTRACT ON
 
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define ITEMS (TX * TY)
 #define ROWS (RY * TY)
 #define COLUMNS (RX * TX)
-#define OWN (CHUNK / TX)  // columns of a chunk that a work-item holds
+#define OWN (CHUNK / TX)  // elements of a chunk that a work-item holds
+#define QUADS (CHUNK / 4)
+#define SCORE_QUADS (COLUMNS / 4)
+#define EACH _Pragma("unroll")
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define AHEAD_LOOP _Pragma(TEXT(unroll AHEAD))
+#define SOME _Pragma("unroll 4")
 #define LOWEST ((real)(-INFINITY))
-#define SIZED __attribute__((reqd_work_group_size(TX, TY, 1)))
+#define SIZED __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+#define INLINE static inline __attribute__((always_inline))
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
 
 typedef REAL real;
+typedef JOIN(REAL, 4) real4;
 
-// One side of a product, transposed, rows one apart from a power of two so that neighbours lie in different banks; then the scores.
-#define MEMORY                                  \
-  __local real left[CHUNK * (ROWS + 1)];        \
-  __local real right[CHUNK * (COLUMNS + 1)];    \
-  __local real scores[ROWS * (COLUMNS + 1)];
+// Scores are kept in units of log 2: their powers of two are single instructions.
+#if WIDE
+#define POWER(x) exp2(x)
+#define LOG2_E M_LOG2E
+#define LN_2 M_LN2
+#else
+#define POWER(x) native_exp2(x)
+#define LOG2_E M_LOG2E_F
+#define LN_2 M_LN2_F
+#endif
+
+// Where a quad of a row lies in the tile of the left operand, of the right one, and among the scores.
+#define LEFT(row, quad) ((row) * QUADS + ((quad) ^ ((row) & 3)))
+#define RIGHT(row, quad) ((row) * QUADS + ((quad) ^ ((row) / 4 & 7)))
+#define SCORE(row, quad) ((row) * SCORE_QUADS + ((quad) ^ (((row) & 1) << 2)))
+// The same for the first row or column of a work-item; its others are found a fixed step on.
+#define LEFT_AT(quad) LEFT(ROW_FROM + ty % 4, quad)
+#define RIGHT_AT(quad) (tx * 4 * QUADS + ((quad) ^ (tx & 7)))
+#define SCORE_AT(quad) SCORE(ROW_FROM + ty % 4, quad)
+
+// Eight work-items across and four down are neighbours: they read the fewest distinct words of both tiles, two of them at a time the same.
+#define LANE ((int)(get_local_id(0) & (ITEMS - 1)))
+#define PLACE                                                                  \
+  const int wave = LANE / 32, tx = wave % (TX / 8) * 8 + LANE / 2 % 8;         \
+  const int ty = wave / (TX / 8) * 4 + LANE % 2 + LANE % 32 / 16 * 2;
+#define ROW(y) (ty / 4 * (4 * RY) + ty % 4 + 4 * (y))
+#define COLUMN_STEP(x) ((x) / 4 * (4 * TX) + (x) % 4)
+#define COLUMN(x) (tx * 4 + COLUMN_STEP(x))
+// The first and last row and column of the 32 neighbours of a work-item.
+#define ROW_FROM (ty / 4 * (4 * RY))
+#define ROW_TO (ROW_FROM + 4 * RY - 1)
+#define COLUMN_FROM (tx / 8 * 32)
+#define COLUMN_TO (COLUMN_FROM + 31 + (RX / 4 - 1) * 4 * TX)
+
+// The scores' place serves sums over the work-items of a row as well: PARTS of each row, then what came of them.
+#define STEP (ROWS + 4)
+#define NOTES (QUADS * STEP)
+#define MEMORY                        \
+  __local real4 left[ROWS * QUADS];   \
+  __local real4 right[COLUMNS * QUADS]; \
+  __local real4 scores[ROWS * SCORE_QUADS];
 
 // ---- tiles
 
-// into[d][row] = rows first .. first + count of x, elements from .. from + CHUNK; what lies beyond reads as 0.
-static inline void load_transposed(__local real* into, __global const X_T* x, const int count, const int first, const int n, const int from,
-                                   const int depth) {
-  const int lane = get_local_id(1) * TX + get_local_id(0);
-  for (int e = lane; e < count * CHUNK; e += TX * TY) {
-    const int row = e / CHUNK, d = e % CHUNK;
-    const int there = first + row < n && from + d < depth;
-    into[d * (count + 1) + row] = there ? (real)X_LOAD(x, (long)(first + row) * depth + from + d) : (real)0;
-  }
+// Four elements of a row from x on, of which `there` exist; others read as 0.
+INLINE real4 quad_of(__global const X_T* x, const int there) {
+#ifdef X_QUAD
+  real4 quad = (real4)(0);
+  if (there > 0) quad = X_QUAD(x);
+  return quad;
+#else
+  real e[4];
+  EACH for (int i = 0; i < 4; ++i) e[i] = i < there ? (real)X_LOAD(x, i) : (real)0;
+  return (real4)(e[0], e[1], e[2], e[3]);
+#endif
 }
 
-// s += rows of a times rows of b, over the whole head.
-static inline void products(real s[RY][RX], __local real* left, __local real* right, __global const X_T* a, const int first_a, const int n_a,
-                            __global const X_T* b, const int first_b, const int n_b, const int depth) {
-  const int tx = get_local_id(0), ty = get_local_id(1);
-  for (int y = 0; y < RY; ++y)
-    for (int x = 0; x < RX; ++x) s[y][x] = 0;
-  for (int from = 0; from < depth; from += CHUNK) {
-    SYNC;
-    load_transposed(left, a, ROWS, first_a, n_a, from, depth);
-    load_transposed(right, b, COLUMNS, first_b, n_b, from, depth);
-    SYNC;
-    for (int d = 0; d < CHUNK; ++d) {
-      real l[RY], r[RX];
-      for (int y = 0; y < RY; ++y) l[y] = left[d * (ROWS + 1) + ty + y * TY];
-      for (int x = 0; x < RX; ++x) r[x] = right[d * (COLUMNS + 1) + tx + x * TX];
-      for (int y = 0; y < RY; ++y)
-        for (int x = 0; x < RX; ++x) s[y][x] += l[y] * r[x];
+// A tile of `count` rows; a few at a time, for what is read ahead waits in registers.
+#define LOAD(to, at, count)                                                                     \
+  const int quad = LANE % QUADS, there = depth - from - 4 * quad;                                \
+  x += (long)(first + LANE / QUADS) * depth + from + 4 * quad;                                  \
+  SOME for (int row = LANE / QUADS; row < (count); row += ITEMS / QUADS) {                       \
+    to[at(row, quad)] = quad_of(x, first + row < n ? there : 0);                                 \
+    x += ITEMS / QUADS * depth;                                                                 \
+  }
+
+INLINE void load_left(__local real4* left, __global const X_T* x, const int first, const int n, const int from, const int depth) {
+  LOAD(left, LEFT, ROWS)
+}
+
+INLINE void load_right(__local real4* right, __global const X_T* x, const int first, const int n, const int from, const int depth) {
+  LOAD(right, RIGHT, COLUMNS)
+}
+
+// s += rows of the left tile times rows of the right one.
+INLINE void multiply(real s[RY][RX], __local const real4* left, __local const real4* right) {
+  PLACE
+  AHEAD_LOOP for (int q = 0; q < QUADS; ++q) {
+    __local const real4* from_a = left + LEFT_AT(q);
+    __local const real4* from_b = right + RIGHT_AT(q);
+    real4 b[RX];
+    EACH for (int x = 0; x < RX; ++x) b[x] = from_b[COLUMN_STEP(x) * QUADS];
+    EACH for (int y = 0; y < RY; ++y) {
+      const real4 a = from_a[4 * y * QUADS];
+      EACH for (int x = 0; x < RX; ++x) s[y][x] += a.x * b[x].x;
+      EACH for (int x = 0; x < RX; ++x) s[y][x] += a.y * b[x].y;
+      EACH for (int x = 0; x < RX; ++x) s[y][x] += a.z * b[x].z;
+      EACH for (int x = 0; x < RX; ++x) s[y][x] += a.w * b[x].w;
     }
   }
 }
 
-static inline void share_scores(__local real* scores, real s[RY][RX]) {
-  SYNC;
-  for (int y = 0; y < RY; ++y)
-    for (int x = 0; x < RX; ++x) scores[(get_local_id(1) + y * TY) * (COLUMNS + 1) + get_local_id(0) + x * TX] = s[y][x];
-  SYNC;
+// s = rows of a times rows of b over the whole head; `fresh` unless a one-chunk `a` lies in the left tile already, `idle` where no score
+// of these neighbours is wanted. Leaves a one-chunk b in the right tile.
+INLINE void products(real s[RY][RX], __local real4* left, __local real4* right, __global const X_T* a, const int first_a,
+                            const int n_a, __global const X_T* b, const int first_b, const int n_b, const int depth, const int fresh,
+                            const int idle) {
+  EACH for (int y = 0; y < RY; ++y)
+    EACH for (int x = 0; x < RX; ++x) s[y][x] = 0;
+  for (int from = 0; from < (CHUNKS == 1 ? 1 : depth); from += CHUNK) {
+    SYNC;
+    if (CHUNKS > 1 || fresh) load_left(left, a, first_a, n_a, from, depth);
+    load_right(right, b, first_b, n_b, from, depth);
+    SYNC;
+    if (!idle) multiply(s, left, right);
+  }
 }
 
-// result += scores times COLUMNS rows of b.
-static inline void gather(real result[RY][CHUNKS * OWN], __local real* scores, __local real* right, __global const X_T* b, const int first,
-                          const int n, const int depth) {
-  const int tx = get_local_id(0), ty = get_local_id(1);
-  #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
-    if (c * CHUNK < depth) {
-      SYNC;
-      load_transposed(right, b, COLUMNS, first, n, c * CHUNK, depth);
-      SYNC;
-      for (int t = 0; t < COLUMNS; ++t) {
-        real p[RY];
-        for (int y = 0; y < RY; ++y) p[y] = scores[(ty + y * TY) * (COLUMNS + 1) + t];
-        for (int o = 0; o < OWN; ++o) {
-          const real value = right[(tx + o * TX) * (COLUMNS + 1) + t];
-          for (int y = 0; y < RY; ++y) result[y][c * OWN + o] += p[y] * value;
-        }
+INLINE void share_scores(__local real4* scores, real s[RY][RX]) {
+  PLACE
+  __local real4* to = scores + SCORE_AT(tx);
+  EACH for (int y = 0; y < RY; ++y)
+    EACH for (int x = 0; x < RX; x += 4)
+      to[4 * y * SCORE_QUADS + x / 4 * TX] = (real4)(s[y][x], s[y][x + 1], s[y][x + 2], s[y][x + 3]);
+}
+
+#define TAKE(factor, quad)                              \
+  result[y][chunk * OWN + o] += (factor) * (quad).x;     \
+  result[y][chunk * OWN + o + 1] += (factor) * (quad).y; \
+  result[y][chunk * OWN + o + 2] += (factor) * (quad).z; \
+  result[y][chunk * OWN + o + 3] += (factor) * (quad).w;
+
+// result += columns begin .. end of the scores times as many rows of the right tile.
+INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local const real4* scores, __local const real4* right,
+                              const int begin, const int end) {
+  PLACE
+  AHEAD_LOOP for (int t = begin / 4; t < (end + 3) / 4; ++t) {
+    __local const real4* from_p = scores + SCORE_AT(t);
+    __local const real4* from_b = right + 4 * t * QUADS + (tx ^ (t & 7));
+    EACH for (int o = 0; o < OWN; o += 4) {
+      real4 b[4];
+      EACH for (int i = 0; i < 4; ++i) b[i] = from_b[i * QUADS + o / 4 * TX];
+      EACH for (int y = 0; y < RY; ++y) {
+        const real4 p = from_p[4 * y * SCORE_QUADS];
+
+        TAKE(p.x, b[0])
+        TAKE(p.y, b[1])
+        TAKE(p.z, b[2])
+        TAKE(p.w, b[3])
       }
     }
   }
 }
 
-static inline void clear(real result[RY][CHUNKS * OWN]) {
-  for (int y = 0; y < RY; ++y)
-    for (int o = 0; o < CHUNKS * OWN; ++o) result[y][o] = 0;
+// result += scores times COLUMNS rows of b, which lie in the right tile already unless `fresh`.
+INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, __local real4* right, __global const X_T* b,
+                          const int first, const int n, const int depth, const int fresh, const int begin, const int end) {
+  EACH for (int c = 0; c < CHUNKS; ++c) {
+    if (c * CHUNK < depth) {
+      if (CHUNKS > 1 || fresh) {
+        SYNC;
+        load_right(right, b, first, n, c * CHUNK, depth);
+      }
+      SYNC;
+      accumulate(result, c, scores, right, begin, end);
+    }
+  }
 }
 
-static inline void store_rows(__global X_T* out, real result[RY][CHUNKS * OWN], const real scale[RY], const int first, const int n,
+INLINE void clear(real result[RY][CHUNKS * OWN]) {
+  EACH for (int y = 0; y < RY; ++y)
+    EACH for (int o = 0; o < CHUNKS * OWN; ++o) result[y][o] = 0;
+}
+
+#define HELD(i) result[y][c * OWN + o + (i)]
+
+INLINE void store_rows(__global X_T* out, real result[RY][CHUNKS * OWN], const real scale[RY], const int first, const int n,
                               const int depth) {
-  #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c)
-    for (int o = 0; o < OWN; ++o) {
-      const int d = c * CHUNK + get_local_id(0) + o * TX;
-      for (int y = 0; y < RY; ++y) {
-        const int row = first + get_local_id(1) + y * TY;
-        if (row < n && d < depth) X_STORE(out, (long)row * depth + d, result[y][c * OWN + o] * scale[y]);
+  PLACE
+  EACH for (int c = 0; c < CHUNKS; ++c)
+    EACH for (int o = 0; o < OWN; o += 4) {
+      const int d = c * CHUNK + 4 * (tx + o / 4 * TX);
+      EACH for (int y = 0; y < RY; ++y) {
+        const int row = first + ROW(y), at = row * depth + d;
+#ifdef X_QUAD_STORE
+        if (row < n && d < depth) X_QUAD_STORE(out + at, (real4)(HELD(0), HELD(1), HELD(2), HELD(3)) * scale[y]);
+#else
+        EACH for (int i = 0; i < 4; ++i)
+          if (row < n && d + i < depth) X_STORE(out, at + i, HELD(i) * scale[y]);
+#endif
       }
     }
 }
 
 // The score of query i and key j under the mask; -infinity beyond the last ones.
-static inline real masked(const real s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int j, const int n,
+INLINE real masked(const real s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int j, const int n,
                           const int m, const int causal) {
   if (i >= n || j >= m || (causal && j > i)) return LOWEST;
 #if MASK == 1
   return M_LOAD(mask, (long)i * by_query + (long)j * by_key) ? s : LOWEST;
 #elif MASK == 2
-  return s + (real)M_LOAD(mask, (long)i * by_query + (long)j * by_key);
+  return s + LOG2_E * (real)M_LOAD(mask, (long)i * by_query + (long)j * by_key);
 #else
   return s;
 #endif
 }
 
-// The maximum (or sum) over the TX work-items of a row.
-static inline real row_max(__local real* shared, const int row) {
-  real most = shared[row * (COLUMNS + 1)];
-  for (int x = 1; x < TX; ++x) most = fmax(most, shared[row * (COLUMNS + 1) + x]);
-  return most;
-}
-
-static inline real row_sum(__local real* shared, const int row) {
-  real sum = 0;
-  for (int x = 0; x < TX; ++x) sum += shared[row * (COLUMNS + 1) + x];
-  return sum;
-}
-
-static inline void share_column(__local real* shared, const real value[RY]) {
-  SYNC;
-  for (int y = 0; y < RY; ++y) shared[(get_local_id(1) + y * TY) * (COLUMNS + 1) + get_local_id(0)] = value[y];
-  SYNC;
-}
-
-static inline real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm; }
+INLINE real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm * LOG2_E; }
 
 // ---- kernels; heads: of the queries, sharing: query heads that share a head of keys and values
 
-static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
+INLINE int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
+
+// All heads' first blocks come first (`last`: last blocks): under a causal mask the longest, so that short ones fill the end.
+INLINE int2 head_and_block(const int last) {
+  const int blocks = get_num_groups(0), all = get_num_groups(1), group = get_group_id(1) * blocks + get_group_id(0);
+  return (int2)(group % all, last ? blocks - 1 - group / all : group / all);
+}
 
 #if PART == 1
+INLINE void share_parts(__local real* parts, const real value[RY]) {
+  PLACE
+  EACH for (int y = 0; y < RY; ++y) parts[tx * STEP + ROW(y)] = value[y];
+}
+
 SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask,
                               __global X_T* out, __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m,
                               const int depth, const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
                               const int by_query, const int by_key) {
   MEMORY
-  const int head = get_group_id(1), first = get_group_id(0) * ROWS, tx = get_local_id(0), ty = get_local_id(1);
+  PLACE
+  __local real* parts = (__local real*)scores;
+  const int2 where = head_and_block(causal);
+  const int head = where.x, first = where.y * ROWS;
   const long kv = (long)key_head(head, heads, sharing) * m;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  real s[RY][RX], result[RY][CHUNKS * OWN], most[RY], sum[RY], own[RY];
+  real s[RY][RX], result[RY][CHUNKS * OWN], sum[RY], own[RY], most = LOWEST;
   clear(result);
-  for (int y = 0; y < RY; ++y) {
-    most[y] = LOWEST;
-    sum[y] = 0;
-  }
+  EACH for (int y = 0; y < RY; ++y) sum[y] = 0;
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
-    products(s, left, right, q + (long)head * n * depth, first, n, k + kv * depth, j, m, depth);
-    for (int y = 0; y < RY; ++y) {
-      own[y] = LOWEST;
-      for (int x = 0; x < RX; ++x) {
-        s[y][x] = masked(s[y][x] * scale, mask_here, by_query, by_key, first + ty + y * TY, j + tx + x * TX, n, m, causal);
-        own[y] = fmax(own[y], s[y][x]);
-      }
+    const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
+    products(s, left, right, q + (long)head * n * depth, first, n, k + kv * depth, j, m, depth, j == 0, idle);
+    EACH for (int y = 0; y < RY; ++y)
+      EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
+    if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
+      EACH for (int y = 0; y < RY; ++y)
+        EACH for (int x = 0; x < RX; ++x)
+          s[y][x] = masked(s[y][x], mask_here, by_query, by_key, first + ROW(y), j + COLUMN(x), n, m, causal);
     }
-    share_column(scores, own);
-    for (int y = 0; y < RY; ++y) {
-      const real higher = fmax(most[y], row_max(scores, ty + y * TY));
+    EACH for (int y = 0; y < RY; ++y) {
+      own[y] = s[y][0];
+      EACH for (int x = 1; x < RX; ++x) own[y] = fmax(own[y], s[y][x]);
+    }
+    share_parts(parts, own);
+    SYNC;
+    if (LANE < ROWS) {
+      real higher = most;
+      for (int x = 0; x < TX; ++x) higher = fmax(higher, parts[x * STEP + LANE]);
       const real safe = higher == LOWEST ? (real)0 : higher;
-      const real keep = exp(most[y] - safe);
-      most[y] = higher;
+      parts[NOTES + LANE] = safe;
+      parts[NOTES + ROWS + LANE] = POWER(most - safe);
+      most = higher;
+    }
+    SYNC;
+    EACH for (int y = 0; y < RY; ++y) {
+      const real safe = parts[NOTES + ROW(y)], keep = parts[NOTES + ROWS + ROW(y)];
       sum[y] *= keep;
-      for (int x = 0; x < RX; ++x) {
-        s[y][x] = exp(s[y][x] - safe);
+      EACH for (int x = 0; x < RX; ++x) {
+        s[y][x] = POWER(s[y][x] - safe);
         sum[y] += s[y][x];
       }
-      for (int o = 0; o < CHUNKS * OWN; ++o) result[y][o] *= keep;
+      EACH for (int o = 0; o < CHUNKS * OWN; ++o) result[y][o] *= keep;
     }
+    SYNC;
     share_scores(scores, s);
-    gather(result, scores, right, v + kv * depth_v, j, m, depth_v);
+    gather(result, scores, right, v + kv * depth_v, j, m, depth_v, 1, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
   }
-  share_column(scores, sum);
-  for (int y = 0; y < RY; ++y) {
-    const int row = first + ty + y * TY;
-    const real all = row_sum(scores, ty + y * TY);
-    own[y] = all == 0 ? (real)0 : 1 / all;
-    if (tx == 0 && row < n) S_STORE(logarithms, (long)head * n + row, most[y] + log(all));
+  SYNC;
+  share_parts(parts, sum);
+  SYNC;
+  if (LANE < ROWS) {
+    real all = 0;
+    for (int x = 0; x < TX; ++x) all += parts[x * STEP + LANE];
+    parts[NOTES + LANE] = all == 0 ? (real)0 : 1 / all;
+    if (first + LANE < n) S_STORE(logarithms, (long)head * n + first + LANE, (most + log2(all)) * LN_2);
   }
+  SYNC;
+  EACH for (int y = 0; y < RY; ++y) own[y] = parts[NOTES + ROW(y)];
   store_rows(out + (long)head * n * depth_v, result, own, first, n, depth_v);
 }
 
 #elif PART == 2
 
-// The sum of gradient times result of each row, less the gradient that arrives through the logarithm.
-__kernel void attention_delta(__global const X_T* g, __global const X_T* out, __global const S_T* through, __global S_T* delta,
-                              const int has_through, const int rows, const int depth) {
-  const int row = get_global_id(0);
-  if (row >= rows) return;
-  __global const X_T* gr = g + (long)row * depth;
-  __global const X_T* xr = out + (long)row * depth;
-  real sum = 0;
-  for (int d = 0; d < depth; ++d) sum += X_LOAD(gr, d) * X_LOAD(xr, d);
-  S_STORE(delta, row, has_through ? sum - S_LOAD(through, row) : sum);
+// The sum of gradient times result of each row, less the gradient that arrives through the logarithm; kept in the notes.
+INLINE void row_deltas(__local real* parts, __global const X_T* g, __global const X_T* out, __global const S_T* through,
+                              __global S_T* delta, const int has_through, const int first, const int n, const int depth) {
+  const int quad = LANE % QUADS;
+  for (int row = LANE / QUADS; row < ROWS; row += ITEMS / QUADS) {
+    real4 sum = (real4)(0);
+    if (first + row < n)
+      for (int d = 4 * quad; d < depth; d += CHUNK) {
+        const int at = (first + row) * depth + d;
+        sum += quad_of(g + at, depth - d) * quad_of(out + at, depth - d);
+      }
+    parts[quad * STEP + row] = sum.x + sum.y + sum.z + sum.w;
+  }
+  SYNC;
+  if (LANE < ROWS) {
+    const int row = first + LANE;
+    real sum = has_through && row < n ? -(real)S_LOAD(through, row) : (real)0;
+    for (int x = 0; x < QUADS; ++x) sum += parts[x * STEP + LANE];
+    parts[NOTES + LANE] = sum;
+    if (row < n) S_STORE(delta, row, sum);
+  }
+  SYNC;
 }
 
 SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
-                                         __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
-                                         __global X_T* out, const REAL scale, const int causal, const int n, const int m, const int depth,
-                                         const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
-                                         const int by_query, const int by_key) {
+                                         __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
+                                         __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
+                                         const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
+                                         const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
+                                         const int by_key) {
   MEMORY
-  const int head = get_group_id(1), first = get_group_id(0) * ROWS, tx = get_local_id(0), ty = get_local_id(1);
+  PLACE
+  __local real* parts = (__local real*)scores;
+  const int2 where = head_and_block(causal);
+  const int head = where.x, first = where.y * ROWS;
   const long kv = (long)key_head(head, heads, sharing) * m, row = (long)head * n;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-  real s[RY][RX], dp[RY][RX], result[RY][CHUNKS * OWN], scales[RY];
-  clear(result);
+  real s[RY][RX], sums[RY][CHUNKS * OWN], less[RY], safe[RY];
+  row_deltas(parts, g + row * depth_v, forward + row * depth_v, through + row, delta + row, has_through, first, n, depth_v);
+  EACH for (int y = 0; y < RY; ++y) {
+    less[y] = parts[NOTES + ROW(y)];
+    safe[y] = safe_logarithm(S_LOAD(logarithms, row + min(first + ROW(y), n - 1)));
+  }
+  clear(sums);
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
-    products(s, left, right, q + row * depth, first, n, k + kv * depth, j, m, depth);
-    products(dp, left, right, g + row * depth_v, first, n, v + kv * depth_v, j, m, depth_v);
-    for (int y = 0; y < RY; ++y) {
-      const int i = first + ty + y * TY;
-      const real safe = safe_logarithm(S_LOAD(logarithms, row + min(i, n - 1))), less = S_LOAD(delta, row + min(i, n - 1));
-      for (int x = 0; x < RX; ++x) {
-        const real score = masked(s[y][x] * scale, mask_here, by_query, by_key, i, j + tx + x * TX, n, m, causal);
-        s[y][x] = exp(score - safe) * (dp[y][x] - less);
-      }
-    }
+    const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
+    products(s, left, right, g + row * depth_v, first, n, v + kv * depth_v, j, m, depth_v, 1, idle);
     share_scores(scores, s);
-    gather(result, scores, right, k + kv * depth, j, m, depth);
+    products(s, left, right, q + row * depth, first, n, k + kv * depth, j, m, depth, 1, idle);
+    EACH for (int y = 0; y < RY; ++y)
+      EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
+    if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
+      EACH for (int y = 0; y < RY; ++y)
+        EACH for (int x = 0; x < RX; ++x)
+          s[y][x] = masked(s[y][x], mask_here, by_query, by_key, first + ROW(y), j + COLUMN(x), n, m, causal);
+    }
+    EACH for (int y = 0; y < RY; ++y)
+      EACH for (int x = 0; x < RX; x += 4) {
+        const real4 d = scores[SCORE_AT(tx) + 4 * y * SCORE_QUADS + x / 4 * TX] - less[y];
+        s[y][x] = POWER(s[y][x] - safe[y]) * d.x;
+        s[y][x + 1] = POWER(s[y][x + 1] - safe[y]) * d.y;
+        s[y][x + 2] = POWER(s[y][x + 2] - safe[y]) * d.z;
+        s[y][x + 3] = POWER(s[y][x + 3] - safe[y]) * d.w;
+      }
+    share_scores(scores, s);
+    gather(sums, scores, right, k + kv * depth, j, m, depth, 0, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
   }
-  for (int y = 0; y < RY; ++y) scales[y] = scale;
-  store_rows(out + row * depth, result, scales, first, n, depth);
+  EACH for (int y = 0; y < RY; ++y) less[y] = scale;
+  store_rows(out + row * depth, sums, less, first, n, depth);
 }
 
 #else
@@ -274,9 +429,11 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
                                        const int depth, const int depth_v, const int heads, const int sharing, const int by_batch,
                                        const int by_head, const int by_query, const int by_key) {
   MEMORY
-  const int kv_head = get_group_id(1), first = get_group_id(0) * ROWS, kv_heads = heads / sharing, tx = get_local_id(0), ty = get_local_id(1);
+  PLACE
+  const int2 where = head_and_block(0);
+  const int kv_head = where.x, first = where.y * ROWS, kv_heads = heads / sharing;
   const long kv = (long)kv_head * m;
-  real s[RY][RX], dp[RY][RX], result_k[RY][CHUNKS * OWN], result_v[RY][CHUNKS * OWN], scales[RY];
+  real s[RY][RX], result_k[RY][CHUNKS * OWN], result_v[RY][CHUNKS * OWN], scales[RY];
   clear(result_k);
   clear(result_v);
   for (int r = 0; r < sharing; ++r) {
@@ -284,26 +441,39 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
     const long row = (long)head * n;
     __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
     for (int i = causal ? first : 0; i < n; i += COLUMNS) {
-      products(s, left, right, k + kv * depth, first, m, q + row * depth, i, n, depth);
-      products(dp, left, right, v + kv * depth_v, first, m, g + row * depth_v, i, n, depth_v);
-      for (int x = 0; x < RX; ++x) {
-        const int query = i + tx + x * TX;
-        const real safe = safe_logarithm(S_LOAD(logarithms, row + min(query, n - 1))), less = S_LOAD(delta, row + min(query, n - 1));
-        for (int y = 0; y < RY; ++y) {
-          const real score = masked(s[y][x] * scale, mask_here, by_query, by_key, query, first + ty + y * TY, n, m, causal);
-          s[y][x] = exp(score - safe);
-          dp[y][x] = s[y][x] * (dp[y][x] - less);
-        }
+      const int idle = causal && i + COLUMN_TO < first + ROW_FROM, begin = causal ? max(0, first + ROW_FROM - i) : 0;
+      products(s, left, right, k + kv * depth, first, m, q + row * depth, i, n, depth, 1, idle);
+      EACH for (int y = 0; y < RY; ++y)
+        EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
+      if (MASK || i + COLUMNS > n || (causal && i < first + ROWS - 1)) {
+        EACH for (int y = 0; y < RY; ++y)
+          EACH for (int x = 0; x < RX; ++x)
+            s[y][x] = masked(s[y][x], mask_here, by_query, by_key, i + COLUMN(x), first + ROW(y), n, m, causal);
+      }
+      EACH for (int x = 0; x < RX; ++x) {
+        const real safe = safe_logarithm(S_LOAD(logarithms, row + min(i + COLUMN(x), n - 1)));
+        EACH for (int y = 0; y < RY; ++y) s[y][x] = POWER(s[y][x] - safe);
       }
       share_scores(scores, s);
-      gather(result_v, scores, right, g + row * depth_v, i, n, depth_v);
-      share_scores(scores, dp);
-      gather(result_k, scores, right, q + row * depth, i, n, depth);
+      products(s, left, right, v + kv * depth_v, first, m, g + row * depth_v, i, n, depth_v, 1, idle);
+      gather(result_v, scores, right, g + row * depth_v, i, n, depth_v, 0, begin, COLUMNS);
+      SYNC;
+      EACH for (int x = 0; x < RX; x += 4) {
+        real4 less;
+        less.x = S_LOAD(delta, row + min(i + COLUMN(x), n - 1));
+        less.y = S_LOAD(delta, row + min(i + COLUMN(x + 1), n - 1));
+        less.z = S_LOAD(delta, row + min(i + COLUMN(x + 2), n - 1));
+        less.w = S_LOAD(delta, row + min(i + COLUMN(x + 3), n - 1));
+        EACH for (int y = 0; y < RY; ++y) {
+          scores[SCORE_AT(tx) + 4 * y * SCORE_QUADS + x / 4 * TX] *= (real4)(s[y][x], s[y][x + 1], s[y][x + 2], s[y][x + 3]) - less;
+        }
+      }
+      gather(result_k, scores, right, q + row * depth, i, n, depth, 1, begin, COLUMNS);
     }
   }
-  for (int y = 0; y < RY; ++y) scales[y] = scale;
+  EACH for (int y = 0; y < RY; ++y) scales[y] = scale;
   store_rows(out_k + kv * depth, result_k, scales, first, m, depth);
-  for (int y = 0; y < RY; ++y) scales[y] = 1;
+  EACH for (int y = 0; y < RY; ++y) scales[y] = 1;
   store_rows(out_v + kv * depth_v, result_v, scales, first, m, depth_v);
 }
 #endif
