@@ -268,7 +268,7 @@ def _max(x: Tensor, w: Windows) -> tuple[Tensor, Tensor]:
     planes = math.prod(y.shape[:2])
     if _in_pairs(w) and x.dtype == "float32" and planes >= _fair_share(x.queue):
         pairs = launch.kernel(x.queue, __file__, "pool_planes.cl", "pool_max_pairs")
-        pairs(x.queue, (planes,), (1,), x, y, places, planes, *w.size, *w.outs)
+        pairs(x.queue, (planes,), (1,), x, y, places, *w.size, *w.outs)
     else:
         _run("pool_max", w, y, x, y, places)
     return y, places
@@ -319,7 +319,7 @@ def _max_grad(name: str, dy: Any, places: Any, w: Windows) -> Tensor:
     planes = math.prod(dx.shape[:2])
     if dx.size and dx.dtype in ("float32", "float64") and planes >= _fair_share(dx.queue):
         scatter = launch.kernel(dx.queue, __file__, "pool_planes.cl", "pool_max_scatter", {"X": dx.dtype})
-        scatter(dx.queue, (planes,), (1,), dy, places, dx, planes, math.prod(w.size), math.prod(w.outs))
+        scatter(dx.queue, (planes,), (1,), dy, places, dx, math.prod(w.size), math.prod(w.outs))
     else:
         _run("pool_max_grad", w, dx, dy, places, dx)
     return dx

@@ -45,10 +45,9 @@ WINDOWS(8, 16)
 WINDOWS(4, 8)
 
 // Largest value and its place of windows of 2 x 2 pixels that do not overlap; OW is at least 4. The last vector overlaps the one before.
-__kernel void pool_max_pairs(__global const float* restrict x, __global float* restrict y, __global int* restrict places, int planes, int H,
-                             int W, int OH, int OW) {
-  const int plane = get_global_id(0);
-  if (plane >= planes) return;
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pool_max_pairs(__global const float* restrict x, __global float* restrict y,
+                                                                            __global int* restrict places, int H, int W, int OH, int OW) {
+  const int plane = get_group_id(0);
   x += (size_t)plane * H * W;
   for (int row = 0; row < OH; ++row) {
     const size_t to = ((size_t)plane * OH + row) * OW;
@@ -65,10 +64,9 @@ __kernel void pool_max_pairs(__global const float* restrict x, __global float* r
 }
 
 // The gradient of any max pooling, from the places of the maxima.
-__kernel void pool_max_scatter(__global const X_T* restrict dy, __global const int* restrict places, __global X_T* restrict dx, int planes,
-                               int pixels, int outs) {
-  const int plane = get_global_id(0);
-  if (plane >= planes) return;
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pool_max_scatter(__global const X_T* restrict dy, __global const int* restrict places,
+                                                                              __global X_T* restrict dx, int pixels, int outs) {
+  const int plane = get_group_id(0);
   __global X_T* pixel = dx + (size_t)plane * pixels;
   for (int p = 0; p < pixels; ++p) pixel[p] = 0;
   for (int o = 0; o < outs; ++o) {

@@ -155,7 +155,7 @@ def _filters(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
 
     def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
         packed = Tensor.empty((n * g.taps * share.width,), job.accumulator, queue=queue)
-        pack(queue, (n,), None, weight, packed, c, m, g.taps, blocks, n)
+        pack(queue, (n,), None, weight, packed, c, m, g.taps, blocks)
         multiply(queue, size, None, source, packed, bias, result, *job.sizes, share.lines, share.pixels)
 
     return go
@@ -169,6 +169,6 @@ def _gradients(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
         parts = Tensor.empty((splits * g.groups * blocks * weights * share.width,), job.accumulator, queue=queue)
         multiply(queue, (splits, blocks, g.groups), None, x, dy, parts, *job.sizes, share.lines)
-        collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, dw, m, blocks, weights, splits, g.groups * blocks)
+        collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, dw, m, blocks, weights, splits)
 
     return go

@@ -53,10 +53,10 @@ static inline void put(__global REAL* y, const REAL* sums, int plane, int filter
 }
 
 #if PART != 2
-// packed[group][block of filters][channel][tap][filter], zero where there is no filter. Work-items: groups * blocks * channels.
-__kernel void pack_filters(__global const REAL* restrict w, __global REAL* restrict packed, int C, int M, int taps, int blocks, int n) {
-  const int i = get_global_id(0);
-  if (i >= n) return;
+// packed[group][block of filters][channel][tap][filter], zero where there is no filter. Work-groups: groups * blocks * channels.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pack_filters(
+    __global const REAL* restrict w, __global REAL* restrict packed, int C, int M, int taps, int blocks) {
+  const int i = get_group_id(0);
   const int c = i % C, block = i / C % blocks, group = i / C / blocks;
   __global REAL* to = packed + (size_t)i * taps * NR;
   for (int f = 0; f < NR; ++f) {
@@ -238,10 +238,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void filter_gradients(
   }
 }
 
-// dw[filter][weight] from parts, summed over the splits, some weights at a time. Work-items: those, groups * blocks of filters.
-__kernel void collect_filters(__global const REAL* restrict parts, __global REAL* restrict dw, int M, int blocks, int weights, int splits, int n) {
-  const int first = get_global_id(0) * COLLECTED, owner = get_global_id(1), group = owner / blocks, f = (owner - group * blocks) * NR;
-  if (first >= weights || owner >= n) return;
+// dw[filter][weight] from parts, summed over the splits, some weights at a time. Work-groups: those, groups * blocks of filters.
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void collect_filters(
+    __global const REAL* restrict parts, __global REAL* restrict dw, int M, int blocks, int weights, int splits) {
+  const int first = get_group_id(0) * COLLECTED, owner = get_group_id(1), n = get_num_groups(1);
+  const int group = owner / blocks, f = (owner - group * blocks) * NR;
   const int count = least(COLLECTED, weights - first);
   REAL sums[COLLECTED * NR];
   __global const REAL* from = parts + ((size_t)owner * weights + first) * NR;
