@@ -32,10 +32,10 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 class _Waiting:
     """What tensors rest on while it is not decided which kernel computes them."""
 
-    __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "shape", "tensors")
+    __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "queue", "shape", "tensors")
 
-    def __init__(self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...]):
-        self.name, self.inputs, self.extras, self.shape = name, inputs, extras, shape
+    def __init__(self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], queue: Any):
+        self.name, self.inputs, self.extras, self.shape, self.queue = name, inputs, extras, shape, queue
         self.made: Tensor | None = None
         self.tensors: list[weakref.ref[Tensor]] = []
 
@@ -79,7 +79,7 @@ class Product(_Waiting):
     def __init__(
         self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[[Extras], Tensor], by_column: bool
     ):
-        super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape)
+        super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape, inputs[0].queue)
         self.call: Callable[[Extras], Tensor] | None = call
         self.by_column = by_column
 
@@ -95,14 +95,13 @@ class Product(_Waiting):
 class Followed(_Waiting):
     """A product or another of these, and one op more: ``extras`` say all of it, ``alone`` applies the op to a tensor."""
 
-    __slots__ = ("alone", "of", "queue")
+    __slots__ = ("alone", "of")
 
     def __init__(
         self, name: str, of: _Waiting, extras: Extras, shape: tuple[int, ...], queue: Any, operand: Any, alone: Callable[[Tensor], Tensor]
     ):
-        super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape)
+        super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape, queue)
         self.of: _Waiting | None = of
-        self.queue = queue
         self.alone: Callable[[Tensor], Tensor] | None = alone
 
     def run(self) -> Tensor:

@@ -394,6 +394,9 @@ def test_large_values_wait_as_long_as_the_device_can_hold_them(cl_device, monkey
     monkeypatch.setattr(fusion, "MOST_HELD", 1)
     a, b, c = (Tensor.ones((64,), queue=cl_device.queue) for _ in range(3))
     assert len(ag.jit_compile(chain).graph(a, b, c).forward) == 1
+    with fusion.eager_fusion(1):
+        m = Tensor.ones((8, 8), queue=cl_device.queue)
+        assert ag.relu(ag.matmul(m, m) + 1.0).to_host().tolist() == [[9.0] * 8] * 8
 
 
 def test_backward_reads_or_computes_again_whatever_moves_fewer_bytes(cl_device, rng):
