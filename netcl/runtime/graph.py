@@ -289,6 +289,7 @@ class Graph:
                 self._prepare_launch(node)
             elif not self._stays(node):
                 self._prepare_transfer(node)
+        self._answers = any(launch.answers for launch, _ in self._launches)
 
     def _stays(self, node: Node) -> bool:
         """Whether what a transfer puts in place is still there at the next replay."""
@@ -395,12 +396,20 @@ class Graph:
         try:
             if program.launch_observers:
                 self._run_observed()
+            elif self._answers:
+                for call in self._calls:
+                    if call():
+                        self._say_why(call)
             else:
                 for call in self._calls:
                     call()
         except platforms.opencl().MemoryError as error:
             remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
             raise OutOfMemoryError(message("replay", f"the device has no room left ({error})", remedy)) from None
+
+    def _say_why(self, call: Callable[[], Any]) -> None:
+        """A launch that answered with an error, made again by the way that raises it."""
+        next(launch for launch, _ in self._launches if launch.call is call).observed()
 
     def _run_observed(self) -> None:
         """As eager code does it, for who listens to launches (a profile)."""

@@ -182,3 +182,38 @@ def test_builds_are_told_when_asked(cl_device, monkeypatch, caplog, tmp_path):
 def test_the_numpy_backend_has_no_kernels():
     with pytest.raises(DeviceError, match=r"\[axpy\] a kernel needs an OpenCL device"):
         KernelSpec("axpy", src=AXPY).build(CPUQueue())
+
+
+@pytest.fixture(params=[False, True], ids=["pyopencl", "eventless"])
+def launching(request, cl_device, monkeypatch):
+    """Both ways to the driver, on whatever device; the kind of device decides otherwise."""
+    function = program._loader_function("clEnqueueNDRangeKernel") if request.param else None
+    if request.param and function is None:
+        pytest.skip("the system does not tell which OpenCL loader is in use")
+    monkeypatch.setattr(program.state(cl_device.queue), "eventless", function)
+    return cl_device.queue
+
+
+def test_sized_launches_take_memory_and_numbers(launching):
+    q, n = launching, 100
+    sized = program.get(q, AXPY, "axpy").sized(n, 64, (n,))
+    for factor in (2.0, -0.0, 0.0, 3.0):
+        x, y = (Tensor.from_host(q, np.ones(n, np.float32)) for _ in range(2))
+        sized(q, (0, x.buffer, 1, y.buffer), (factor,))
+        assert y.to_host().tolist() == [1 + factor] * n
+
+
+def test_prepared_launches_repeat_and_tell_what_is_wrong(launching):
+    q, n = launching, 100
+    x, y, z = (Tensor.from_host(q, np.ones(n, np.float32)) for _ in range(3))
+    kernel = program.get(q, AXPY, "axpy")
+    launch = kernel.prepare(q, (128,), (64,), (x.buffer, y.buffer, 2.0, n))
+    launch.call()
+    launch.set(1, z.buffer)
+    launch.set(2, 4.0)
+    launch.call()
+    assert (y.to_host()[0], z.to_host()[0]) == (3.0, 5.0)
+    wrong = kernel.prepare(q, (128,), (1 << 20,), (x.buffer, y.buffer, 2.0, n))
+    with pytest.raises(program.platforms.opencl().LogicError):
+        if not wrong.answers or wrong.call():
+            wrong.observed()

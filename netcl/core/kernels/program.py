@@ -7,6 +7,7 @@ never shared between threads.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import re
@@ -16,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,6 +66,8 @@ class ContextState(dict):
         self.lock = threading.RLock()
         self.max_work_group = int(self.device.max_work_group_size)
         self.max_items = tuple(int(n) for n in self.device.max_work_item_sizes)
+        # GPU drivers take up to a third of a launch for its event; those of CPUs are no slower with one.
+        self.eventless = _loader_function("clEnqueueNDRangeKernel") if self.device.type & platforms.opencl().device_type.GPU else None
 
 
 _states: weakref.WeakKeyDictionary[Any, ContextState] = weakref.WeakKeyDictionary()
@@ -86,6 +89,22 @@ def state(queue: Any) -> ContextState:
     except AttributeError:
         queue._netcl_state = context_state(queue.context)
         return queue._netcl_state
+
+
+@lru_cache(maxsize=1)
+def _loader_function(name: str) -> Any:
+    """A function of the OpenCL loader that pyopencl calls; ``None`` where that library is not to be found."""
+    path = platforms.loader_path()
+    return None if path is None else getattr(ctypes.CDLL(path), name, None)
+
+
+def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None) -> Callable[[], int]:
+    """A launch that makes no event, as a call without arguments; it answers with the driver's status, 0 if all is well."""
+    dimensions = len(sizes)
+    array = ctypes.c_size_t * dimensions
+    handles = ctypes.c_void_p(queue.int_ptr), ctypes.c_void_p(kernel.int_ptr)
+    local_array = None if local is None else array(*local)
+    return partial(function, *handles, ctypes.c_uint(dimensions), None, array(*sizes), local_array, ctypes.c_uint(0), None, None)
 
 
 def forget(key: Any) -> None:
@@ -397,11 +416,13 @@ class Sized:
     observer and goes to the queue it is given: not for a time when there are ``launch_observers``.
     """
 
-    __slots__ = ("_enqueue", "_threads", "kernel", "local", "numbers", "sizes")
+    __slots__ = ("_driver", "_enqueue", "_eventless", "_known", "_threads", "kernel", "local", "numbers", "sizes")
 
     def __init__(self, kernel: Kernel, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]):
         self.kernel, self.sizes, self.local, self.numbers = kernel, sizes, local, numbers
-        self._enqueue, self._threads = kernel.enqueue, kernel._threads
+        self._enqueue, self._threads, self._driver = kernel.enqueue, kernel._threads, kernel.program.state.eventless
+        self._known: tuple[Any, Any] = (None, None)  # the thread's kernel and the queue of ``_eventless``
+        self._eventless: Callable[[], int] | None = None
 
     def __call__(self, queue: Any, memory: tuple[Any, ...], first: tuple[Any, ...] = ()) -> None:
         """Enqueue it over ``memory``: places and buffers in turn. ``first`` are numbers of this launch, before those that stay."""
@@ -416,19 +437,24 @@ class Sized:
         elif own.numbers is not self.numbers:
             self.kernel._set_numbers(own, self.numbers)
         own.set_memory(memory)
+        if self._eventless is not None and self._known == (own, queue) and not self._eventless():
+            return
         try:
             self._enqueue(queue, own.kernel, self.sizes, self.local)
         except self.kernel.no_memory:
             self.kernel._retry(queue, own.kernel, self.sizes, self.local)
+        if self._driver is not None and self._eventless is None:
+            self._known, self._eventless = (own, queue), _eventless(self._driver, queue, own.kernel, self.sizes, self.local)
 
 
 class Prepared:
     """A launch with a driver-side kernel of its own, whose arguments stay set: ``call()`` is nothing but the enqueue.
 
-    ``set(index, value)`` changes an argument for the launches to come.
+    ``set(index, value)`` changes an argument for the launches to come. ``answers``: ``call()`` raises nothing but answers with a status,
+    and where that is not 0, ``observed()`` tells what is wrong.
     """
 
-    __slots__ = ("_object", "_set_number", "call", "kernel", "local", "queue", "sizes")
+    __slots__ = ("_object", "_set_number", "answers", "call", "kernel", "local", "queue", "sizes")
 
     def __init__(self, kernel: Kernel, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]):
         self.kernel, self.queue, self.sizes, self.local = kernel, queue, sizes, local
@@ -437,7 +463,13 @@ class Prepared:
         self._set_number = getattr(self._object, "_set_arg_buf", self._object.set_arg)
         for index, value in enumerate(kernel._driver_arguments(queue, tuple(args))):
             self.set(index, value)
-        self.call = partial(kernel.enqueue, queue, self._object, sizes, local)
+        function = kernel.program.state.eventless
+        self.answers = function is not None
+        self.call: Callable[[], Any] = (
+            partial(kernel.enqueue, queue, self._object, sizes, local)
+            if function is None
+            else _eventless(function, queue, self._object, sizes, local)
+        )
 
     def observed(self) -> Any:
         """The launch as eager code would make it now, on the queue that profiling asks for; returns its event."""
