@@ -9,13 +9,14 @@ NAIVE            one output row at a time                    one work-item per r
 IM2COL           unfolded a panel at a time in local memory  unfolded in global memory, then a 1x1 convolution
 IMPLICIT_GEMM    the same                                    gathered into local memory tile by tile
 TILED_LOCAL      as others                                   image patches with their rim in local memory
-WINOGRAD         transforms around the same                  transforms around the same
+WINOGRAD         transforms and products in one kernel       transforms around a batched product
 ===============  ==========================================  ==================================================
 
 With few filters or channels CPUs unfold nothing (``few.py``). Other groups of one or two filters (depthwise) take the NAIVE kernels: a
 tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
 and channels and tiles enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or
-"simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file.
+"simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file. On CPUs
+the policy's IM2COL is Winograd where that pays (``winograd_cpu.py``).
 """
 
 from __future__ import annotations
