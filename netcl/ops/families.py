@@ -114,7 +114,7 @@ def _simt(variant: KernelVariant) -> Iterator[KernelConfig]:
 
 def _matmul_space(problem: Problem) -> Iterator[KernelConfig]:
     if not problem.is_cpu:
-        yield from _simt(V.MATMUL_REGISTER_TILED)
+        yield from (block.config() for block in gemm.BLOCKS)
         return
     flags = problem.flags
     for form in ("dot",) if flags["trans_b"] and not flags["trans_a"] else () if flags["trans_b"] else ("unpacked",):

@@ -35,7 +35,8 @@ VARIANTS = (
     KernelConfig(V.MATMUL_NAIVE),
     KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),
     KernelConfig(V.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"}),
-    KernelConfig(V.MATMUL_REGISTER_TILED, 64, 64, 16, 4, extra={"tier": "simt"}),
+    KernelConfig(V.MATMUL_REGISTER_TILED, 64, 64, 16, 4, extra={"tier": "simt", "slices": 2}),
+    KernelConfig(V.MATMUL_REGISTER_TILED, 8, 8, extra={"tier": "simt", "form": "slices"}),
     KernelConfig(V.MATMUL_REGISTER_TILED, 128, 128, 16, 8, extra={"tier": "simt"}),
     KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"}),
     KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "dot"}),
@@ -204,7 +205,7 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
     return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdrc", args),))
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """What a work-group computes: m x n values over blocks k deep (0: operands are read in place), rows x columns in a work-item.
 
     ``slices`` work-items share the depth of a block, ``splits`` work-groups that of the product. ``rate`` is how fast many such
@@ -227,19 +228,28 @@ class _Block(NamedTuple):
     def local_bytes(self, p: Product, buffers: int) -> int:
         return (buffers * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
 
+    def fits(self, p: Product, profile: DeviceProfile) -> bool:
+        """Whether the device has room for two of its blocks, and for its work-items."""
+        return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
+
+    def config(self) -> KernelConfig:
+        """What names this block to a tuner."""
+        extra = {"tier": "simt", "rows_per_item": self.rows, "slices": self.slices} | ({} if self.k else {"form": "slices"})
+        return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, self.columns, extra=extra)
+
     def macros(self) -> dict[str, int]:
         return {"BM": self.m, "BN": self.n, "BK": self.k, "TM": self.rows, "TN": self.columns, "SLICES": self.slices}
 
 
-_BLOCKS = (
-    _Block(256, 128, 16, 16, 8, rate=1.0),
-    _Block(128, 128, 8, 16, 8, rate=0.97),
-    _Block(128, 128, 16, 8, 8, rate=0.95),
-    _Block(128, 64, 16, 8, 8, 2, rate=0.9),
-    _Block(64, 64, 16, 8, 8, 2, rate=0.8),
-    _Block(64, 64, 32, 8, 8, 4, rate=0.8),
-    _Block(32, 32, 32, 4, 4, 4, rate=0.4),
-    _Block(8, 8, 0, 4, 4, 64, rate=0.1),
+BLOCKS = (
+    Block(256, 128, 16, 16, 8, rate=1.0),
+    Block(128, 128, 8, 16, 8, rate=0.97),
+    Block(128, 128, 16, 8, 8, rate=0.95),
+    Block(128, 64, 16, 8, 8, 2, rate=0.9),
+    Block(64, 64, 16, 8, 8, 2, rate=0.8),
+    Block(64, 64, 32, 8, 8, 4, rate=0.8),
+    Block(32, 32, 32, 4, 4, 4, rate=0.4),
+    Block(8, 8, 0, 4, 4, 64, rate=0.1),
 )
 _FILL = 48  # steps along k that a work-group takes to begin and to end
 _BUSY = 256  # work-items of a compute unit that keep it busy, with such tiles
@@ -252,7 +262,7 @@ def _reads(p: Product, quads: bool) -> dict[str, Any]:
     return macros | ({"A_QUAD(p)": _QUADS[p.a], "B_QUAD(p)": _QUADS[p.b]} if quads else {})
 
 
-def _slices(queue: Any, p: Product, block: _Block) -> Plan:
+def _slices(queue: Any, p: Product, block: Block) -> Plan:
     """Blocks whose depth the work-items share, without blocks in local memory."""
     macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, p.aligned and p.a in _QUADS and p.b in _QUADS)
     kernel = compiled(queue, "slices.cl", "gemm_slices", p, **macros)
@@ -290,40 +300,39 @@ def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
     return Launch(kernel, total // width, launch.LOCAL_1D, "sdrc", (p.n, p.has_bias, p.m * p.n, splits, total))
 
 
-def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> _Block:
-    """The fastest block by the model where policy decides, else the configuration's, made to fit the device."""
-    if config.extra.get("form") == "slices":
-        return _Block(config.tile_m, config.tile_n, 0, 4, 4, config.extra.get("slices", 64))
-    if "why" in config.extra and profile.device_type == "gpu" and p.itemsize == 4:
-        fitting = [
-            block._replace(splits=splits) for block in _BLOCKS
-            if block.items <= profile.max_work_group_size and block.local_bytes(p, 2) <= profile.local_mem_size
-            for splits in _useful_splits(p, block, profile.max_compute_units)
-        ]  # fmt: skip
-        if fitting:
-            return min(fitting, key=lambda block: _cost(p, block, profile.max_compute_units))
-    return _fitted(p, config, profile)
+def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
+    """The fastest by the model: of all blocks where policy decides, else of the ways to split the configuration's along k."""
+    units, named = profile.max_compute_units, config.extra.get("splits")
+    policy = "why" in config.extra and profile.device_type == "gpu" and p.itemsize == 4
+    fitting = [block for block in BLOCKS if block.fits(p, profile)] if policy else []
+    choices = [
+        block._replace(splits=splits) for block in fitting or [_fitted(p, config, profile)]
+        for splits in ([named] if named else _useful_splits(p, block, units))
+    ]  # fmt: skip
+    return min(choices, key=lambda block: _cost(p, block, units))
 
 
-def _useful_splits(p: Product, block: _Block, units: int) -> list[int]:
+def _useful_splits(p: Product, block: Block, units: int) -> list[int]:
     """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
-    most, groups = p.k // _SPLIT_DEPTH if block.k else 1, _groups(p, block.m, block.n)
+    most, groups = p.k // _SPLIT_DEPTH if block.k else 1, max(1, _groups(p, block.m, block.n))
     return sorted({1, *(n for times in range(1, 5) if 1 < (n := times * units // groups) <= most)})
 
 
-def _cost(p: Product, block: _Block, units: int) -> float:
+def _cost(p: Product, block: Block, units: int) -> float:
     """How long a product takes, as multiply-adds of a compute unit at full speed: the unit with the most work-groups decides."""
     depth = -(-p.k // block.splits) + _FILL
-    most = -(-_groups(p, block.m, block.n) * block.splits // units)
+    most = max(1, -(-_groups(p, block.m, block.n) * block.splits // units))
     busy = min(1.0, (most * block.items / _BUSY) ** 0.5)
     added = 0.0 if block.splits == 1 else _ADDING + _PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units
     return most * block.m * block.n * depth / (block.rate * busy) + added
 
 
-def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> _Block:
+def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
     """A block that works: whole tiles, a work-group the device allows, one buffer that fits local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
+    if config.extra.get("form") == "slices":
+        return Block(-(-bm // 4) * 4, -(-bn // 4) * 4, 0, 4, 4, -(-slices // 16) * 16)
     if min(bm, bn, bk, per_item) < 1 or bm % rows or bn % per_item:
         what = "tile_m and tile_n must be multiples of work_per_thread"
         raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, work_per_thread=per_item))
@@ -332,13 +341,7 @@ def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> _Block:
     while bk > 4 * slices and bk * (bm + bn) * p.itemsize > profile.local_mem_size:
         bk //= 2
     bk = -(-bk // (2 * slices)) * 2 * slices  # a slice takes two steps at a time
-    return _Block(bm, bn, bk, rows, per_item, slices, config.extra.get("splits") or _splits(p, _groups(p, bm, bn), profile))
-
-
-def _splits(p: Product, groups: int, profile: DeviceProfile) -> int:
-    """Into how many parts along k: as many as occupy the device when the result alone gives too few work-groups."""
-    depth = _SPLIT_DEPTH if groups > 8 else _SPLIT_DEPTH // 4  # a few blocks alone take as long as their sums are deep
-    return max(1, min(p.k // depth, 4 * profile.max_compute_units // max(1, groups)))
+    return Block(bm, bn, bk, rows, per_item, slices)
 
 
 # ---- CPUs: cpu.cl
