@@ -167,6 +167,32 @@ def _convert(kind: str, width: int, text: str) -> str:
     return f"CONVERT16({kind}, {text})" if width == 16 else f"convert_{_vector(kind, width)}({text})"
 
 
+def _words(width: int, text: str) -> str:
+    """16 bits in words of 32; of 16 lanes by :func:`_halfword_functions`."""
+    return f"netcl_words_16({text})" if width == 16 else _convert("uint", width, text)
+
+
+def _low(width: int, text: str) -> str:
+    """The low 16 bits of words."""
+    return f"netcl_low_16({text})" if width == 16 else _convert("ushort", width, text)
+
+
+def _halfword_functions(width: int) -> str:
+    """Between 16 and 32 bits by reading words as twice as many halves: conversions are calls on PoCL, which spill every register."""
+    h, u = f"ushort{width}", f"uint{width}"
+    if width == 16:  # there are no vectors of 32
+        before = _halfword_functions(8) + "\n"
+        words, low = "(uint16)(netcl_words_8(h.lo), netcl_words_8(h.hi))", "(ushort16)(netcl_low_8(x.lo), netcl_low_8(x.hi))"
+    else:
+        before, twice = "", f"ushort{2 * width}"
+        words, low = f"as_{u}(({twice})({', '.join(f'h.s{k:x}, 0' for k in range(width))}))", f"as_{twice}(x).even"
+    return f"""{before}#ifndef NETCL_HALFWORDS_{width}
+#define NETCL_HALFWORDS_{width}
+static inline {u} netcl_words_{width}(const {h} h) {{ return {words}; }}
+static inline {h} netcl_low_{width}(const {u} x) {{ return {low}; }}
+#endif"""
+
+
 def _load(dtype: DType, compute: str, layout: Layout) -> str:
     """The text that gives elements ``i..`` of ``p`` in the compute type."""
     width, aligned = layout.width, layout.aligned
@@ -181,7 +207,7 @@ def _load(dtype: DType, compute: str, layout: Layout) -> str:
         text = f"*(__global const {dtype.c_storage}{width}*)(p + i)" if aligned else f"vload{width}(0, p + i)"
         text = f"((__global const loose_{dtype.c_storage}*)(p + i))->v" if layout.half_bits else text
         if dtype.name == "bfloat16":
-            text = f"as_float{width}({_convert('uint', width, text)} << 16)"
+            text = f"as_float{width}({_words(width, text)} << 16)"
     return text if natural == compute else _convert(compute, width, text)
 
 
@@ -253,41 +279,28 @@ def _bfloat16(width: int) -> str:
     f, s = (_vector(kind, width) for kind in ("float", "ushort"))
     word = f"{_vector('uint', width)} value = netcl_bfloat16_word_{width}(x);"
     return f"""{_bfloat16_words(width)}
-{s} netcl_bfloat16_{width}({f} x) {{ const {word} return {_convert("ushort", width, "value")}; }}"""
+{s} netcl_bfloat16_{width}({f} x) {{ const {word} return {_low(width, "value")}; }}"""
 
 
 def _half_bits(width: int) -> str:
     f, s = (_vector(kind, width) for kind in ("float", "ushort"))
     word = f"{_vector('uint', width)} value = netcl_float16_word_{width}(x);"
     return f"""{_half_words(width)}
-{f} netcl_of_half_{width}({s} h) {{ return netcl_of_float16_word_{width}({_convert("uint", width, "h")}); }}
-{s} netcl_to_half_{width}({f} x) {{ const {word} return {_convert("ushort", width, "value")}; }}"""
+{f} netcl_of_half_{width}({s} h) {{ return netcl_of_float16_word_{width}({_words(width, "h")}); }}
+{s} netcl_to_half_{width}({f} x) {{ const {word} return {_low(width, "value")}; }}"""
 
 
 def loose_halves(dtype: str, width: int) -> str:
-    """``load_<dtype>_<width>`` and ``store_<dtype>_<width>``: that many halves at any address.
-
-    They become words of 32 bits, and these halves again, by being read as twice as many of 16 bits: conversions are calls on PoCL, which
-    spill every register.
-    """
-    part = min(width, 8)  # there are no vectors of 32
-    f, h, u, words = f"float{width}", f"ushort{width}", f"uint{part}", f"ushort{2 * part}"
-    pieces = ["h"] if width == part else ["h.lo", "h.hi"]
-    spread = ", ".join(f"h.s{k:x}, 0" for k in range(part))
-    wide = ", ".join(f"widen_{dtype}_{part}({piece})" for piece in pieces)
-    narrow = ", ".join(f"as_{words}(netcl_{dtype}_word_{part}({piece.replace('h', 'x', 1)})).even" for piece in pieces)
-    return f"""{_bfloat16_words(part) if dtype == "bfloat16" else _half_words(part)}
-#ifndef NETCL_LOOSE_{dtype.upper()}_{part}
-#define NETCL_LOOSE_{dtype.upper()}_{part}
-static inline float{part} widen_{dtype}_{part}(const ushort{part} h) {{ return netcl_of_{dtype}_word_{part}(as_{u}(({words})({spread}))); }}
-#endif
+    """``load_<dtype>_<width>`` and ``store_<dtype>_<width>``: that many halves at any address."""
+    f, h = f"float{width}", f"ushort{width}"
+    return f"""{_halfword_functions(width)}
+{_bfloat16_words(width) if dtype == "bfloat16" else _half_words(width)}
 typedef struct __attribute__((packed)) {{ {h} v; }} loose_{dtype}_{width};
 static inline {f} load_{dtype}_{width}(__global const void* p) {{
-  const {h} h = ((__global const loose_{dtype}_{width}*)p)->v;
-  return ({f})({wide});
+  return netcl_of_{dtype}_word_{width}(netcl_words_{width}(((__global const loose_{dtype}_{width}*)p)->v));
 }}
 static inline void store_{dtype}_{width}(const {f} x, __global void* p) {{
-  ((__global loose_{dtype}_{width}*)p)->v = ({h})({narrow});
+  ((__global loose_{dtype}_{width}*)p)->v = netcl_low_{width}(netcl_{dtype}_word_{width}(x));
 }}
 """
 
@@ -345,6 +358,8 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
         parts += [f"typedef struct __attribute__((packed)) {{ {kind}{width} v; }} loose_{name};" for name, kind in of.items()]
     if "double" in (compute, *(d.c_storage for d in (*loads, *stores))):
         parts.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
+    if width == 16 and not {"float16", "bfloat16"}.isdisjoint((*rounds, *(d.name for d in (*loads, *stores)))):
+        parts.append(_halfword_functions(16))
     if any(d.name == "bfloat16" for d in stores) or "bfloat16" in rounds:
         parts += [_bfloat16(w) for w in sorted({1, width})]
     if layout.half_bits and width > 1 and (any(d.name == "float16" for d in (*loads, *stores)) or "float16" in rounds):
@@ -386,10 +401,10 @@ def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> st
     if "float16" in names:
         if not layout.half_bits or w == 1:
             parts.append(_half_bits(w))
-        parts.append(f"real as_float16_holds(real x) {{ return {back.format(f'netcl_of_half_{w}(netcl_to_half_{w}({wide}))')}; }}")
+        value = f"netcl_of_float16_word_{w}(netcl_float16_word_{w}({wide}))"
+        parts.append(f"real as_float16_holds(real x) {{ return {back.format(value)}; }}")
     if "bfloat16" in names:
-        bits = _convert("uint", w, f"netcl_bfloat16_{w}({wide})")
-        value = f"as_{_vector('float', w)}({bits} << 16)"
+        value = f"netcl_of_bfloat16_word_{w}(netcl_bfloat16_word_{w}({wide}))"
         parts.append(f"real as_bfloat16_holds(real x) {{ return {back.format(value)}; }}")
     if "bool" in names:
         parts.append("real as_bool_holds(real x) { return PICK((real)(0), (real)(1), (mask)(x != (real)(0))); }")

@@ -303,6 +303,8 @@ def waiting(name: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(call)
     def either(*args: Any, **kwargs: Any) -> Tensor:
+        if fusing_modes.mode is None and not fusion.any_large(args):  # asked first: a small product costs its host time
+            return call(*args, **kwargs)
         made = form(*args, **kwargs)
         return call(*args, **kwargs) if made is None else made
 

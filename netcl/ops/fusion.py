@@ -552,6 +552,12 @@ def worth_deferring(queue: Any, shape: tuple[int, ...]) -> bool:
     return size >= least and (size >= GPU_FACTOR * least or least != env.FUSE_FROM or rows.device_of(queue)[0])
 
 
+def any_large(values: Sequence[Any]) -> bool:
+    """Whether plain eager code defers anything, and one of the tensors is large enough for that."""
+    least = _Eager.least
+    return least > 0 and any([math.prod(x.shape) >= least for x in values if isinstance(x, Tensor)])
+
+
 @contextmanager
 def eager_fusion(least: int) -> Iterator[None]:
     """Inside, plain eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
