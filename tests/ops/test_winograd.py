@@ -7,8 +7,9 @@ import pytest
 
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
-from netcl.ops.conv import plans, winograd
+from netcl.ops.conv import ending, plans, winograd
 from netcl.ops.conv.geometry import geometry
+from netcl.ops.finish import Finish
 
 CONFIG = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1})
 
@@ -76,6 +77,28 @@ def test_the_error_is_within_four_times_that_of_a_plain_sum(cl_queue, rng, kind,
     plain = np.cumsum(left[:, None] * right[None], axis=2, dtype=np.float32)[:, :, -1]
     got = run(job, cl_queue, first, second)
     assert np.abs(got - in_shape(job, exact)).max() <= 4 * np.abs(plain - exact).max()
+
+
+def test_long_sums_go_in_parts(cl_queue, rng, monkeypatch):
+    assert winograd._useful_parts(64, 64, 12544, units=132) == 11 and winograd._useful_parts(512, 512, 128, units=132) == 1
+    job = job_of(plans.WEIGHT_GRAD, 3, 4, 12, 20, 5, (1, 1))
+    first, second = (rng.normal(size=shape).astype("f") for shape in shapes_of(job)[:2])
+    monkeypatch.setattr(winograd, "_useful_parts", lambda *sizes: 2)
+    got, (left, right) = run(job, cl_queue, first, second), matrices_of(job, first, second)
+    np.testing.assert_allclose(got, in_shape(job, left.astype(np.float64) @ right.astype(np.float64).T), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("finish", [Finish("float32", "float32", "relu"), Finish("float32", result="float16")], ids=str)
+def test_it_ends_in_what_follows(cl_queue, rng, finish):
+    """Bit for bit as the ops one by one."""
+    job = job_of(plans.FORWARD, 1, 3, 8, 12, 4, (1, 1))._replace(bias=True)
+    shapes = (*shapes_of(job)[:2], (4,), job.g.y_shape)
+    x, w, bias, residual = (Tensor.from_host(cl_queue, rng.normal(size=shape).astype("f")) for shape in shapes)
+    plain, got = Tensor.empty(job.g.y_shape, queue=cl_queue), Tensor.empty(job.g.y_shape, finish.stored, queue=cl_queue)
+    plans.run(job, cl_queue, x, w, bias, plain, config=CONFIG)
+    added = residual if finish.residual else None
+    plans.plan(job._replace(finish=finish), cl_queue, CONFIG)(cl_queue, x, w, bias, got, added)
+    np.testing.assert_array_equal(got.to_host(), ending.apart(plain, finish, added, 1).to_host())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

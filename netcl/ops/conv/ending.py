@@ -20,13 +20,13 @@ from netcl.ops.registry import REGISTRY
 
 @dataclass(frozen=True)
 class Ending:
-    """The launch of such a kernel. ``prepare`` makes of the weights what it reads, ``widen`` is the dtype of its inputs if not theirs."""
+    """The launch of such a kernel: ``prepare`` makes of source and weights what it reads, ``widen`` is what they are cast to before."""
 
     kernel: program.Kernel
     size: Any
     local: Any
     numbers: tuple[int, ...]
-    prepare: Callable[[Any, Tensor], Tensor] | None = None
+    prepare: Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]] | None = None
     widen: str = ""
 
     def __call__(
@@ -36,9 +36,9 @@ class Ending:
             absent = bias is weight
             source, weight = cast(source, self.widen), cast(weight, self.widen)
             bias = weight if absent else cast(bias, self.widen)
-        weight = weight if self.prepare is None else self.prepare(queue, weight)
+        read = (source, weight) if self.prepare is None else self.prepare(queue, source, weight)
         added = result if residual is None else residual
-        self.kernel(queue, self.size, self.local, source, weight, bias, added, result, *self.numbers, scale)
+        self.kernel(queue, self.size, self.local, *read, bias, added, result, *self.numbers, scale)
 
 
 def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:

@@ -29,20 +29,6 @@
 #ifndef BIAS
 #define BIAS 0  // 1: add bias[channel]
 #endif
-#ifndef RELU_OUT
-#define RELU_OUT 0  // 1: negative results become zero
-#endif
-
-static inline REAL finished(REAL sum, REAL bias) {
-#if BIAS
-  sum += bias;
-#endif
-#if RELU_OUT
-  sum = sum < 0 ? 0 : sum;
-#endif
-  return sum;
-}
-
 #if BIAS
 #define BIAS_OF(filter) B_LOAD(bias, filter)
 #else

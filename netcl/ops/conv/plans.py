@@ -368,10 +368,10 @@ def _taps(job: Job, config: KernelConfig, queue: Any) -> Launch:
     pack = _kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
     size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
 
-    def packed(queue: Any, weight: Tensor) -> Tensor:
+    def packed(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         made = Tensor.empty((n,), job.accumulator, queue=queue)
         pack(queue, (n,), (launch.LOCAL_1D,), weight, made, c, m, job.g.taps, deep, wide, n)
-        return made
+        return source, made
 
     made = _ending(queue, job, "taps.cl", "conv_taps", tiles | {"PART": 2}, size, (items, 1, 1), *job.sizes, deep, wide)
     return replace(made, prepare=packed)

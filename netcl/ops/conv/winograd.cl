@@ -108,8 +108,8 @@ __kernel void winograd_sources(__global const X_T* restrict x, __global const W_
 
 #if PART == 2
 // y from sums[element][filter][tile]. Work-items: tiles, filters.
-__kernel void winograd_outputs(__global const float* restrict sums, __global const B_T* restrict bias, __global Y_T* restrict y, int N, int M,
-                               int OH, int OW, int high, int wide, int span) {
+__kernel void winograd_outputs(__global const float* restrict sums, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
+                               __global Y_T* restrict y, int N, int M, int OH, int OW, int high, int wide, int span, REAL scale) {
   const int tile = get_global_id(0), m = get_global_id(1), step = M * span;
   if (tile >= N * high * wide) return;
   TILE_PLACE
@@ -125,8 +125,6 @@ __kernel void winograd_outputs(__global const float* restrict sums, __global con
 #undef D
 #undef R
   }
-  const float add = BIAS_OF(m);
-  __global Y_T* plane = y + ((size_t)image * M + m) * OH * OW;
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     float row[4];
@@ -136,13 +134,16 @@ __kernel void winograd_outputs(__global const float* restrict sums, __global con
 #undef D
 #undef R
     if (y0 + r >= OH) continue;
-    const int at = (y0 + r) * OW + x0;
+    const size_t at = (((size_t)image * M + m) * OH + y0 + r) * OW + x0;
 #if QUADS
-    *(__global float4*)(plane + at) = (float4)(finished(row[0], add), finished(row[1], add), finished(row[2], add), finished(row[3], add));
+    float4 four;
+    four.x = FINISHED(row[0], m, at), four.y = FINISHED(row[1], m, at + 1);
+    four.z = FINISHED(row[2], m, at + 2), four.w = FINISHED(row[3], m, at + 3);
+    *(__global float4*)(y + at) = four;
 #else
 #pragma unroll
     for (int s = 0; s < 4; ++s)
-      if (x0 + s < OW) Y_STORE(plane, at + s, finished(row[s], add));
+      if (x0 + s < OW) Y_STORE(y, at + s, FINISHED(row[s], m, at + s));
 #endif
   }
 }

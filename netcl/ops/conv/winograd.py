@@ -21,6 +21,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.conv import ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.matmul import gemm
 from netcl.ops.strided import alignment
@@ -32,10 +33,9 @@ POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and two more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
-# Blocks of its products, with the work-groups per compute unit that each needs if they shall end together.
-SMALLEST = 64
-BLOCKS = {(128, 128): 7, (64, 128): 3, (64, SMALLEST): 0}
-GROUPS_PER_UNIT, LEAST_DEPTH = 4, 256  # of a weight gradient: smallest blocks, and tiles that each sums at least
+# Of a weight gradient: rows and columns of a work-group, tiles that it sums at least, and those in whose time it begins and stores.
+BLOCK, LEAST_DEPTH, BLOCK_COST = 64, 128, 100
+FILES = "ends.cl transforms.cl winograd.cl"
 Matrix = list[list[Fraction]]
 
 
@@ -126,24 +126,22 @@ def _convolution(job: Job, queue: Any) -> Launch:
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     product = _products(queue, PARTS, m, span, c, trans_a=back)
     sources = _transform(queue, job, 1, "sources", INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
-    outputs = _transform(queue, job, 2, "outputs", QUADS=ow % OUT == 0)
+    macros = constants() | {"PART": 2, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
+    outputs = ending.kernel(queue, job, FILES, "winograd_outputs", macros)
 
-    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
+    def multiplied(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         u, v, sums = (Tensor.empty((PARTS, *shape), "float32", queue=queue) for shape in ((m, c), (c, span), (m, span)))
         size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
         sources(alignment(source))(queue, size, (launch.LOCAL_1D, 1), source, weight, v, u, *sizes)
-        gemm.run(product, queue, u, v, None, sums)
-        outputs(alignment(result))(queue, (span, m), (launch.LOCAL_1D, 1), sums, bias, result, n, m, oh, ow, *places)
+        return (gemm.run(product, queue, u, v, None, sums),)
 
-    return go
+    return ending.Ending(outputs, (span, m), (launch.LOCAL_1D, 1), (n, m, oh, ow, *places), multiplied)
 
 
 def _weight_grad(job: Job, queue: Any) -> Launch:
     """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
-    blocks = PARTS * -(-m // SMALLEST) * -(-c // SMALLEST)
-    wanted = round(GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units / blocks)
-    depth = -(-span // max(1, min(wanted, span // LEAST_DEPTH)) // 16) * 16
+    depth = -(-span // _useful_parts(m, c, span, handle_of(queue).profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
     product = _products(queue, PARTS * parts, m, c, depth, trans_b=True)
     quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
@@ -160,31 +158,33 @@ def _weight_grad(job: Job, queue: Any) -> Launch:
     return go
 
 
+def _useful_parts(m: int, c: int, span: int, units: int) -> int:
+    """Into how many parts a sum goes, so that all compute units are busy until its end."""
+    blocks = PARTS * -(-m // BLOCK) * -(-c // BLOCK)
+    return min(range(1, max(1, span // LEAST_DEPTH) + 1), key=lambda parts: -(-blocks * parts // units) * (-(-span // parts) + BLOCK_COST))
+
+
 def _transform(queue: Any, job: Job, part: int, name: str, **quads: bool) -> Callable[[int], program.Kernel]:
     """A kernel of ``winograd.cl`` by the alignment of its images; with that of a vector, whether rows of floats are such vectors."""
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
-    defines |= {"BIAS": job.bias, "RELU_OUT": job.relu}
-    operands, files = dict.fromkeys("XWBY", job.dtype), "ends.cl transforms.cl winograd.cl"
+    operands = dict.fromkeys("XWY", job.dtype)
 
     @functools.cache
     def kernel(alignment: int) -> program.Kernel:
         vectors = alignment == 16 and job.dtype == "float32"
         chosen = {macro: vectors and wide for macro, wide in quads.items()}
-        return launch.kernel(queue, __file__, files, f"winograd_{name}", operands, {**defines, **chosen})
+        return launch.kernel(queue, __file__, FILES, f"winograd_{name}", operands, {**defines, **chosen})
 
     return kernel
 
 
 def _products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
-    """The products of all elements of a tile in one launch: large blocks, unless they are too few to keep the device busy."""
+    """The products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
     p = gemm.Product(
         m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k), aligned=aligned
     )
     if launch.on_cpu_device(queue):
         return gemm.plan_for(queue, p)
-    units = handle_of(queue).profile.max_compute_units
-    filled = [(rows, columns) for rows, columns in BLOCKS if (rows == SMALLEST or m > SMALLEST) and (columns == SMALLEST or n > SMALLEST)]
-    block = next(b for b in filled if batches * -(-m // b[0]) * -(-n // b[1]) >= BLOCKS[b] * units)
     extra = {"tier": "simt", "why": "one for every element of a tile"}
-    return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, *block, 16, 8, extra=extra))
+    return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 64, 64, 16, 8, extra=extra))
