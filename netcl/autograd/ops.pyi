@@ -132,6 +132,9 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """The products of two stacks of matrices, one by one."""
 
+def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
+    """The inverse of :func:`unbind`."""
+
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
 
@@ -850,6 +853,9 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
 
 def trunc(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction."""
+
+def unbind(x: Tensor, *, axis: int, order: Sequence[int]) -> tuple[Tensor, ...]:
+    """The slices along an axis, each with the axes that are left in an order: queries, keys and values of one projection, say."""
 
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """Insert an axis of size one; shares memory."""

@@ -85,10 +85,7 @@ def split_projections(x: Tensor, heads: int) -> list[Tensor]:
     """Queries, keys and values of one projection, ``(batch, positions, 3 * heads * size)``, each as :func:`split_heads` has them."""
     batch, positions, width = x.shape
     size = width // (3 * heads)
-    shape, parts = (batch, heads, positions, size), ag.reshape(x, (batch, positions, 3, heads, size))
-    if positions == 1:
-        return [ag.reshape(part, shape) for part in ag.split(parts, 1, axis=2)]
-    return [ag.reshape(part, shape) for part in ag.split(ag.permute(parts, (2, 0, 3, 1, 4)), 1, axis=0)]
+    return list(ag.unbind(ag.reshape(x, (batch, positions, 3, heads, size)), axis=2, order=(0, 2, 1, 3)))
 
 
 def join_heads(x: Tensor) -> Tensor:

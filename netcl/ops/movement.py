@@ -515,6 +515,55 @@ def split(x: Tensor, sizes: Sizes, axis: int = 0) -> tuple[Tensor, ...]:
     return _parts(x, *_split_lengths("split", x.shape, sizes, axis))
 
 
+def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape and strides of the slices of a contiguous tensor along an axis, other axes in an order; and how far apart they begin."""
+    strides = dense(shape)
+    kept = [i for i in range(len(shape)) if i != axis]
+    kept = [kept[i] for i in order]
+    return tuple(shape[i] for i in kept), tuple(strides[i] for i in kept), strides[axis]
+
+
+def _unbind_vjp(F, g, x_shape, axis, order):
+    g = g if isinstance(g, tuple) else (g,)
+    like = next(part for part in g if part is not None)
+    return F.bound([Tensor.zeros(like.shape, like.dtype, queue=like.queue) if part is None else part for part in g], axis=axis, order=order)
+
+
+@op(
+    vjp=_unbind_vjp,
+    ref=lambda x, axis, order: tuple(np.transpose(part, order) for part in np.moveaxis(x, axis, 0)),
+    samples=[S((2, 4, 3, 5, 6), axis=2, order=(0, 2, 1, 3)), S((3, 2), axis=0, order=(0,)), S((2, 3, 4), axis=-2, order=(1, 0))],
+    errors=[(S((2, 3), axis=0, order=(0, 1)), r"\[unbind\] x has 1 axes besides that of the slices; order=\(0, 1\)")],
+)
+def unbind(x: Tensor, *, axis: int, order: Sequence[int]) -> tuple[Tensor, ...]:
+    """The slices along an axis, each with the axes that are left in an order: queries, keys and values of one projection, say."""
+    x = _tensor("unbind", x)
+    at = launch.check_axis("unbind", axis, x.ndim)
+    if sorted(order) != list(range(x.ndim - 1)):
+        raise ShapeError(message("unbind", f"x has {x.ndim - 1} axes besides that of the slices", order=tuple(order)))
+    shape, strides, step = _unbound(x.shape, at, order)
+    return tuple(take_block(x, shape, i * step, strides) for i in range(x.shape[at]))
+
+
+@op(
+    vjp=lambda F, g, axis, order: (list(F.unbind(g, axis=axis, order=order)),),
+    ref=lambda xs, axis, order: np.stack([np.transpose(x, np.argsort(order)) for x in xs], axis),
+    inputs=("xs",),
+    samples=[S([(2, 5, 4, 6)] * 3, axis=2, order=(0, 2, 1, 3)), S([(3,), (3,)], axis=0, order=(0,))],
+)
+def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
+    """The inverse of :func:`unbind`."""
+    first = xs[0]
+    at = launch.check_axis("bound", axis, first.ndim + 1)
+    shape = [first.shape[i] for i in np.argsort(order)]
+    shape.insert(at, len(xs))
+    out = Tensor.empty(tuple(shape), first.dtype, queue=first.queue)
+    _, strides, step = _unbound(shape, at, order)
+    for i, x in enumerate(xs):
+        copy_block(x.shape, x, 0, dense(x.shape), out, i * step, strides)
+    return out
+
+
 @composite(
     ref=lambda x, chunks, axis=0: _split_ref(x, -(-x.shape[axis] // chunks), axis),
     samples=[S((7, 3), chunks=3), S((3, 8), chunks=2, axis=-1), S((5, 2), chunks=4)],

@@ -92,6 +92,25 @@ def _split(graph: Graph, call: Call) -> list[Name]:
     return graph.several("Split", [graph.value(call["x"]), graph.integers(lengths[0])], len(lengths[0]), call.out.dtype, axis=axis)
 
 
+@rule("unbind")
+def _unbind(graph: Graph, call: Call) -> list[Name]:
+    axis, dtype, count = call["axis"] % call["x"].ndim, call.out.dtype, len(call.outputs)
+    if count != len(call.other.outputs):
+        raise Unsupported("slices along the batch (dynamic_batch=False)")
+    kept = [i for i in range(call["x"].ndim) if i != axis]
+    first = graph.node("Transpose", [graph.value(call["x"])], dtype, perm=[axis, *(kept[i] for i in call["order"])])
+    parts = graph.several("Split", [first, graph.integers([1] * count)], count, dtype, axis=0) if count > 1 else [first]
+    return [graph.node("Squeeze", [part, graph.integers([0])], dtype) for part in parts]
+
+
+@rule("bound")
+def _bound(graph: Graph, call: Call) -> Name:
+    axis, dtype, back = call["axis"] % call.out.ndim, call.out.dtype, np.argsort(call["order"]).tolist()
+    turned = [graph.node("Transpose", [graph.value(x)], dtype, perm=back) for x in call["xs"]]
+    parts = [graph.node("Unsqueeze", [x, graph.integers([axis])], dtype) for x in turned]
+    return graph.node("Concat", parts, dtype, axis=axis)
+
+
 @rule("strided_slice")
 def _strided_slice(graph: Graph, call: Call) -> Name:
     x, rows = call["x"], []
