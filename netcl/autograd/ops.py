@@ -35,26 +35,45 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 def _make(row: Any) -> Callable[..., Any]:
     forward = ops.function(row.name)
-    recorded = _recorded(row, forward)
     policy = row.amp
+    if isinstance(row, Composite):
+        forward, note = _composite(row), None
+    elif not row.differentiable:
+        note = None
+    else:
+        note = _pointwise(row) if isinstance(row, Pointwise | Choice) else _structured(row)
 
-    @wraps(forward)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        if note is not None and learns(args, kwargs):
+            note(out, args, kwargs)
+        return out
+
+    @wraps(ops.function(row.name))
     def call(*args: Any, **kwargs: Any) -> Any:
         if policy != "keep" and active.dtype is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
         observer = modes.observer
-        return recorded(*args, **kwargs) if observer is None else observer(row, recorded, *args, **kwargs)
+        if observer is not None:
+            return observer(row, recorded, *args, **kwargs)
+        out = forward(*args, **kwargs)  # as recorded does it: one call less for every op
+        if note is not None and learns(args, kwargs):
+            note(out, args, kwargs)
+        return out
 
     call.__module__ = "netcl.autograd"
     return call
 
 
-def _recorded(row: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    if isinstance(row, Composite):
-        return _composite(row)
-    if not row.differentiable:
-        return forward
-    return _pointwise(row, forward) if isinstance(row, Pointwise | Choice) else _structured(row, forward)
+def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is to be recorded: because of a tensor, or of one in a list."""
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(x, Tensor):
+            if x.requires_grad:
+                return modes.enabled
+        elif isinstance(x, (list, tuple)) and recording(x):
+            return True
+    return False
 
 
 def _composite(row: Composite) -> Callable[..., Any]:
@@ -77,13 +96,10 @@ def _autograd() -> Any:
 # ---- pointwise
 
 
-def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None]:
     names = (*row.inputs, *row.params)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        if not recording(args) and not (kwargs and recording(kwargs.values())):
-            return out
+    def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
         values: Sequence[Any] = [given[name] for name in row.inputs]
@@ -95,9 +111,8 @@ def _pointwise(row: Pointwise | Choice, forward: Callable[..., Any]) -> Callable
         inputs = [x if kept or not isinstance(x, Tensor) else like(x) for kept, x in zip(keeps, values, strict=True)]
         saved = (chosen, inputs, params, out.detach() if keeps_out else None)
         Node(row.name, _pointwise_rule, values, saved).attach((out,))
-        return out
 
-    return call
+    return note
 
 
 @cache
@@ -129,35 +144,24 @@ def _again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
 # ---- functions
 
 
-def _structured(row: Op | Reduction, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[str, Any]], None]:
     binder = row.bind if isinstance(row, Reduction) else _binder(row)
     kept = row.saved()
     keeps = [name in kept for name in row.inputs]
     reads_outputs = bool(kept & {"out", *registry.OUTPUTS})
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = forward(*args, **kwargs)
-        if not recording(args) and not _recording_inside(args, kwargs):
-            return out
+    def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
         flat = _flatten(inputs)
         if not recording(flat):
-            return out
+            return
         outputs = out if isinstance(out, tuple) else (out,)
         saved = (row, [_keep(x, wanted, outputs[0]) for wanted, x in zip(keeps, inputs, strict=True)], keywords,
                  _kept_outputs(outputs, kept) if reads_outputs else None)  # fmt: skip
         if outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
             Node(row.name, _structured_rule, flat, saved).attach(outputs)
-        return out
 
-    return call
-
-
-def _recording_inside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is to be recorded because of a tensor that is named, or in a list."""
-    if kwargs and recording(kwargs.values()):
-        return True
-    return any(recording(x) for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple)))
+    return note
 
 
 def _kept_outputs(outputs: Sequence[Tensor], kept: frozenset[str]) -> list[Tensor | None]:

@@ -21,7 +21,7 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
-from netcl.core.memory import Shelf, get_persistent_pool
+from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.ops.registry import Pointwise
@@ -88,16 +88,15 @@ class Plan(NamedTuple):
     ready: Ready | None = None  # where all that a call adds is memory, and numbers of its own
 
 
-class Ready(NamedTuple):
+class Ready:
     """A launch of a plan with one result, and the place its memory comes from."""
 
-    queue: Any
-    launch: program.Sized
-    shelf: Shelf
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    context: Any
+    __slots__ = ("context", "dtype", "launch", "nbytes", "queue", "shape", "shelf")
+
+    def __init__(self, queue: Any, launch: program.Sized, shape: tuple[int, ...], dtype: str):
+        self.queue, self.context, self.launch, self.shape, self.dtype = queue, queue.context, launch, shape, dtype
+        self.nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+        self.shelf = get_persistent_pool(queue).shelf(self.nbytes)
 
     def result(self, memory: tuple[Any, ...], numbers: tuple[Any, ...] = ()) -> Tensor:
         """Launch it over places and buffers in turn, of which the last place is the result's, with the numbers of this call."""
@@ -321,10 +320,7 @@ def prepare(
 
 def _ready(plan: Plan, queue: Any) -> Ready | None:
     launch = plan.kernel.sized(plan.global_size, plan.local_size, plan.sizes)
-    if launch is None:
-        return None
-    nbytes = math.prod(plan.shape) * DTYPES[plan.dtypes[0]].itemsize
-    return Ready(queue, launch, get_persistent_pool(queue).shelf(nbytes), nbytes, plan.shape, plan.dtypes[0], queue.context)
+    return None if launch is None else Ready(queue, launch, plan.shape, plan.dtypes[0])
 
 
 def _kernel(
