@@ -88,6 +88,33 @@ def test_a_product_with_few_blocks_is_split_along_k(cl_device, monkeypatch, rng)
     np.testing.assert_allclose(got, np.maximum(a.astype(np.float64) @ b.T + bias, 0), rtol=1e-5, atol=1e-3)
 
 
+GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
+POLICY = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 128, 128, 16, 8, extra={"why": "large"})
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (16384, 384, 384), (384, 384, 16384), (1024, 1024, 1024), (64, 128, 784)])
+def test_blocks_leave_few_units_of_a_gpu_idle(m, n, k, cl_device):
+    """Work-groups fill whole waves of them: the slots that the last one leaves empty are a small part of all."""
+    gpu = dataclasses.replace(cl_device.profile, **GPU)
+    block = gemm._block(Product(m, n, k, False, False, *("float32",) * 3, aligned=True), POLICY, gpu)
+    groups = block.splits * math.ceil(m / block.m) * math.ceil(n / block.n)
+    slots = math.ceil(groups / 132) * 132
+    assert groups / slots > 0.85, block
+    assert (block.splits > 1) == (k == 16384), block
+    assert (block.k == 0) == (m == 64), block
+
+
+def test_small_products_are_one_launch_on_a_gpu(cl_device, rng):
+    m, n, k = 30, 50, 4100
+    a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (n, k), (n,)))
+    p = Product(m, n, k, False, True, "float32", "float32", "float32", "float32", RELU, aligned=True)
+    plan = gemm._tiles(cl_device.queue, p, POLICY, dataclasses.replace(cl_device.profile, **GPU))
+    assert len(plan.launches) == 1 and plan.launches[0].global_size >= 64 * 132
+    left, right, bias_tensor = tensors(cl_device.queue, a, b, bias)
+    got = gemm.run(plan, cl_device.queue, left, right, Extras(RELU, bias_tensor), Tensor.empty((m, n), queue=cl_device.queue)).to_host()
+    np.testing.assert_allclose(got, np.maximum(a.astype(np.float64) @ b.T + bias, 0), rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
 def test_a_product_with_fewer_tiles_than_cores_is_split_along_k(trans_a, trans_b, cl_device, rng):
     m, n, k = 5, 30, 1536
