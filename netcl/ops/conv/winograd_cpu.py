@@ -78,10 +78,10 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
     count, c, m, units = _count(job), job.sizes[1], job.filters, profile.max_compute_units
     tiles = _macros(count, c, m, profile, given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
-    groups = min(strips * blocks, max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
+    groups = min(strips * -(-m // tiles["ROWS"]), max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
     room = PARTS * (c * _strip(tiles) + APART * tiles["NT"])
     if tiles["FRESH"]:
-        return Share(tiles, blocks, groups, 0, groups * (room + PARTS * (DEPTH * tiles["MR"] + APART)))
+        return Share(tiles, blocks, groups, 0, groups * (room + PARTS * tiles["ROWS"] // tiles["MR"] * (tiles["DEPTH"] * tiles["MR"] + APART)))
     return Share(tiles, blocks, groups, blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
 
 
@@ -99,7 +99,7 @@ def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: M
         filters, vectors = 2 * filters, 1
     tiles: dict[str, Any] = {"VW": lanes, "MR": filters, "NV": vectors}
     tiles |= {name: given[name] for name in tiles if name in given}
-    tiles |= {"NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))), "FRESH": fresh, "DEPTH": DEPTH}
+    tiles |= {"NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))), "FRESH": fresh, "DEPTH": given.get("DEPTH", DEPTH), "ROWS": given.get("ROWS", tiles["MR"])}
     while tiles["NT"] > 1 and local_size(tiles) > profile.local_mem_size:
         tiles["NT"] //= 2
     return tiles
@@ -120,7 +120,7 @@ def _room(channels: int, tiles: int) -> int:
 
 def local_size(tiles: Mapping[str, int]) -> int:
     """Bytes of local memory: the products of a strip and a block of filters, and lines of pixels, four of every tile."""
-    return 4 * _strip(tiles) * (PARTS * tiles["MR"] + LINES * OUT)
+    return 4 * _strip(tiles) * (PARTS * tiles["ROWS"] + LINES * OUT)
 
 
 def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
