@@ -81,7 +81,9 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
     groups = min(strips * -(-m // tiles["ROWS"]), max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
     room = PARTS * (c * _strip(tiles) + APART * tiles["NT"])
     if tiles["FRESH"]:
-        return Share(tiles, blocks, groups, 0, groups * (room + PARTS * tiles["ROWS"] // tiles["MR"] * (tiles["DEPTH"] * tiles["MR"] + APART)))
+        return Share(
+            tiles, blocks, groups, 0, groups * (room + PARTS * tiles["ROWS"] // tiles["MR"] * (tiles["DEPTH"] * tiles["MR"] + APART))
+        )
     return Share(tiles, blocks, groups, blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
 
 
@@ -99,7 +101,12 @@ def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: M
         filters, vectors = 2 * filters, 1
     tiles: dict[str, Any] = {"VW": lanes, "MR": filters, "NV": vectors}
     tiles |= {name: given[name] for name in tiles if name in given}
-    tiles |= {"NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))), "FRESH": fresh, "DEPTH": given.get("DEPTH", DEPTH), "ROWS": given.get("ROWS", tiles["MR"])}
+    tiles |= {
+        "NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))),
+        "FRESH": fresh,
+        "DEPTH": given.get("DEPTH", DEPTH),
+        "ROWS": given.get("ROWS", tiles["MR"]),
+    }
     while tiles["NT"] > 1 and local_size(tiles) > profile.local_mem_size:
         tiles["NT"] //= 2
     return tiles
