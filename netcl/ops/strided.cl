@@ -23,7 +23,21 @@ static inline void copy_run(__global const T* s, __global T* d, const INDEX n, c
   }
 }
 
-// Every kernel: a work-item copies `chunk` elements of the inner axis (the last one) of one row; rows = product of the outer axes.
+// GPUs, up to four axes: a work-item copies one element of the inner axis in some rows of the axis above, four of them on their way at a
+// time; the outer two axes are the launch's third, so that nothing is divided but one number.
+__kernel void copy_grid(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start,
+                        const long n1, const long n2, const long inner, const long s0, const long s1, const long s2, const long s_inner,
+                        const long d0, const long d1, const long d2, const long d_inner) {
+  const INDEX at = get_global_id(0), i0 = get_global_id(2) / (INDEX)n1, i1 = get_global_id(2) - i0 * (INDEX)n1;
+  if (at >= (INDEX)inner) return;
+  src += (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + at * (INDEX)s_inner;
+  dst += (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + at * (INDEX)d_inner;
+  const INDEX step = get_global_size(1);
+#pragma unroll 4
+  for (INDEX i = get_global_id(1); i < (INDEX)n2; i += step) dst[i * (INDEX)d2] = src[i * (INDEX)s2];
+}
+
+// Every other kernel: a work-item copies `chunk` elements of the inner axis (the last one) of one row; rows = product of the outer axes.
 __kernel void copy2(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
                     const long rows, const long inner, const long s0, const long s_inner, const long d0, const long d_inner) {
   const INDEX per_row = (INDEX)((inner + chunk - 1) / chunk);

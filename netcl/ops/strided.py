@@ -24,6 +24,9 @@ _LEAST_TILE = 8  # along both axes; below it a tile is mostly edge
 _CPU_RUN = 1 << 16  # bytes a work-item copies in one go on a CPU
 _MOST_INT = 2**31 - 2**20
 _RANKS = (2, 4, 8)
+_GROUP = 256  # work-items of a GPU's group
+_ITEM_ROWS = 4  # elements that a GPU's work-item copies: loads that are on their way together
+_MOST_GROUPS = 65535  # along the second and third dimension of a launch
 
 
 class Axis(NamedTuple):
@@ -128,7 +131,28 @@ def _plans(queue: Any, copy: Copy) -> list[_Plan]:
             for i in range(first.size)
         )
         return [plan for part in parts for plan in _plans(queue, part)]
-    return [_plain(queue, copy)]
+    return [_grid(queue, copy) or _plain(queue, copy)]
+
+
+def _grid(queue: Any, copy: Copy) -> _Plan | None:
+    """A plan in three dimensions, for copies of few axes on GPUs."""
+    axes = copy.axes
+    if launch.on_cpu_device(queue) or not 1 <= len(axes) <= 4:
+        return None
+    (size, source, target) = axes[-1]
+    if len(axes) == 1 and size % _ITEM_ROWS == 0:  # one long run: as rows
+        size //= _ITEM_ROWS
+        axes = (Axis(_ITEM_ROWS, size * source, size * target), Axis(size, source, target))
+    axes = (Axis(1, 0, 0),) * (4 - len(axes)) + axes
+    sizes = [axis.size for axis in axes]
+    group = min(_GROUP, program.state(queue).max_work_group)
+    across = min(1 << (sizes[3] - 1).bit_length(), group)
+    down = max(1, group // across)
+    rows, outer = -(-sizes[2] // (down * _ITEM_ROWS)), sizes[0] * sizes[1]
+    if max(rows, outer) > _MOST_GROUPS:
+        return None
+    args = (copy.source, copy.target, *sizes[1:], *(a.source for a in axes), *(a.target for a in axes))
+    return _Plan(_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args)
 
 
 def _plain(queue: Any, copy: Copy) -> _Plan:

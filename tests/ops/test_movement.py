@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,16 @@ def test_joining_keeps_no_input_alive(device):
 def test_second_derivatives_of_padding(mode):
     x = Tensor.from_host(Tensor.zeros((), device="cpu").queue, np.arange(12.0).reshape(3, 4), "float64", requires_grad=True)
     assert ag.gradgradcheck(lambda t: ag.square(ag.pad(t, (2, 1, 1, 2), mode=mode)), [x])
+
+
+def test_copies_as_a_gpu_spreads_them(cl_device, monkeypatch, rng):
+    """In three dimensions, a few elements per work-item: on whatever device there is."""
+    monkeypatch.setattr(sys.modules["netcl.ops.launch"], "on_cpu_device", lambda queue: False)
+    x = rng.standard_normal((3, 11, 2, 5, 6)).astype(np.float32)
+    t = Tensor.from_host(cl_device.queue, x)
+    for found, wanted in zip(ops.unbind(t, axis=2, order=(0, 2, 1, 3)), np.moveaxis(x, 2, 0), strict=True):
+        np.testing.assert_array_equal(found.to_host(), wanted.transpose(0, 2, 1, 3))
+    np.testing.assert_array_equal(ops.flip(t, 1).to_host(), x[:, ::-1])
+    np.testing.assert_array_equal(ops.cat([t, t], 1).to_host(), np.concatenate([x, x], 1))
+    np.testing.assert_array_equal(ops.split(t, 1, axis=0)[1].to_host(), x[1:2])
+    np.testing.assert_array_equal(ops.permute(t, 2, 4, 0, 3, 1).to_host(), x.transpose(2, 4, 0, 3, 1))
