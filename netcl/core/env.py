@@ -111,8 +111,8 @@ _ROWS = (
     Variable("NETCL_AUTOTUNE", _autotune, "off", "off, on, force, or with a budget in seconds: on:5",
              "Whether unmeasured kernel configurations are measured at first use; the seconds are for the whole process, 10 by default."),
     Variable("NETCL_FUSION", _elements, "1", "0, 1, or a number of elements",
-             "Chains of pointwise ops over large tensors run as one kernel in plain eager code, when a value is first needed. 0 turns "
-             "that off, a number says from how many elements on."),
+             "Chains of pointwise ops over large tensors, and products with what follows them, run as one kernel in plain eager code, when "
+             "a value is first needed. 0 turns that off, a number says from how many elements on."),
     Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
     Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds",
