@@ -13,15 +13,17 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 
-FEW_FILTERS = 32  # filters of a group up to which unfolding costs as much as the product
-FEW_CHANNELS = 16  # channels of a group up to which the same holds for the weight gradient
+FEW_FILTERS = 64  # filters of a group up to which unfolding costs too much of the product
+FEW_CHANNELS = 64  # channels of a group up to which the same holds for the weight gradient
 FILLED = 0.75  # lanes of vectors that must hold filters, else pixels do
+FILLED_MORE = 0.8  # the same for the weight gradient, which has a rival that fills them with channels
 LONG = 0.5  # lanes of a vector that a line of pixels must fill
 LATENCY = 8  # multiplications under way at once that keep a core's two units busy
 GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
 ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
 WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
-COLLECTED = 16  # weights that a work-item collects
+STAGED = (32, 128)  # results of a filter that are stored together, by what local memory allows: at least two tiles
+COLLECTED = 16  # weights of a filter that are
 # Pixels of a tile, by how many the registers allow: three widths are compiled, so that a new image size is no reason to compile.
 WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
 
@@ -59,7 +61,8 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch | None:
     share = filter_share(job, lanes, queue)
     c, blocks = job.sizes[1], -(-job.filters // share.width)
     few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS and c * job.g.taps * share.width <= WEIGHTS
-    if not share.lines or not (form or (few and FILLED * blocks * share.width <= job.filters)):
+    filled = (FILLED_MORE if weights else FILLED) * blocks * share.width <= job.filters
+    if not share.lines or not (form or (few and filled)):
         return None
     return (_gradients if weights else _filters)(job, share, blocks, queue)
 
@@ -132,13 +135,18 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
 def filter_share(job: Job, lanes: int, queue: Any) -> Share:
     """Vectors of filters times pixels of a row, or times rows of the kernel for a weight gradient."""
     g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _room(job, queue)
-    v, n, widths = filter_tile(job, lanes, vectors(job, queue)[2])
+    size, _, registers = vectors(job, queue)
+    v, n, widths = filter_tile(job, lanes, registers)
     down, across = (1, 1) if job.kind == INPUT_GRAD else g.stride
     tiles: dict[str, Any] = {"VW": lanes, "NV": v, "ROOM": room}
     if weights:
-        tiles |= {"TALL": n, "ACROSS": g.kw, "TAP_STEP": g.dilation[1], "TURNED": room, "COLLECTED": COLLECTED}
+        tiles |= {"TALL": n, "ACROSS": g.kw, "TAP_STEP": g.dilation[1], "TURNED": room, "STAGED": COLLECTED}
     else:
-        tiles |= {"IN_STEP": across, **{f"PX{i}": width for i, width in enumerate(widths)}}
+        tiles |= {
+            "IN_STEP": across,
+            "STAGED": STAGED[4 * size * STAGED[1] * v * lanes <= handle_of(queue).profile.local_mem_size],
+            **{f"PX{i}": width for i, width in enumerate(widths)},
+        }
     long = (wide if weights else max(wide, n)) * across + (g.kw - 1) * g.dilation[1]
 
     def held(lines: int) -> int:

@@ -9,8 +9,8 @@
 #define PX1 5
 #define PX2 6
 #endif
-#ifndef COLLECTED
-#define COLLECTED 16  // weights that a work-item collects at a time
+#ifndef STAGED
+#define STAGED 128  // most results of a filter that are stored together: at least two tiles
 #endif
 #ifndef IN_STEP
 #define IN_STEP 1  // distance of the inputs of neighbouring pixels: the stride
@@ -31,25 +31,36 @@
 #define ROOM 8192  // elements of the rows a work-group copies
 #endif
 
-// Sums of several pixels (or weights), filters side by side, to where they belong: every filter has a plane of its own.
-static inline void put(__global REAL* y, const REAL* sums, int plane, int filters, int pixels) {
+// Sums of several pixels (or weights), filters side by side, turned: a line for every filter, `wide` apart.
+static inline void put(__local REAL* lines, const REAL* sums, int wide, int filters, int pixels) {
   int f = 0;
-  for (; f + 4 <= filters; f += 4, y += 4 * (size_t)plane) {
+  for (; f + 4 <= filters; f += 4, lines += 4 * wide) {
     const REAL* from = sums + f;
     int i = 0;
     for (; i + 4 <= pixels; i += 4, from += 4 * NR) {
       const Q a = QUAD(__private const, from), b = QUAD(__private const, from + NR);
       const Q c = QUAD(__private const, from + 2 * NR), d = QUAD(__private const, from + 3 * NR);
-      QUAD(__global, y + i) = (Q)(a.x, b.x, c.x, d.x);
-      QUAD(__global, y + plane + i) = (Q)(a.y, b.y, c.y, d.y);
-      QUAD(__global, y + 2 * (size_t)plane + i) = (Q)(a.z, b.z, c.z, d.z);
-      QUAD(__global, y + 3 * (size_t)plane + i) = (Q)(a.w, b.w, c.w, d.w);
+      QUAD(__local, lines + i) = (Q)(a.x, b.x, c.x, d.x);
+      QUAD(__local, lines + wide + i) = (Q)(a.y, b.y, c.y, d.y);
+      QUAD(__local, lines + 2 * wide + i) = (Q)(a.z, b.z, c.z, d.z);
+      QUAD(__local, lines + 3 * wide + i) = (Q)(a.w, b.w, c.w, d.w);
     }
     for (; i < pixels; ++i, from += NR)
-      for (int e = 0; e < 4; ++e) y[e * (size_t)plane + i] = from[e];
+      for (int e = 0; e < 4; ++e) lines[e * wide + i] = from[e];
   }
-  for (; f < filters; ++f, y += plane)
-    for (int i = 0; i < pixels; ++i) y[i] = sums[i * NR + f];
+  for (; f < filters; ++f, lines += wide)
+    for (int i = 0; i < pixels; ++i) lines[i] = sums[i * NR + f];
+}
+
+// Those lines to where they belong: every filter has a plane of its own. Planes lie a power of two apart as often as not, and pieces of as
+// many lines of memory would drive each other out of the cache.
+static inline void flush(__global REAL* y, __local const REAL* lines, int wide, int plane, int filters, int n) {
+  for (int f = 0; f < filters; ++f, y += plane, lines += wide) {
+    int i = 0;
+    for (; i + VW <= n; i += VW) VECTOR(__global, y + i) = VECTOR(__local const, lines + i);
+    for (; i + 4 <= n; i += 4) QUAD(__global, y + i) = QUAD(__local const, lines + i);
+    for (; i < n; ++i) y[i] = lines[i];
+  }
 }
 
 #if PART != 2
@@ -103,6 +114,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int lines, int pixels) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
+  __local REAL staged[NR * STAGED] __attribute__((aligned(64)));
+  const int parts = (OW + STAGED - 1) / STAGED, part = (OW + parts - 1) / parts;  // pixels of a row that are staged at a time
   const int pieces = (OH + lines - 1) / lines, image = get_group_id(0) / pieces, group = get_group_id(1);
   const int first = (get_group_id(0) - image * pieces) * lines, end = least(OH, first + lines), taps = KH * KW;
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, 0), v = axis_of(OW, KW, stride_w, pad_w, dilation_w, 0);
@@ -127,17 +140,21 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
       int r = 0, rows = KH;
       while (r < KH && (at + r * h.step < 0 || at + r * h.step >= H)) ++r, --rows;
       while (rows > 0 && (at + (r + rows - 1) * h.step < 0 || at + (r + rows - 1) * h.step >= H)) --rows;
-      for (int column = 0; column < OW; column += pixels) {
-        const int place = OW >= pixels ? least(column, OW - pixels) : 0;  // the last tile overlaps the one before
-        __local const REAL* p = seen + (at + r * h.step - top) * wide + place * IN_STEP + v.first - low_x;
-        __global const REAL* b = weights + r * KW * NR;
-        if (pixels == PX0)
-          EXPAND(tile_, PX0)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
-        else if (pixels == PX1)
-          EXPAND(tile_, PX1)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
-        else
-          EXPAND(tile_, PX2)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
-        put(planes + (size_t)row * OW + place, sums, plane, filters, least(pixels, OW));
+      for (int from = 0; from < OW; from += part) {
+        const int begin = least(from, OW - part), stop = begin + part;  // the last part and the last tile overlap those before
+        for (int column = begin; column < stop; column += pixels) {
+          const int place = part < pixels ? begin : least(column, stop - pixels);
+          __local const REAL* p = seen + (at + r * h.step - top) * wide + place * IN_STEP + v.first - low_x;
+          __global const REAL* b = weights + r * KW * NR;
+          if (pixels == PX0)
+            EXPAND(tile_, PX0)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+          else if (pixels == PX1)
+            EXPAND(tile_, PX1)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+          else
+            EXPAND(tile_, PX2)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+          put(staged + place - begin, sums, part, filters, least(pixels, part));
+        }
+        flush(planes + (size_t)row * OW + begin, staged, part, plane, filters, part);
       }
     }
   }
@@ -241,16 +258,18 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void filter_gradients(
 // dw[filter][weight] from parts, summed over the splits, some weights at a time. Work-groups: those, groups * blocks of filters.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void collect_filters(
     __global const REAL* restrict parts, __global REAL* restrict dw, int M, int blocks, int weights, int splits) {
-  const int first = get_group_id(0) * COLLECTED, owner = get_group_id(1), n = get_num_groups(1);
+  const int first = get_group_id(0) * STAGED, owner = get_group_id(1), n = get_num_groups(1);
   const int group = owner / blocks, f = (owner - group * blocks) * NR;
-  const int count = least(COLLECTED, weights - first);
-  REAL sums[COLLECTED * NR];
+  const int count = least(STAGED, weights - first);
+  __local REAL staged[NR * STAGED] __attribute__((aligned(64)));
+  REAL sums[STAGED * NR];
   __global const REAL* from = parts + ((size_t)owner * weights + first) * NR;
   for (int i = 0; i < count * NR; i += VW) {
     V sum = VECTOR(__global const, from + i);
     for (int split = 1; split < splits; ++split) sum += VECTOR(__global const, from + (size_t)split * n * weights * NR + i);
     VECTOR(__private, sums + i) = sum;
   }
-  put(dw + ((size_t)group * M + f) * weights + first, sums, weights, least(NR, M - f), count);
+  put(staged, sums, STAGED, least(NR, M - f), count);
+  flush(dw + ((size_t)group * M + f) * weights + first, staged, STAGED, weights, least(NR, M - f), count);
 }
 #endif
