@@ -34,6 +34,9 @@
 #ifndef AHEAD  // quads of a product whose loads and multiplications the compiler may mix
 #define AHEAD 1
 #endif
+#ifndef APART  // groups until another one runs on the same unit; about as many as a large device has units
+#define APART 128
+#endif
 #ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
 #define PART 1
 #endif
@@ -86,8 +89,10 @@ typedef JOIN(REAL, 4) real4;
 
 // Eight work-items across and four down are neighbours: they read the fewest distinct words of both tiles, two of them at a time the same.
 #define LANE ((int)(get_local_id(0) & (ITEMS - 1)))
-#define PLACE                                                                  \
-  const int wave = LANE / 32, tx = wave % (TX / 8) * 8 + LANE / 2 % 8;         \
+// Which of them have nothing to do under a causal mask differs between groups that run together, so that every scheduler has work.
+#define GROUP ((int)(get_group_id(1) * get_num_groups(0) + get_group_id(0)))
+#define PLACE                                                                                            \
+  const int wave = (LANE / 32 + GROUP / APART) % (ITEMS / 32), tx = wave % (TX / 8) * 8 + LANE / 2 % 8;  \
   const int ty = wave / (TX / 8) * 4 + LANE % 2 + LANE % 32 / 16 * 2;
 #define ROW(y) (ty / 4 * (4 * RY) + ty % 4 + 4 * (y))
 #define COLUMN_STEP(x) ((x) / 4 * (4 * TX) + (x) % 4)
@@ -180,30 +185,29 @@ INLINE void share_scores(__local real4* scores, real s[RY][RX]) {
       to[4 * y * SCORE_QUADS + x / 4 * TX] = (real4)(s[y][x], s[y][x + 1], s[y][x + 2], s[y][x + 3]);
 }
 
-#define TAKE(factor, quad)                              \
-  result[y][chunk * OWN + o] += (factor) * (quad).x;     \
-  result[y][chunk * OWN + o + 1] += (factor) * (quad).y; \
-  result[y][chunk * OWN + o + 2] += (factor) * (quad).z; \
-  result[y][chunk * OWN + o + 3] += (factor) * (quad).w;
-
 // result += columns begin .. end of the scores times as many rows of the right tile.
+#define TAKE(factor, i)                                                \
+  EACH for (int o = 0; o < OWN; o += 4) {                              \
+    result[y][chunk * OWN + o] += (factor) * b[o / 4][i].x;            \
+    result[y][chunk * OWN + o + 1] += (factor) * b[o / 4][i].y;        \
+    result[y][chunk * OWN + o + 2] += (factor) * b[o / 4][i].z;        \
+    result[y][chunk * OWN + o + 3] += (factor) * b[o / 4][i].w;        \
+  }
 INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local const real4* scores, __local const real4* right,
-                              const int begin, const int end) {
+                       const int begin, const int end) {
   PLACE
   AHEAD_LOOP for (int t = begin / 4; t < (end + 3) / 4; ++t) {
     __local const real4* from_p = scores + SCORE_AT(t);
     __local const real4* from_b = right + 4 * t * QUADS + (tx ^ (t & 7));
-    EACH for (int o = 0; o < OWN; o += 4) {
-      real4 b[4];
-      EACH for (int i = 0; i < 4; ++i) b[i] = from_b[i * QUADS + o / 4 * TX];
-      EACH for (int y = 0; y < RY; ++y) {
-        const real4 p = from_p[4 * y * SCORE_QUADS];
-
-        TAKE(p.x, b[0])
-        TAKE(p.y, b[1])
-        TAKE(p.z, b[2])
-        TAKE(p.w, b[3])
-      }
+    real4 b[OWN / 4][4];
+    EACH for (int o = 0; o < OWN; o += 4)
+      EACH for (int i = 0; i < 4; ++i) b[o / 4][i] = from_b[i * QUADS + o / 4 * TX];
+    EACH for (int y = 0; y < RY; ++y) {
+      const real4 p = from_p[4 * y * SCORE_QUADS];
+      TAKE(p.x, 0)
+      TAKE(p.y, 1)
+      TAKE(p.z, 2)
+      TAKE(p.w, 3)
     }
   }
 }
@@ -269,8 +273,8 @@ INLINE int key_head(const int head, const int heads, const int sharing) { return
 
 // All heads' first blocks come first (`last`: last blocks): under a causal mask the longest, so that short ones fill the end.
 INLINE int2 head_and_block(const int last) {
-  const int blocks = get_num_groups(0), all = get_num_groups(1), group = get_group_id(1) * blocks + get_group_id(0);
-  return (int2)(group % all, last ? blocks - 1 - group / all : group / all);
+  const int blocks = get_num_groups(0), all = get_num_groups(1);
+  return (int2)(GROUP % all, last ? blocks - 1 - GROUP / all : GROUP / all);
 }
 
 #if PART == 1
