@@ -65,15 +65,15 @@
 #endif
 #define SWIRL_A(kk) (TURN_A && BM % 32 == 0 ? SWIRL(kk) : 0)
 #define SWIRL_B(kk) (TURN_B && BN % 32 == 0 ? SWIRL(kk) : 0)
-#if (TM % 4 == 0 ? 4 : 1) * (BM / TM) % 32 == 0  // what is swirled is the work-item's own part, and a slice's and a step's bits are others
-#define TAKEN_A(i, kk) ((ROW(0) ^ SWIRL_A(slice * DEPTH) ^ SWIRL_A(kk)) + (i) / RUN_M * STEP_M + (i) % RUN_M)
+#if (TM % 4 == 0 ? 4 : 1) * (BM / TM) % 32 == 0  // runs of a work-item are swirled alike: one address for all of them
+#define TAKEN_A(i, kk) (block_a + (own_a ^ SWIRL_A(kk)))[(kk) * BM + (i) / RUN_M * STEP_M + (i) % RUN_M]
 #else
-#define TAKEN_A(i, kk) (ROW(i) ^ SWIRL_A(slice * DEPTH) ^ SWIRL_A(kk))
+#define TAKEN_A(i, kk) block_a[(kk) * BM + (ROW(i) ^ SWIRL_A(slice * DEPTH) ^ SWIRL_A(kk))]
 #endif
 #if (TN % 4 == 0 ? 4 : 1) * (BN / TN) % 32 == 0
-#define TAKEN_B(j, kk) ((COLUMN(0) ^ SWIRL_B(slice * DEPTH) ^ SWIRL_B(kk)) + (j) / RUN_N * STEP_N + (j) % RUN_N)
+#define TAKEN_B(j, kk) (block_b + (own_b ^ SWIRL_B(kk)))[(kk) * BN + (j) / RUN_N * STEP_N + (j) % RUN_N]
 #else
-#define TAKEN_B(j, kk) (COLUMN(j) ^ SWIRL_B(slice * DEPTH) ^ SWIRL_B(kk))
+#define TAKEN_B(j, kk) block_b[(kk) * BN + (COLUMN(j) ^ SWIRL_B(slice * DEPTH) ^ SWIRL_B(kk))]
 #endif
 
 #define QUAD_(real) real##4
@@ -121,13 +121,13 @@
 #define KEEP                                                                                                            \
   _Pragma("unroll") for (int l = 0; l < LOADS_A; ++l)                                                                   \
     if (INSIDE_A(l)) {                                                                                                  \
-      __local REAL* to = block_a + KA_OF(l) * BM;                                                                       \
+      __local REAL* to = into_a + KA_OF(l) * BM;                                                                        \
       if (TURN_A) { SPREAD(to + SWIRLED(l, ALONG_A, SWIRL_A(KA_OF(l))), BM, next_a[l]) }                                \
       else *(__local PIECE*)(to + I_OF(l)) = next_a[l];                                                                 \
     }                                                                                                                   \
   _Pragma("unroll") for (int l = 0; l < LOADS_B; ++l)                                                                   \
     if (INSIDE_B(l)) {                                                                                                  \
-      __local REAL* to = block_b + KB_OF(l) * BN;                                                                       \
+      __local REAL* to = into_b + KB_OF(l) * BN;                                                                        \
       if (TURN_B) { SPREAD(to + SWIRLED(l, ALONG_B, SWIRL_B(KB_OF(l))), BN, next_b[l]) }                                \
       else *(__local PIECE*)(to + J_OF(l)) = next_b[l];                                                                 \
     }
@@ -135,22 +135,22 @@
 #if TM % 4 == 0
 #define TAKE_A(kk)                                                                                                   \
   _Pragma("unroll") for (int i = 0; i < TM; i += 4) {                                                                   \
-    const QUAD v = *(__local const QUAD*)(block_a + (slice * DEPTH + (kk)) * BM + TAKEN_A(i, kk));                      \
+    const QUAD v = *(__local const QUAD*)&TAKEN_A(i, kk);                                                               \
     x[(kk) % 2][i] = v.x; x[(kk) % 2][i + 1] = v.y; x[(kk) % 2][i + 2] = v.z; x[(kk) % 2][i + 3] = v.w;                 \
   }
 #else
 #define TAKE_A(kk)                                                                                                   \
-  _Pragma("unroll") for (int i = 0; i < TM; ++i) x[(kk) % 2][i] = block_a[(slice * DEPTH + (kk)) * BM + TAKEN_A(i, kk)];
+  _Pragma("unroll") for (int i = 0; i < TM; ++i) x[(kk) % 2][i] = TAKEN_A(i, kk);
 #endif
 #if TN % 4 == 0
 #define TAKE_B(kk)                                                                                                   \
   _Pragma("unroll") for (int j = 0; j < TN; j += 4) {                                                                   \
-    const QUAD v = *(__local const QUAD*)(block_b + (slice * DEPTH + (kk)) * BN + TAKEN_B(j, kk));                      \
+    const QUAD v = *(__local const QUAD*)&TAKEN_B(j, kk);                                                               \
     y[(kk) % 2][j] = v.x; y[(kk) % 2][j + 1] = v.y; y[(kk) % 2][j + 2] = v.z; y[(kk) % 2][j + 3] = v.w;                 \
   }
 #else
 #define TAKE_B(kk)                                                                                                   \
-  _Pragma("unroll") for (int j = 0; j < TN; ++j) y[(kk) % 2][j] = block_b[(slice * DEPTH + (kk)) * BN + TAKEN_B(j, kk)];
+  _Pragma("unroll") for (int j = 0; j < TN; ++j) y[(kk) % 2][j] = TAKEN_B(j, kk);
 #endif
 #define TAKE(kk) { TAKE_A(kk) TAKE_B(kk) }
 #define MULTIPLY(kk)                                                                                                    \
@@ -166,15 +166,18 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
                 const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const int splits, const int depth,
                 const REAL scale) {
   __local REAL blocks[ROOM] __attribute__((aligned(32)));
-  __local REAL* block_a = blocks;
-  __local REAL* block_b = blocks + BUFFERS * BK * BM;
+  __local REAL *into_a = blocks, *into_b = blocks + BUFFERS * BK * BM;
   const uint t = get_local_id(0);  // unsigned: quotients are shifts
   const int slice = t / TILES, item = t % TILES;
   // Eight lanes across and four down read the fewest words; neighbours read the same of B, and those two apart the same of A, which
   // lets half a wave's vectors come out of local memory at once.
 #if (BN / TN) % 8 == 0 && (BM / TM) % 4 == 0
   const int lane = item % 32, wave = item / 32;
+#ifdef PLAIN_LANES
+  const int tx = wave % (ITEMS_X / 8) * 8 + lane % 8, ty = wave / (ITEMS_X / 8) * 4 + lane / 8;
+#else
   const int tx = wave % (ITEMS_X / 8) * 8 + lane / 2 % 8, ty = wave / (ITEMS_X / 8) * 4 + lane % 2 + lane / 16 * 2;
+#endif
 #else
   const int tx = item % ITEMS_X, ty = item / ITEMS_X;
 #endif
@@ -204,6 +207,8 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
   FETCH(FIRST)
   KEEP
   barrier(CLK_LOCAL_MEM_FENCE);
+  const int own_a = ROW(0) ^ SWIRL_A(slice * DEPTH), own_b = COLUMN(0) ^ SWIRL_B(slice * DEPTH);
+  __local const REAL *block_a = into_a + slice * DEPTH * BM, *block_b = into_b + slice * DEPTH * BN;
   REAL x[2][TM], y[2][TN];
   TAKE(0)
   a += (INDEX)first * (TURN_A ? 1 : lda);
@@ -216,9 +221,11 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
     }
     if (left > 0) {  // the next block is there before this one's last products are
       if (BUFFERS == 1) barrier(CLK_LOCAL_MEM_FENCE);
-      block_a = blocks + now * (BK * BM);
-      block_b = blocks + BUFFERS * BK * BM + now * (BK * BN);
-      now = (now + 1) % BUFFERS;
+      into_a = blocks + now * (BK * BM);
+      into_b = blocks + BUFFERS * BK * BM + now * (BK * BN);
+      block_a = into_a + slice * DEPTH * BM;
+      block_b = into_b + slice * DEPTH * BN;
+      now = BUFFERS - 1 - now;
       KEEP
       barrier(CLK_LOCAL_MEM_FENCE);
       TAKE(0)
