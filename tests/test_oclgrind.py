@@ -86,6 +86,28 @@ for x_shape, w_shape, padding in shapes:
 """
 
 
+ATTENTION = """
+import sys
+import numpy as np
+from netcl import ops
+from netcl.core.device import manager
+from netcl.core.tensor import Tensor
+module = sys.modules["netcl.ops.attention"]
+queue = manager.default("oclgrind").queue
+config = module.simt_config(16 * 1024, 64, False, 32)
+module.choose = lambda q, k, sizes: config._replace(defines={**config.defines, "APART": 1})
+rng = np.random.default_rng(0)
+for depth, mask in ((6, None), (4, rng.random((20, 40)) < 0.7)):
+    q, k, v, g = (rng.standard_normal(s).astype(np.float32) for s in ((2, 20, depth), (1, 40, depth), (1, 40, depth), (2, 20, depth)))
+    given = [None if x is None else Tensor.from_host(queue, x) for x in (q, k, v, mask)]
+    got = ops.attention(*given, causal=mask is None)
+    got += ops.attention_grad(Tensor.from_host(queue, g), *given, *got, causal=mask is None)
+    want = module.attention_ref(q, k, v, mask, mask is None)
+    want += module.attention_grad_ref(g, q, k, v, mask, *want, None, mask is None)
+    print(*(np.allclose(a.to_host(), b, rtol=0, atol=1e-5) for a, b in zip(got, want)), flush=True)
+"""
+
+
 def under_oclgrind(script, arguments, tmp_path):
     """What a script prints under Oclgrind, which must find nothing."""
     if not sanitizer.available():
@@ -144,3 +166,9 @@ def test_convolutions_without_unfolding_are_clean(form, lanes, tmp_path):
     shapes = [RAGGED, ((1, 2, 4, 19), (6, 2, 3, 5), ((4, 4), (6, 6)))]
     said = under_oclgrind(CONVOLUTION, [repr(value) for value in ({"tier": "cpu", "form": form, "VW": lanes}, kinds, shapes)], tmp_path)
     assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
+
+
+@pytest.mark.slow
+def test_attention_of_gpus_is_clean(tmp_path):
+    """Several blocks of queries and of keys, heads that share keys, rows that are whole quads and rows that are not."""
+    assert under_oclgrind(ATTENTION, (), tmp_path).splitlines() == ["True " * 4 + "True"] * 2
