@@ -233,6 +233,10 @@ class Block(NamedTuple):
         """Whether the device has room for two of its blocks, and for its work-items."""
         return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
 
+    def for_loads(self, aligned: bool) -> Block:
+        """Half as deep where values come one by one: each takes registers of its own on the way."""
+        return self if aligned or self.k <= 8 else self._replace(k=self.k // 2)
+
     def config(self) -> KernelConfig:
         """What names this block to a tuner."""
         extra = {"tier": "simt", "rows_per_item": self.rows, "slices": self.slices} | ({} if self.k else {"form": "slices"})
@@ -306,7 +310,7 @@ def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
     """The fastest by the model: of all blocks where policy decides, else of the ways to split the configuration's along k."""
     units, named = profile.max_compute_units, config.extra.get("splits")
     policy = "why" in config.extra and profile.device_type == "gpu" and p.itemsize == 4
-    fitting = [block for block in BLOCKS if block.fits(p, profile)] if policy else []
+    fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
     choices = [
         block._replace(splits=splits) for block in fitting or [_fitted(p, config, profile)]
         for splits in ([named] if named else _useful_splits(p, block, units))
