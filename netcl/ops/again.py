@@ -66,7 +66,7 @@ class _Listener:
 
     def __init__(self, queue: Any, tensors: Sequence[Tensor]):
         self.queue = queue
-        self.tensors = [(t, t._version) for t in tensors]
+        self.tensors = [(t, t._version, t.host_ref) for t in tensors]
         self.inputs = {id(t.buffer): i for i, t in enumerate(tensors)}
         self.problem = len(self.inputs) < len(tensors)  # one memory twice: which is meant in a launch?
         self.buffers: list[Any] = []
@@ -128,7 +128,8 @@ class _Listener:
 
     def heard(self, result: Any) -> Repeat | None:
         """The call as something to repeat, if it can be."""
-        noted = any(t._version != version for t, version in self.tensors)  # that it wrote to an input, which a repetition does not
+        # What an op notes of an input that it wrote to, a repetition would not.
+        noted = any(t._version != version or t.host_ref is not host for t, version, host in self.tensors)
         results = None if self.problem or noted or not self.launches else self._results(result)
         if results is None:
             return None

@@ -42,11 +42,12 @@ class _Calls:
         self.tensors: list[Tensor] = []
         self.objects: list[Any] = []
         self.queue = queue
-        self.args = tuple(self._part(arg) for arg in args)
-        self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()}
-        key = (tuple(self._key(arg) for arg in self.args), tuple((name, self._key(arg)) for name, arg in self.kwargs.items()))
-        self.key = (*key, id(get_active_device()), *[mode() for mode in recording.modes])
-        self.with_history = any(isinstance(t, Tensor) and t.grad_fn is not None for t in self.objects)
+        self.args = tuple([arg if type(arg) is Tensor else self._part(arg) for arg in args])
+        self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()} if kwargs else kwargs
+        key = [self._tensor_key(arg) if type(arg) is Tensor else self._key(arg) for arg in self.args]
+        named = [(name, self._key(arg)) for name, arg in self.kwargs.items()] if kwargs else ()
+        self.key = (tuple(key), tuple(named), id(get_active_device()), *[mode() for mode in recording.modes])
+        self.with_history = bool(self.objects) and any([isinstance(t, Tensor) and t.grad_fn is not None for t in self.objects])
 
     def _part(self, arg: Any) -> Any:
         if isinstance(arg, Tensor):
@@ -86,7 +87,7 @@ class _Calls:
 
     @property
     def on_numpy(self) -> bool:
-        return any(isinstance(t, Tensor) and t.context is None for t in self.objects)
+        return bool(self.objects) and any([isinstance(t, Tensor) and t.context is None for t in self.objects])
 
 
 class _Program:

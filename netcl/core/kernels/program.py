@@ -416,13 +416,12 @@ class Sized:
     observer and goes to the queue it is given: not for a time when there are ``launch_observers``.
     """
 
-    __slots__ = ("_driver", "_enqueue", "_eventless", "_known", "_threads", "kernel", "local", "numbers", "sizes")
+    __slots__ = ("_driver", "_enqueue", "_eventless", "_threads", "kernel", "local", "numbers", "sizes")
 
     def __init__(self, kernel: Kernel, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]):
         self.kernel, self.sizes, self.local, self.numbers = kernel, sizes, local, numbers
         self._enqueue, self._threads, self._driver = kernel.enqueue, kernel._threads, kernel.program.state.eventless
-        self._known: tuple[Any, Any] = (None, None)  # the thread's kernel and the queue of ``_eventless``
-        self._eventless: Callable[[], int] | None = None
+        self._eventless: tuple[_Own, Any, Callable[[], int]] | None = None  # of the thread that came first, and its queue
 
     def __call__(self, queue: Any, memory: tuple[Any, ...], first: tuple[Any, ...] = ()) -> None:
         """Enqueue it over ``memory``: places and buffers in turn. ``first`` are numbers of this launch, before those that stay."""
@@ -437,14 +436,15 @@ class Sized:
         elif own.numbers is not self.numbers:
             self.kernel._set_numbers(own, self.numbers)
         own.set_memory(memory)
-        if self._eventless is not None and self._known == (own, queue) and not self._eventless():
+        prepared = self._eventless
+        if prepared is not None and prepared[0] is own and prepared[1] is queue and not prepared[2]():
             return
         try:
             self._enqueue(queue, own.kernel, self.sizes, self.local)
         except self.kernel.no_memory:
             self.kernel._retry(queue, own.kernel, self.sizes, self.local)
-        if self._driver is not None and self._eventless is None:
-            self._known, self._eventless = (own, queue), _eventless(self._driver, queue, own.kernel, self.sizes, self.local)
+        if self._driver is not None and prepared is None:
+            self._eventless = own, queue, _eventless(self._driver, queue, own.kernel, self.sizes, self.local)
 
 
 class Prepared:
