@@ -7,7 +7,7 @@ import netcl.ops as F
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
 from netcl.ops import registry
-from netcl.ops.conv import plans, winograd_cpu
+from netcl.ops.conv import arrays, plans, winograd_cpu, winograd_grads
 from netcl.ops.conv.geometry import geometry
 
 # The device's own and others; 16 lanes are tried by test_oclgrind.py, too.
@@ -98,3 +98,49 @@ def test_the_policy_leaves_it_to_the_plan_and_a_switch_forbids_it(cl_queue, monk
         F.conv2d(x, w, padding=1)
         F.conv2d_input_grad(x, w, size=(16, 16), padding=1)
         assert taken == [plans.FORWARD, plans.INPUT_GRAD]
+
+
+# ---- weight gradients
+
+GRADS = [
+    (2, 3, 7, 6, 5, 1),
+    (3, 37, 13, 9, 70, (0, 2)),  # two blocks of filters, both with lanes to spare
+    (9, 40, 8, 8, 33, 1),  # tiles for more than one turn
+]  # fmt: skip
+
+
+def weight_grad(job, queue, x, dy, **extra):
+    config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **extra})
+    assert winograd_grads.suits(job, config.variant, config, queue)
+    result = Tensor.empty(job.g.w_shape, queue=queue)
+    plans.run(job, queue, Tensor.from_host(queue, x), Tensor.from_host(queue, dy), result, config=config)
+    return result.to_host()
+
+
+@pytest.mark.parametrize("tiles", [{}, {"VW": 8}], ids=str)
+def test_weight_gradients_of_every_shape(cl_queue, rng, tiles):
+    for sizes in GRADS:
+        job = job_of(plans.WEIGHT_GRAD, *sizes)
+        x, dy = (rng.normal(size=shape).astype("f") for shape in (job.g.x_shape, job.g.y_shape))
+        want = arrays.weight_grad(dy.astype(np.float64), x.astype(np.float64), g=job.g)
+        got = weight_grad(job, cl_queue, x, dy, **tiles)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=3e-6 * np.abs(want).max(), err_msg=str(sizes))
+
+
+def test_the_error_of_weight_gradients_is_within_four_times_that_of_a_plain_sum(cl_queue, rng):
+    job = job_of(plans.WEIGHT_GRAD, 2, 32, 16, 16, 32, 1)
+    x, dy = np.maximum(rng.normal(size=job.g.x_shape), 0).astype("f"), rng.normal(size=job.g.y_shape).astype("f")
+    rows = dy.transpose(1, 0, 2, 3).reshape(32, -1)
+    columns = arrays.columns(x, job.g)[:, 0].swapaxes(0, 1).reshape(32 * 9, -1)
+    plain = np.zeros((32, 32 * 9), np.float32)
+    for k in range(rows.shape[1]):
+        plain += rows[:, k : k + 1] * columns[:, k]
+    want = rows.astype(np.float64) @ columns.astype(np.float64).T
+    assert np.abs(weight_grad(job, cl_queue, x, dy).reshape(want.shape) - want).max() <= 4 * np.abs(plain - want).max()
+
+
+@pytest.mark.parametrize(
+    "sizes, expected", [((8, 64, 56, 56, 64), True), ((8, 256, 8, 8, 256), True), ((8, 512, 4, 4, 512), False), ((8, 3, 32, 32, 64), False)]
+)
+def test_weight_gradients_are_taken_where_they_pay(sizes, expected):
+    assert winograd_grads.pays(job_of(plans.WEIGHT_GRAD, *sizes, 1)) is expected

@@ -16,7 +16,7 @@ With few filters or channels CPUs unfold nothing (``few.py``). Other groups of o
 tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
 and channels and tiles enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or
 "simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file. On CPUs
-the policy's IM2COL is Winograd where that pays (``winograd_cpu.py``).
+the policy's IM2COL is Winograd where that pays (``winograd_cpu.py``, ``winograd_grads.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv import ending, few, winograd, winograd_cpu
+from netcl.ops.conv import ending, few, winograd, winograd_cpu, winograd_grads
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
@@ -107,6 +107,8 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
     if tier == "cpu" and winograd_cpu.suits(job, variant, config, queue):
         return _widened(job, winograd_cpu.plan(_wide(job), config, queue))
+    if tier == "cpu" and winograd_grads.suits(job, variant, config, queue):
+        return _widened(job, winograd_grads.plan(_wide(job), config, queue))
     if variant is V.CONV2D_WINOGRAD:
         if tier != "cpu" and winograd.suits(job, config, queue):
             return winograd.plan(job, queue)

@@ -60,11 +60,11 @@ def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
     strips = -(-_count(job) // _strip(tiles))
     ours = WITH_TRANSFORMS * strips * _strip(tiles) + TRANSFORM * (strips if tiles["FRESH"] else 1)
     faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
-    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _room(job.sizes[1], _lanes(profile)) <= 2 * ROOM
+    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _room(job.sizes[1], lanes_of(profile)) <= 2 * ROOM
 
 
 def tiles_of(job: Job) -> tuple[int, int]:
-    """Rows and columns of tiles in a plane."""
+    """Rows and columns of tiles in a plane of outputs, or of what an input gradient makes."""
     return -(-job.sizes[5] // OUT), -(-job.sizes[6] // OUT)
 
 
@@ -89,7 +89,7 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
 
 def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
     """MR filters times NV vectors of VW tiles in registers, NT of them side by side in a strip."""
-    lanes = given.get("VW", _lanes(profile))
+    lanes = given.get("VW", lanes_of(profile))
     longest = max(lanes, min(LONGEST_STRIP, ROOM // _room(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * PARTS * c * m > WEIGHTS))
     # Powers of two, so that sizes share programs; those that are multiplied, and transformed for, in the least time.
@@ -112,7 +112,8 @@ def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: M
     return tiles
 
 
-def _lanes(profile: ExtendedDeviceProfile) -> int:
+def lanes_of(profile: ExtendedDeviceProfile) -> int:
+    """Lanes of a vector."""
     return min(16, max(4, profile.vector_width))
 
 

@@ -1,0 +1,69 @@
+"""The plan of ``winograd_grads.cl``: the weight gradient of 3x3 kernels on CPUs by Winograd's transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netcl.core import env
+from netcl.core.device import handle_of
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv.job import WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, constants
+from netcl.ops.conv.winograd_cpu import APART, lanes_of, tiles_of
+
+WASTE = 2  # times as many pixels in tiles as in the gradient take away what is gained
+TILES = 32  # transformed at a time
+BLOCKS = (32, 64)  # filters of a work-group
+GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others; each has sums of its own
+
+
+def suits(job: Job, variant: KernelVariant, config: KernelConfig, queue: Any) -> bool:
+    """Whether it can be done and was asked for, or pays: to the policy every convolution of a CPU is a panel, which leaves how to us."""
+    g = job.g
+    if (g.kh, g.kw, *g.stride, *g.dilation, g.groups) != (3, 3, 1, 1, 1, 1, 1) or job.kind != WEIGHT_GRAD or job.compute == "double":
+        return False
+    if variant is KernelVariant.CONV2D_WINOGRAD:
+        least = config.extra.get("winograd_channels")
+        wanted = pays(job) if least is None else min(g.c, g.f) >= least
+    else:
+        wanted = variant is KernelVariant.CONV2D_IM2COL and "why" in config.extra and env.value("NETCL_CONV_WINOGRAD") and pays(job)
+    return wanted and 4 * PARTS * (g.f + BLOCKS[-1]) * (g.c + 32) * GROUPS_PER_UNIT <= handle_of(queue).profile.max_alloc_size
+
+
+def pays(job: Job) -> bool:
+    """Whether there are tiles enough, for exactness and to pay for the way back, and channels and filters, for the transforms."""
+    g, (high, wide) = job.g, tiles_of(job)
+    filled = high * wide * OUT**2 <= WASTE * g.oh * g.ow
+    return filled and min(g.n * high * wide, g.c, g.f) >= LEAST_TERMS
+
+
+def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    """Channels last, in x and in dy; the sums, by blocks of filters and shares of the tiles; the way back to weights."""
+    g, (high, wide), profile = job.g, tiles_of(job), handle_of(queue).profile
+    lanes = config.extra.get("VW", lanes_of(profile))
+    tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "BLOCK": BLOCKS[g.f > BLOCKS[0]], "TILES": TILES}
+    block, across, blocks = tiles["BLOCK"], -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // tiles["BLOCK"])
+    count = g.n * high * wide
+    shares = max(1, min(-(-GROUPS_PER_UNIT * profile.max_compute_units // blocks), count // TILES))
+    seen = ((OUT * high + 2, OUT * wide + 2), (OUT * high, OUT * wide))  # lines and columns of x and of dy, to whole tiles
+    sizes = (
+        g.n * seen[0][0] * seen[0][1] * g.c + 2 * lanes, g.n * seen[1][0] * seen[1][1] * g.f + block,
+        shares * blocks * PARTS * (block * across + APART), shares * blocks * PARTS * (TILES * (across + block) + 2 * APART),
+    )  # fmt: skip
+    defines: dict[str, Any] = {"REAL": job.compute, **tiles}
+    turn = launch.kernel(queue, __file__, "lanes.cl weights.cl", "channels_last", {}, defines)
+    multiply, collect = (
+        launch.kernel(queue, __file__, "lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants()})
+        for name in ("winograd_grads", "winograd_weight_grads")
+    )
+
+    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
+        tx, ty, sums, rooms = (Tensor.empty((size,), job.dtype, queue=queue) for size in sizes)
+        turn(queue, (seen[0][0], g.n), None, x, tx, g.n, g.c, g.h, g.w, *seen[0], *g.pad, 1, 1, 1, 2 * lanes)
+        turn(queue, (seen[1][0], g.n), None, dy, ty, g.n, g.f, g.oh, g.ow, *seen[1], 0, 0, 1, 1, 1, block)
+        multiply(queue, (blocks, shares), None, tx, ty, sums, rooms, g.n, g.c, g.f, high, wide, across)
+        collect(queue, (g.f,), None, sums, dw, g.c, g.f, across, shares)
+
+    return go
