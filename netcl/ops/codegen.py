@@ -459,27 +459,38 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     start += [f"const real {c_name(n)} = (real)(a_{n});" for n in (*constants, *body.scalars)]
     still = [port for port in inputs if not port.moves]
     start += [f"const real {p.name} = (real)({scalar_load(p, compute, f'p_{p.name}')});" for p in still]
-    loop = [f"const {index} left = end - i;"]
-    loop += [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in inputs if p.moves]
+    loop = [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in inputs if p.moves]
     loop += lines + [f"store_{p.dtype.name}(q_{p.name}, i, left, {p.name});" for p in outputs]
     values = value_functions([p.dtype for p in inputs if p.moves], [p.dtype for p in outputs], compute, layout, list(body.rounds.values()))
     helpers = helper_functions("\n".join(lines))
     signature = ",\n    ".join(_parameters(body, inputs, outputs, compute, layout))
-    indent = "\n    "
-    walk = f"for ({index} i = begin; i < end; i += {layout.width})"
-    if layout.whole:
-        walk, loop = "if (begin < end)", [f"const {index} i = begin;", *loop]
     return f"""{values}
 {helpers}
 {SEPARATE}
 __kernel void op_{name}(
     {signature}) {{
   {(chr(10) + "  ").join(start)}
-  {walk} {{
-    {indent.join(loop)}
-  }}
+  {_walk(loop, layout)}
 }}
 """
+
+
+def _walk(body: Sequence[str], layout: Layout) -> str:
+    """The loop from ``begin`` to ``end``; where results are streamed, whole vectors, then the rest: no care for it costs time."""
+    index, width = layout.integer, layout.width
+    rest = "\n    ".join([f"const {index} left = end - i;", *body])
+    if layout.whole:
+        return f"if (begin < end) {{\n    const {index} i = begin;\n    {rest}\n  }}"
+    if not layout.streams or width == 1:
+        return f"for ({index} i = begin; i < end; i += {width}) {{\n    {rest}\n  }}"
+    vectors = "\n    ".join([f"const {index} left = {width};", *body])
+    return f"""{index} i = begin;
+  for (; i + {width} <= end; i += {width}) {{
+    {vectors}
+  }}
+  if (i < end) {{
+    {rest}
+  }}"""
 
 
 def scalar_load(port: Port, compute: str, pointer: str) -> str:

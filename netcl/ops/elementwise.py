@@ -286,7 +286,8 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tupl
     rows = n // inner if inner else 0
     if profile.device_type != "cpu":
         return width, rows * -(-inner // width), 256
-    chunk = min(max(inner // (4 * profile.max_compute_units), 1024), 65536) // CPU_WIDTH * CPU_WIDTH
+    most = max(16384, inner // 1024)  # few enough that each can be a group
+    chunk = min(max(inner // (4 * profile.max_compute_units), 1024), most) // CPU_WIDTH * CPU_WIDTH
     items = rows * -(-inner // chunk)
     return chunk, items, 1 if items <= 1024 else 64
 

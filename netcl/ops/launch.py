@@ -15,6 +15,7 @@ from netcl.core.tensor import Tensor
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int32", "int64", "uint8")
+FETCHING = ("pocl", "intel")  # brands of drivers for CPUs whose compiler is known to take __builtin_prefetch
 LOCAL_1D = 64  # work-items of a group in one-item-per-element kernels: a whole wave everywhere, and small problems still spread
 
 
@@ -87,6 +88,16 @@ def on_cpu_device(queue: Any) -> bool:
     answer = state.get(("launch", "cpu"))
     if answer is None:
         answer = state[("launch", "cpu")] = handle_of(queue).profile.device_type == "cpu"
+    return answer
+
+
+def fetches(queue: Any) -> bool:
+    """Whether a queue's device is a CPU whose compiler knows ``__builtin_prefetch``: OpenCL's own is an empty call on PoCL."""
+    state = program.state(queue)
+    answer = state.get(("launch", "fetches"))
+    if answer is None:
+        profile = handle_of(queue).profile
+        answer = state[("launch", "fetches")] = profile.device_type == "cpu" and profile.brand in FETCHING
     return answer
 
 

@@ -20,6 +20,15 @@
 #define HELD 0
 #endif
 
+#ifndef FETCHES  // 1: the compiler knows __builtin_prefetch; OpenCL's own prefetch is an empty call on PoCL
+#define FETCHES 0
+#endif
+#if FETCHES
+#define FETCH(p) __builtin_prefetch((const void*)(size_t)(p))
+#else
+#define FETCH(p) ((void)0)
+#endif
+
 #pragma OPENCL FP_CONTRACT ON
 
 #define JOIN_(a, b) a##b

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
 from netcl.ops import codegen, launch
+from netcl.ops.strided import alignment
 
 Sizes = tuple[int, int, int]
 HALVES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
@@ -151,7 +152,8 @@ def row_kernel(
     if found is None:
         real = "double" if "float64" in operands.values() else "float"
         macros = vector_macros(tuple(operands.items()), real, spread.vec, spread.streams)
-        base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held}
+        base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held,
+                                      "FETCHES": int(launch.fetches(queue))}  # fmt: skip
         found = launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
         state[key] = found
     return found
@@ -159,7 +161,7 @@ def row_kernel(
 
 def aligned(args: Sequence[Any]) -> bool:
     """Whether the tensors among a kernel's arguments begin where four elements are one load: memory of ours does, a caller's may not."""
-    return all(getattr(arg, "host_ref", None) is None for arg in args)
+    return alignment(*(arg for arg in args if getattr(arg, "host_ref", None) is not None)) == 16
 
 
 def run_rows(

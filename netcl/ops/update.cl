@@ -20,7 +20,6 @@
 //   NUMBERS, LOADS, LINES, STORES   of the formula: numbers as reals, values read, assignments, values written
 
 #define STEP (LOCAL * WIDTH)
-#define FOR_BLOCK(i, n) for (int i = (int)get_local_id(0) * WIDTH; i < (n); i += STEP)
 #define BLOCK_OF_GROUP                                        \
   __global const long* block = blocks + 3 * get_group_id(0); \
   const int slot = (int)block[0];                             \
@@ -35,7 +34,14 @@ void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
   BLOCK_OF_GROUP
   BIND
   NUMBERS
-  FOR_BLOCK(i, n) {
+  int i = (int)get_local_id(0) * WIDTH;
+  for (; i + WIDTH <= n; i += STEP) {  // whole vectors: the care for a rest would keep registers from the loop
+    const int left = WIDTH;
+    LOADS
+    LINES
+    STORES
+  }
+  if (i < n) {
     const int left = n - i;
     LOADS
     LINES
