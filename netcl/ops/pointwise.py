@@ -48,7 +48,7 @@ def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callabl
 _ADD = binary("add", "v0 + v1", "g", "g", np.add, doc="Sum of two tensors.")
 binary("sub", "v0 - v1", "g", "-g", np.subtract, accepts="number", doc="Difference of two tensors.")
 binary("mul", "v0 * v1", "g * v1", "g * v0", np.multiply, doc="Product of two tensors.")
-binary("div", "v0 / v1", "g / v1", "-g * out / v1", np.divide, domain=(0.5, 3.0), doc="True quotient; integers give float32.")
+DIV = binary("div", "v0 / v1", "g / v1", "-g * out / v1", np.divide, domain=(0.5, 3.0), doc="True quotient; integers give float32.")
 binary("pow", "POW(v0, v1)", "g * WHERE(v1 == 0, 0, v1 * POW(v0, v1 - 1))",
        "g * WHERE(AND(v0 == 0, v1 >= 0), 0, out * LOG(WHERE(v0 == 0, 1, v0)))", np.power,
        amp="float", domain=(0.3, 2.0), tol=4, doc="First to the power of the second.")  # fmt: skip

@@ -14,7 +14,10 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.geometry import Pair, frozen, pair
+from netcl.ops.elementwise import run
+from netcl.ops.pointwise import DIV
 from netcl.ops.registry import S, composite, op
+from netcl.ops.strided import broadcast_to
 
 ANY = (*launch.FLOATS, *launch.INTEGERS)
 
@@ -431,6 +434,8 @@ def _average_grad(name: str, dy: Any, w: Windows, count_pad: bool = True) -> Ten
     _check_gradient(name, dy, w)
     if dy.backend == "cpu":
         return launch.run_cpu(cpu_average_grad, dy, w=w, count_pad=count_pad)
+    if w.adaptive and w.outs == (1, 1):  # every pixel gets the same
+        return broadcast_to(run(DIV, (dy, float(math.prod(w.size)))), (*dy.shape[:2], *w.size))
     dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
     _run("pool_average_grad", w, dx, dy, dx, count_pad=count_pad)
     return dx
