@@ -145,10 +145,10 @@ def _matmul_exact(problem: Problem, operands: tuple[np.ndarray, ...]) -> np.ndar
 
 
 def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
-    winograd = problem.shape[5:] == (3, 3) and problem.flags["groups"] == 1 and not (problem.is_cpu and problem.op == plans.WEIGHT_GRAD)
+    winograd, panels = problem.shape[5:] == (3, 3) and problem.flags["groups"] == 1, problem.is_cpu and problem.op != plans.WEIGHT_GRAD
     if winograd and problem.flags["stride"] == problem.flags["dilation"] == (1, 1):
         yield KernelConfig(V.CONV2D_WINOGRAD, extra={"winograd_channels": 1})
-        for filters, vectors in _WINOGRAD_TILES[_registers(problem.profile)] if problem.is_cpu else ():
+        for filters, vectors in _WINOGRAD_TILES[_registers(problem.profile)] if panels else ():
             yield KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, "MR": filters, "NV": vectors})
     if not problem.is_cpu:
         for m, n in _TAPS_TILES:
