@@ -4,7 +4,6 @@
 //          panel in local memory, and multiplied by MR rows of weights at a time, read in place by scalar broadcast.
 // direct   one output row of one channel at a time: for groups with few filters, where a panel would serve too few rows.
 // Weight gradients have the same two forms, with pixels as the summed dimension.
-// Defined for dtypes that are not converted value by value: ADDED_LANES(p), a vector of what is added; Y_LANES(x, p), one is stored.
 #ifndef PART
 #define PART 0  // 1: only forward and input gradient, 2: only the weight gradient; a program compiles what it needs
 #endif
@@ -30,17 +29,6 @@
 #define FETCH(p) __builtin_prefetch((const void*)(size_t)(p))
 #else
 #define FETCH(p)
-#endif
-
-#if defined(Y_LANES) && (defined(ADDED_LANES) || !ADDED)
-#define WHOLE_TILES 1  // are stored vector by vector
-#else
-#define WHOLE_TILES 0
-#endif
-#ifdef ADDED_LANES
-#define ADDED_VECTOR(at) ADDED_LANES(added + (at))
-#else
-#define ADDED_VECTOR(at) ZERO
 #endif
 
 #define TILE (KC * NR)   // elements of a panel's tile
@@ -296,7 +284,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
 #if BIAS
           add = bias[group * M + m + i];
 #endif
-#if WHOLE_TILES
+#if VECTORS_KNOWN
           if (whole) {
 #pragma unroll
             for (int j = 0; j < NV; ++j) {

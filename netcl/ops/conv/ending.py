@@ -46,7 +46,7 @@ def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any],
     end, lanes, stored = job.ending, defines.get("VW", 1), result or job.ending.stored
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}
-    fixed["ADDED"] = int(bool(end.residual))
+    fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": job.finish is not None}
     macros, functions = _access(end.residual, stored, job.compute, lanes) if lanes > 1 else ({}, "")
     text = end.source(job.compute, lanes) + functions
     return launch.kernel(queue, __file__, files, name, operands, {**fixed, **macros, **defines}, text)

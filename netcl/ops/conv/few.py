@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.conv import ending
+from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 
+BEFORE = "axes.cl lanes.cl lines.cl"
 FEW_FILTERS = 64  # filters of a group up to which unfolding costs too much of the product
 FEW_CHANNELS = 64  # channels of a group up to which the same holds for the weight gradient
 FILLED = 0.75  # lanes of vectors that must hold filters, else pixels do
@@ -78,13 +80,6 @@ def _room(job: Job, queue: Any) -> int:
     return min(ROOM, handle_of(queue).profile.local_mem_size // 2 - 512) // vectors(job, queue)[0]
 
 
-def _kernel(queue: Any, job: Job, file: str, name: str, tiles: dict[str, Any]) -> program.Kernel:
-    fixed = {"REAL": job.compute, "PART": 2 if job.kind == WEIGHT_GRAD else 1}
-    if job.kind != WEIGHT_GRAD:
-        fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
-    return launch.kernel(queue, __file__, f"axes.cl lanes.cl lines.cl {file}", name, {}, {**fixed, **tiles})
-
-
 # ---- pixels in the lanes
 
 
@@ -98,13 +93,8 @@ def pixel_share(job: Job, lanes: int, queue: Any) -> Share:
 
 
 def _pixels(job: Job, share: Share, queue: Any) -> Launch:
-    kernel = _kernel(queue, job, "pixels.cl", "conv_pixels", share.tiles)
-    size = (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups)
-
-    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
-        kernel(queue, size, None, source, weight, bias, result, *job.sizes, share.lines)
-
-    return go
+    kernel = ending.kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
+    return Ending(kernel, (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups), None, (*job.sizes, share.lines))
 
 
 # ---- filters in the lanes
@@ -159,20 +149,24 @@ def filter_share(job: Job, lanes: int, queue: Any) -> Share:
 def _filters(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
-    pack, multiply = (_kernel(queue, job, "filters.cl", name, share.tiles) for name in ("pack_filters", "conv_filters"))
+    names = ("pack_filters", "conv_filters")
+    pack, multiply = (ending.kernel(queue, job, f"{BEFORE} filters.cl", name, share.tiles) for name in names)
 
-    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
-        packed = Tensor.empty((n * g.taps * share.width,), job.accumulator, queue=queue)
-        pack(queue, (n,), None, weight, packed, c, m, g.taps, blocks)
-        multiply(queue, size, None, source, packed, bias, result, *job.sizes, share.lines, share.pixels)
+    def packed(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        made = Tensor.empty((n * g.taps * share.width,), job.accumulator, queue=queue)
+        pack(queue, (n,), None, weight, made, c, m, g.taps, blocks)
+        return source, made
 
-    return go
+    return Ending(multiply, size, None, (*job.sizes, share.lines, share.pixels), packed)
 
 
 def _gradients(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
     g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
     splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units)
-    multiply, collect = (_kernel(queue, job, "filters.cl", name, share.tiles) for name in ("filter_gradients", "collect_filters"))
+    multiply, collect = (
+        launch.kernel(queue, __file__, f"{BEFORE} filters.cl", name, {}, {"REAL": job.compute, "PART": 2, **share.tiles})
+        for name in ("filter_gradients", "collect_filters")
+    )
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
         parts = Tensor.empty((splits * g.groups * blocks * weights * share.width,), job.accumulator, queue=queue)

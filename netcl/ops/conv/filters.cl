@@ -52,17 +52,6 @@ static inline void put(__local REAL* lines, const REAL* sums, int wide, int filt
     for (int i = 0; i < pixels; ++i) lines[i] = sums[i * NR + f];
 }
 
-// Those lines to where they belong: every filter has a plane of its own. Planes lie a power of two apart as often as not, and pieces of as
-// many lines of memory would drive each other out of the cache.
-static inline void flush(__global REAL* y, __local const REAL* lines, int wide, int plane, int filters, int n) {
-  for (int f = 0; f < filters; ++f, y += plane, lines += wide) {
-    int i = 0;
-    for (; i + VW <= n; i += VW) VECTOR(__global, y + i) = VECTOR(__local const, lines + i);
-    for (; i + 4 <= n; i += 4) QUAD(__global, y + i) = QUAD(__local const, lines + i);
-    for (; i < n; ++i) y[i] = lines[i];
-  }
-}
-
 #if PART != 2
 // packed[group][block of filters][channel][tap][filter], zero where there is no filter. Work-groups: groups * blocks * channels.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pack_filters(
@@ -79,40 +68,38 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void pack_filters(
 
 // The sums of PX pixels of a row and NR filters over all channels and some rows of the kernel. One function per width: a new image size is
 // no reason to compile.
-#define TILE(PX)                                                                                                                   \
-  static inline void EXPAND(tile_, PX)(REAL* sums, const REAL* start, __local const REAL* pixels, __global const REAL* weights,    \
-                                       int C, int rows, int KW, int channel, int line, int step, int taps) {                       \
-    V acc[PX][NV];                                                                                                                 \
-    _Pragma("unroll") for (int j = 0; j < NV; ++j) {                                                                               \
-      const V value = VECTOR(__private const, start + j * VW) + ZERO;                                                              \
-      _Pragma("unroll") for (int i = 0; i < PX; ++i) acc[i][j] = value;                                                            \
-    }                                                                                                                              \
-    for (int c = 0; c < C; ++c)                                                                                                    \
-      for (int r = 0; r < rows; ++r) {                                                                                             \
-        __local const REAL* p = pixels + c * channel + r * line;                                                                   \
-        __global const REAL* b = weights + (c * taps + r * KW) * NR;                                                               \
-        for (int s = 0; s < KW; ++s, p += step, b += NR) {                                                                         \
-          V w[NV];                                                                                                                 \
-          _Pragma("unroll") for (int j = 0; j < NV; ++j) w[j] = VECTOR(__global const, b + j * VW);                                \
-          _Pragma("unroll") for (int i = 0; i < PX; ++i) {                                                                         \
-            const V value = (V)(p[i * IN_STEP]);                                                                                   \
-            _Pragma("unroll") for (int j = 0; j < NV; ++j) acc[i][j] += value * w[j];                                              \
-          }                                                                                                                        \
-        }                                                                                                                          \
-      }                                                                                                                            \
-    _Pragma("unroll") for (int i = 0; i < PX; ++i)                                                                                 \
-    _Pragma("unroll") for (int j = 0; j < NV; ++j)                                                                                 \
-      VECTOR(__private, sums + i * NR + j * VW) = RELU_OUT ? (acc[i][j] < ZERO ? ZERO : acc[i][j]) : acc[i][j];                    \
+#define TILE(PX)                                                                                                                        \
+  static inline void EXPAND(tile_, PX)(REAL* sums, __local const REAL* pixels, __global const REAL* weights, int C, int rows, int KW,   \
+                                       int channel, int line, int step, int taps) {                                                     \
+    V acc[PX][NV];                                                                                                                      \
+    _Pragma("unroll") for (int i = 0; i < PX; ++i)                                                                                      \
+    _Pragma("unroll") for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;                                                                    \
+    for (int c = 0; c < C; ++c)                                                                                                         \
+      for (int r = 0; r < rows; ++r) {                                                                                                  \
+        __local const REAL* p = pixels + c * channel + r * line;                                                                        \
+        __global const REAL* b = weights + (c * taps + r * KW) * NR;                                                                    \
+        for (int s = 0; s < KW; ++s, p += step, b += NR) {                                                                              \
+          V w[NV];                                                                                                                      \
+          _Pragma("unroll") for (int j = 0; j < NV; ++j) w[j] = VECTOR(__global const, b + j * VW);                                     \
+          _Pragma("unroll") for (int i = 0; i < PX; ++i) {                                                                              \
+            const V value = (V)(p[i * IN_STEP]);                                                                                        \
+            _Pragma("unroll") for (int j = 0; j < NV; ++j) acc[i][j] += value * w[j];                                                   \
+          }                                                                                                                             \
+        }                                                                                                                               \
+      }                                                                                                                                 \
+    _Pragma("unroll") for (int i = 0; i < PX; ++i)                                                                                      \
+    _Pragma("unroll") for (int j = 0; j < NV; ++j) VECTOR(__private, sums + i * NR + j * VW) = acc[i][j];                               \
   }
 TILE(PX0)
 TILE(PX1)
 TILE(PX2)
 
-// pixels: width of a tile, PX0, PX1 or PX2. Work-groups: blocks of lines of an image, groups; strides only forward.
+// pixels: width of a tile, PX0, PX1 or PX2. Results wait until they fill lines of memory: planes lie a power of two apart as often as not,
+// and pieces of as many lines would drive each other out of the cache. Work-groups: blocks of lines of an image, groups; strides only forward.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
-    __global const REAL* restrict x, __global const REAL* restrict packed, __global const REAL* restrict bias, __global REAL* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int lines, int pixels) {
+    __global const REAL* restrict x, __global const REAL* restrict packed, __global const REAL* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW,
+    int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int lines, int pixels, REAL scale) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
   __local REAL staged[NR * STAGED] __attribute__((aligned(64)));
   const int parts = (OW + STAGED - 1) / STAGED, part = (OW + parts - 1) / parts;  // pixels of a row that are staged at a time
@@ -128,13 +115,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
 
   for (int f = 0, block = 0; f < M; f += NR, ++block) {
     __global const REAL* weights = packed + (size_t)(group * ((M + NR - 1) / NR) + block) * C * taps * NR;
-    __global REAL* planes = y + (((size_t)image * groups + group) * M + f) * plane;
+    const size_t planes = (((size_t)image * groups + group) * M + f) * plane;
     const int filters = least(NR, M - f);
-    REAL start[NR], sums[PX2 * NR];
-    for (int i = 0; i < NR; ++i) start[i] = 0;
-#if BIAS
-    for (int i = 0; i < filters; ++i) start[i] = bias[group * M + f + i];
-#endif
+    REAL sums[PX2 * NR];
     for (int row = first; row < end; ++row) {
       const int at = row * h.in_step + h.first;  // the line of the first tap
       int r = 0, rows = KH;
@@ -147,14 +130,16 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
           __local const REAL* p = seen + (at + r * h.step - top) * wide + place * IN_STEP + v.first - low_x;
           __global const REAL* b = weights + r * KW * NR;
           if (pixels == PX0)
-            EXPAND(tile_, PX0)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+            EXPAND(tile_, PX0)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
           else if (pixels == PX1)
-            EXPAND(tile_, PX1)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+            EXPAND(tile_, PX1)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
           else
-            EXPAND(tile_, PX2)(sums, start, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
+            EXPAND(tile_, PX2)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
           put(staged + place - begin, sums, part, filters, least(pixels, part));
         }
-        flush(planes + (size_t)row * OW + begin, staged, part, plane, filters, part);
+        for (int i = 0; i < filters; ++i)
+          store_line(added, y, planes + (size_t)i * plane + (size_t)row * OW + begin, staged + i * part, part, BIAS,
+                     BIAS ? bias[group * M + f + i] : 0, scale);
       }
     }
   }
@@ -270,6 +255,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void collect_filters(
     VECTOR(__private, sums + i) = sum;
   }
   put(staged, sums, STAGED, least(NR, M - f), count);
-  flush(dw + ((size_t)group * M + f) * weights + first, staged, STAGED, weights, least(NR, M - f), count);
+  dw += ((size_t)group * M + f) * weights + first;
+  for (int k = 0; k < least(NR, M - f); ++k)
+    for (int i = 0; i < count; ++i) dw[(size_t)k * weights + i] = staged[k * STAGED + i];
 }
 #endif

@@ -1,4 +1,5 @@
-// What the CPU kernels of convolutions share: explicit vectors, and the tiles of registers they multiply in.
+// What the CPU kernels of convolutions share: explicit vectors, the tiles of registers they multiply in, what their ends read and write.
+// Defined for dtypes that are not converted value by value: ADDED_LANES(p), a vector of what is added; Y_LANES(x, p), one is stored.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef REAL
@@ -30,8 +31,11 @@
 #ifndef BIAS
 #define BIAS 0  // 1: add bias[channel]
 #endif
-#ifndef RELU_OUT
-#define RELU_OUT 0  // 1: negative results become zero
+#ifndef ENDS
+#define ENDS 0  // 1: there is a finish(): what follows the convolution
+#endif
+#ifndef LATE
+#define LATE 0  // 1: that is done as results are stored, where it needs their places or another dtype
 #endif
 
 #define PASTE(a, b) a##b
@@ -60,16 +64,39 @@ static inline V zeros(void) { return (V)((REAL)0); }
 #else
 #define ADDED_AT(at) ((REAL)0)
 #endif
+#ifdef ADDED_LANES
+#define ADDED_VECTOR(at) ADDED_LANES(added + (at))
+#else
+#define ADDED_VECTOR(at) ZERO
+#endif
+#if defined(Y_LANES) && (!ADDED || defined(ADDED_LANES))
+#define VECTORS_KNOWN 1  // results are stored vector by vector
+#else
+#define VECTORS_KNOWN 0
+#endif
 
 static inline int least(int a, int b) { return a < b ? a : b; }
 static inline int most(int a, int b) { return a > b ? a : b; }
 
-static inline V finished(V v, REAL bias) {
-#if BIAS
-  v += bias;
+#if ENDS
+// n sums of neighbouring pixels, finished and stored from y[at] on.
+static inline void store_line(__global const ADDED_T* added, __global Y_T* y, size_t at, __local const REAL* from, int n, int has_bias,
+                              REAL bias, REAL scale) {
+  int i = 0;
+#if VECTORS_KNOWN
+  for (; n >= VW && i < n; i += VW) {
+    const int k = least(i, n - VW);  // the last vector overlaps the one before
+    Y_LANES(finish(VECTOR(__local const, from + k), scale, has_bias, (V)(bias), ADDED_VECTOR(at + k)), y + at + k);
+  }
 #endif
-#if RELU_OUT
-  v = v < ZERO ? ZERO : v;
-#endif
-  return v;
+  for (; i < n; i += VW) {
+    REAL sums[VW], adds[VW];
+    for (int l = 0; l < VW; ++l) {
+      sums[l] = i + l < n ? from[i + l] : 0;
+      adds[l] = i + l < n ? ADDED_AT(at + i + l) : 0;
+    }
+    VECTOR(__private, sums) = finish(VECTOR(__private const, sums), scale, has_bias, (V)(bias), VECTOR(__private const, adds));
+    for (int l = 0; l < VW && i + l < n; ++l) Y_STORE(y, at + i + l, sums[l]);
+  }
 }
+#endif

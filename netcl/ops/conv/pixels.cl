@@ -7,11 +7,25 @@
 #define ROOM 8192  // elements of the lines a work-group copies
 #endif
 
+// The first n of a vector of sums, finished.
+static inline void store(__global const ADDED_T* added, __global Y_T* y, size_t at, V sums, int n, REAL bias, REAL scale) {
+#if VECTORS_KNOWN
+  if (n == VW) {
+    Y_LANES(finish(sums, scale, BIAS, (V)(bias), ADDED_VECTOR(at)), y + at);
+    return;
+  }
+#endif
+  REAL values[VW], adds[VW];
+  for (int k = 0; k < VW; ++k) adds[k] = k < n ? ADDED_AT(at + k) : 0;
+  VECTOR(__private, values) = finish(sums, scale, BIAS, (V)(bias), VECTOR(__private const, adds));
+  for (int k = 0; k < n; ++k) Y_STORE(y, at + k, values[k]);
+}
+
 // Stride 1. Work-groups: blocks of `lines` lines of an image, groups.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
-    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias, __global REAL* restrict y,
-    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
-    int dilation_h, int dilation_w, int groups, int lines) {
+    __global const REAL* restrict x, __global const REAL* restrict w, __global const REAL* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW,
+    int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int lines, REAL scale) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
   const int pieces = (OH + lines - 1) / lines, image = get_group_id(0) / pieces, group = get_group_id(1);
   const int first = (get_group_id(0) - image * pieces) * lines, count = least(lines, OH - first), taps = KH * KW;
@@ -26,7 +40,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
   const size_t filter_step = (size_t)taps * (INPUT_GRAD ? 1 : C), channel_step = (size_t)taps * (INPUT_GRAD ? M : 1);
   for (int m = 0; m < M; m += FEW) {
     __global const REAL* weights = w + (INPUT_GRAD ? (size_t)group * C * M + m : ((size_t)group * M + m) * C) * taps;
-    __global REAL* to = y + (((size_t)image * groups + group) * M + m) * plane + (size_t)first * OW;
+    const size_t to = (((size_t)image * groups + group) * M + m) * plane + (size_t)first * OW;
     for (int t = 0; t < all; t += NV) {
       __local const REAL* from[NV];
       int place[NV];
@@ -39,14 +53,9 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
         place[j] = row * OW + column;
       }
 #pragma unroll
-      for (int i = 0; i < FEW; ++i) {
-        V start = ZERO;
-#if BIAS
-        start += bias[group * M + least(m + i, M - 1)];
-#endif
+      for (int i = 0; i < FEW; ++i)
 #pragma unroll
-        for (int j = 0; j < NV; ++j) acc[i][j] = start;
-      }
+        for (int j = 0; j < NV; ++j) acc[i][j] = ZERO;
       for (int c = 0; c < C; ++c)
         for (int r = 0; r < KH; ++r) {
           __global const REAL* a = weights + c * channel_step + r * KW;
@@ -64,21 +73,11 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_pixels(
           }
         }
 #pragma unroll
-      for (int i = 0; i < FEW; ++i) {
-        if (m + i >= M) break;
+      for (int i = 0; i < FEW; ++i)
 #pragma unroll
-        for (int j = 0; j < NV; ++j) {
-          const V sum = RELU_OUT ? (acc[i][j] < ZERO ? ZERO : acc[i][j]) : acc[i][j];
-          __global REAL* p = to + (size_t)i * plane + place[j];
-          if (n == VW) {
-            VECTOR(__global, p) = sum;
-            continue;
-          }
-          REAL lanes[VW];
-          VECTOR(__private, lanes) = sum;
-          for (int k = 0; k < n; ++k) p[k] = lanes[k];
-        }
-      }
+        for (int j = 0; j < NV; ++j)
+          if (m + i < M)
+            store(added, y, to + (size_t)i * plane + place[j], acc[i][j], n, BIAS ? bias[group * M + m + i] : 0, scale);
     }
   }
 }

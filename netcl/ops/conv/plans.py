@@ -153,7 +153,7 @@ def _kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any],
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": result or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 2 if job.kind == WEIGHT_GRAD else 1}
     if job.kind != WEIGHT_GRAD:
-        fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias, "RELU_OUT": job.relu}
+        fixed |= {"INPUT_GRAD": job.kind == INPUT_GRAD}
     return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
 
 

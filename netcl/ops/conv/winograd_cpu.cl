@@ -260,7 +260,8 @@ static inline void multiply(__local REAL* products, __global const REAL* u, __gl
 }
 
 // One filter of a strip, from products to four lines of pixels, and from there to y.
-static inline void transform_outputs(__global REAL* y, __local REAL* lines, __local const REAL* products, const Runs* runs, int OW, REAL add) {
+static inline void transform_outputs(__global const ADDED_T* added, __global Y_T* y, __local REAL* lines, __local const REAL* products,
+                                     const Runs* runs, int OW, REAL add, REAL scale) {
   for (int t = 0; t < STRIP / VW; ++t) {
     V half_way[4][6];
 #pragma unroll
@@ -279,8 +280,10 @@ static inline void transform_outputs(__global REAL* y, __local REAL* lines, __lo
       OUTPUT_TRANSFORM(V, D, R)
 #undef D
 #undef R
+#if !LATE
 #pragma unroll
-      for (int k = 0; k < 4; ++k) out[k] = finished(out[k], add);
+      for (int k = 0; k < 4; ++k) out[k] = finish(out[k], scale, BIAS, (V)(add), ZERO);
+#endif
       __local V* to = (__local V*)(lines + r * LINE + t * 4 * VW);
       const V low_01 = lows(out[0], out[1]), low_23 = lows(out[2], out[3]);
       const V high_01 = highs(out[0], out[1]), high_23 = highs(out[2], out[3]);
@@ -292,17 +295,22 @@ static inline void transform_outputs(__global REAL* y, __local REAL* lines, __lo
   }
   for (int k = 0; k < runs->count; ++k)
     for (int r = 0; r < runs->high[k]; ++r) {
-      __global REAL* to = y + runs->result[k] + (size_t)r * OW;
+      const size_t at = runs->result[k] + (size_t)r * OW;
       __local const REAL* from = lines + r * LINE + runs->at[k];
-      COPY(__global, to, __local const, from, 0, runs->wide[k])
+#if LATE
+      store_line(added, y, at, from, runs->wide[k], BIAS, add, scale);
+#else
+      COPY(__global, y + at, __local const, from, 0, runs->wide[k])
+#endif
     }
 }
 
 // u: the transformed weights, or FRESH ones as they are; C, H, W: of x; M, OH, OW: of y; high, wide: tiles of an image. The items, a strip
 // times ROWS filters each, are dealt out evenly; a group that goes on with the same strip transforms it once.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
-    __global const REAL* restrict x, __global const REAL* restrict u, __global const REAL* restrict bias, __global REAL* restrict y,
-    __global REAL* restrict rooms, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide, int pad_h, int pad_w, int back) {
+    __global const REAL* restrict x, __global const REAL* restrict u, __global REAL* restrict rooms, __global const REAL* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide,
+    int pad_h, int pad_w, int back, REAL scale) {
   __local REAL products[PARTS * ROWS * STRIP] __attribute__((aligned(64)));
   __local REAL lines[12 * LINE] __attribute__((aligned(64)));
   __local REAL outs[4 * LINE] __attribute__((aligned(64)));
@@ -343,7 +351,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
 #if BIAS
       add = bias[m + i];
 #endif
-      transform_outputs(y + (size_t)(m + i) * OH * OW, outs, products + i * STRIP, &runs, OW, add);
+      const size_t plane = (size_t)(m + i) * OH * OW;
+      transform_outputs(added + plane, y + plane, outs, products + i * STRIP, &runs, OW, add, scale);
     }
   }
 }

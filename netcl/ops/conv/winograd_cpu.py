@@ -9,10 +9,11 @@ from netcl.core import env
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv import ending
+from netcl.ops.conv.ending import Ending
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, TILE, constants
 
 # In the time of the 36 products of a channel and a filter with one tile, lanes filled: the same with the transforms of pixels, a plain sum,
@@ -25,6 +26,7 @@ GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
 LEAST_PER_UNIT = 2  # as many where strips are few: every group of a strip transforms it for itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
 CHANNELS, DEPTH = 16, 64  # whose weights are transformed by a work-group, and by a group of the convolution at a time
+FILES = "lanes.cl transforms.cl winograd_cpu.cl"
 LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, what comes after them, results
 
 
@@ -131,25 +133,21 @@ def local_size(tiles: Mapping[str, int]) -> int:
     return 4 * _strip(tiles) * (PARTS * tiles["ROWS"] + LINES * OUT)
 
 
-def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def plan(job: Job, config: KernelConfig, queue: Any) -> Ending:
     """The transform of weights, unless they are FRESH, then the convolution in one kernel."""
     share, (n, c, h, w, m, oh, ow) = share_of(job, handle_of(queue).profile, config.extra), job.sizes[:7]
     fresh, back = bool(share.tiles["FRESH"]), int(job.kind == INPUT_GRAD)
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
-    convolve = _kernel(queue, job, share, 2, "winograd_cpu", BIAS=job.bias, RELU_OUT=job.relu)
-    transform = None if fresh else _kernel(queue, job, share, 1, "winograd_cpu_weights")
+    macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
+    convolve = ending.kernel(queue, job, FILES, "winograd_cpu", {**macros, "PART": 2})
+    transform = None if fresh else launch.kernel(queue, __file__, FILES, "winograd_cpu_weights", {}, {**macros, "PART": 1})
 
-    def go(queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor) -> None:
+    def transformed(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         u, rooms = weight, Tensor.empty((share.rooms,), job.dtype, queue=queue)
         if transform is not None:
             u = Tensor.empty((share.weights,), job.dtype, queue=queue)
             transform(queue, (share.blocks, -(-c // CHANNELS)), None, weight, u, m, c, back)
-        convolve(queue, (share.groups,), None, source, u, bias, result, rooms, *numbers)
+        return source, u, rooms
 
-    return go
-
-
-def _kernel(queue: Any, job: Job, share: Share, part: int, name: str, **defines: int) -> program.Kernel:
-    files = "lanes.cl transforms.cl winograd_cpu.cl"
-    return launch.kernel(queue, __file__, files, name, {}, {"REAL": job.compute, "PART": part, **share.tiles, **constants(), **defines})
+    return Ending(convolve, (share.groups,), None, numbers, transformed)
