@@ -97,8 +97,9 @@ class _Call(NamedTuple):
             "PART": PARTS[name],
             **self.config.defines,
         }
-        if self.config.file == "simt.cl" and self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0:
-            defines |= quad_macros(dtype)
+        if self.config.file == "simt.cl":
+            defines |= {"DEPTH": self.sizes.depth, "DEPTH_V": self.sizes.depth_v}
+            defines |= quad_macros(dtype) if self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0 else {}
         return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines)
 
     def run(self, name: str, rows: int, heads: int, *tensors: Any) -> None:

@@ -31,8 +31,14 @@
 #ifndef CHUNKS  // chunks of the largest head
 #define CHUNKS 1
 #endif
+#ifndef DEPTH  // the head sizes, where they are known
+#define DEPTH depth
+#endif
+#ifndef DEPTH_V
+#define DEPTH_V depth_v
+#endif
 #ifndef AHEAD  // quads of a product whose loads and multiplications the compiler may mix
-#define AHEAD 1
+#define AHEAD 2
 #endif
 #ifndef APART  // groups until another one runs on the same unit; about as many as a large device has units
 #define APART 128
@@ -54,11 +60,13 @@
 #define OWN (CHUNK / TX)  // elements of a chunk that a work-item holds
 #define QUADS (CHUNK / 4)
 #define SCORE_QUADS (COLUMNS / 4)
+#define LOADERS (ITEMS / QUADS)  // rows that are read at a time
+#define LEFT_LOADS (ROWS / LOADERS)
+#define RIGHT_LOADS (COLUMNS / LOADERS)
 #define EACH _Pragma("unroll")
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 #define AHEAD_LOOP _Pragma(TEXT(unroll AHEAD))
-#define SOME _Pragma("unroll 4")
 #define LOWEST ((real)(-INFINITY))
 #define SIZED __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 #define INLINE static inline __attribute__((always_inline))
@@ -126,21 +134,32 @@ INLINE real4 quad_of(__global const X_T* x, const int there) {
 #endif
 }
 
-// A tile of `count` rows; a few at a time, for what is read ahead waits in registers.
-#define LOAD(to, at, count)                                                                     \
-  const int quad = LANE % QUADS, there = depth - from - 4 * quad;                                \
-  x += (long)(first + LANE / QUADS) * depth + from + 4 * quad;                                  \
-  SOME for (int row = LANE / QUADS; row < (count); row += ITEMS / QUADS) {                       \
-    to[at(row, quad)] = quad_of(x, first + row < n ? there : 0);                                 \
-    x += ITEMS / QUADS * depth;                                                                 \
-  }
+// Tiles are fetched into registers before work-items wait for each other, and kept in local memory after it. Of the left one every
+// LOADERS-th row falls to a work-item, of the right one fours of them: so that all its places are fixed steps apart.
+#define LEFT_ROW(i) ((i) * LOADERS)
+#define RIGHT_ROW(i) ((i) / 4 * (4 * LOADERS) + (i) % 4)
 
-INLINE void load_left(__local real4* left, __global const X_T* x, const int first, const int n, const int from, const int depth) {
-  LOAD(left, LEFT, ROWS)
+INLINE void fetch_left(real4 held[LEFT_LOADS], __global const X_T* x, const int first, const int n, const int from, const int depth) {
+  const int start = first + LANE / QUADS, d = from + 4 * (LANE % QUADS);
+  x += (long)start * depth + d;
+  EACH for (int i = 0; i < LEFT_LOADS; ++i) held[i] = quad_of(x + LEFT_ROW(i) * depth, start + LEFT_ROW(i) < n ? depth - d : 0);
 }
 
-INLINE void load_right(__local real4* right, __global const X_T* x, const int first, const int n, const int from, const int depth) {
-  LOAD(right, RIGHT, COLUMNS)
+INLINE void fetch_right(real4 held[RIGHT_LOADS], __global const X_T* x, const int first, const int n, const int from, const int depth) {
+  const int start = first + 4 * (LANE / QUADS), d = from + 4 * (LANE % QUADS);
+  x += (long)start * depth + d;
+  EACH for (int i = 0; i < RIGHT_LOADS; ++i) held[i] = quad_of(x + RIGHT_ROW(i) * depth, start + RIGHT_ROW(i) < n ? depth - d : 0);
+}
+
+INLINE void keep_left(__local real4* left, const real4 held[LEFT_LOADS]) {
+  const int start = LANE / QUADS, quad = LANE % QUADS;
+  EACH for (int i = 0; i < LEFT_LOADS; ++i) left[start * QUADS + LEFT_ROW(i) * QUADS + (quad ^ ((start + LEFT_ROW(i)) & 3))] = held[i];
+}
+
+INLINE void keep_right(__local real4* right, const real4 held[RIGHT_LOADS]) {
+  const int start = LANE / QUADS, quad = LANE % QUADS;
+  EACH for (int i = 0; i < RIGHT_LOADS; ++i)
+    right[4 * start * QUADS + RIGHT_ROW(i) * QUADS + (quad ^ ((start + RIGHT_ROW(i) / 4) & 7))] = held[i];
 }
 
 // s += rows of the left tile times rows of the right one.
@@ -162,16 +181,19 @@ INLINE void multiply(real s[RY][RX], __local const real4* left, __local const re
 }
 
 // s = rows of a times rows of b over the whole head; `fresh` unless a one-chunk `a` lies in the left tile already, `idle` where no score
-// of these neighbours is wanted. Leaves a one-chunk b in the right tile.
+// of these neighbours is wanted. Leaves the last chunk of b in the right tile.
 INLINE void products(real s[RY][RX], __local real4* left, __local real4* right, __global const X_T* a, const int first_a,
                             const int n_a, __global const X_T* b, const int first_b, const int n_b, const int depth, const int fresh,
                             const int idle) {
   EACH for (int y = 0; y < RY; ++y)
     EACH for (int x = 0; x < RX; ++x) s[y][x] = 0;
   for (int from = 0; from < (CHUNKS == 1 ? 1 : depth); from += CHUNK) {
+    real4 held_a[LEFT_LOADS], held_b[RIGHT_LOADS];
+    if (CHUNKS > 1 || fresh) fetch_left(held_a, a, first_a, n_a, from, depth);
+    fetch_right(held_b, b, first_b, n_b, from, depth);
     SYNC;
-    if (CHUNKS > 1 || fresh) load_left(left, a, first_a, n_a, from, depth);
-    load_right(right, b, first_b, n_b, from, depth);
+    if (CHUNKS > 1 || fresh) keep_left(left, held_a);
+    keep_right(right, held_b);
     SYNC;
     if (!idle) multiply(s, left, right);
   }
@@ -212,18 +234,30 @@ INLINE void accumulate(real result[RY][CHUNKS * OWN], const int chunk, __local c
   }
 }
 
-// result += scores times COLUMNS rows of b, which lie in the right tile already unless `fresh`.
-INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, __local real4* right, __global const X_T* b,
-                          const int first, const int n, const int depth, const int fresh, const int begin, const int end) {
+// result += scores times COLUMNS rows of b, whose first chunk lies in the right tile.
+INLINE void gather(real result[RY][CHUNKS * OWN], __local const real4* scores, __local real4* right, __global const X_T* b, const int first,
+                   const int n, const int depth, const int begin, const int end) {
   EACH for (int c = 0; c < CHUNKS; ++c) {
     if (c * CHUNK < depth) {
-      if (CHUNKS > 1 || fresh) {
+      if (c > 0) {
+        real4 held[RIGHT_LOADS];
+        fetch_right(held, b, first, n, c * CHUNK, depth);
         SYNC;
-        load_right(right, b, first, n, c * CHUNK, depth);
+        keep_right(right, held);
       }
       SYNC;
       accumulate(result, c, scores, right, begin, end);
     }
+  }
+}
+
+// The first chunk of b into the right tile, where another one was the last to be multiplied.
+INLINE void rewind(__local real4* right, __global const X_T* b, const int first, const int n, const int depth) {
+  if (CHUNKS > 1) {
+    real4 held[RIGHT_LOADS];
+    fetch_right(held, b, first, n, 0, depth);
+    SYNC;
+    keep_right(right, held);
   }
 }
 
@@ -297,10 +331,17 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
   real s[RY][RX], result[RY][CHUNKS * OWN], sum[RY], own[RY], most = LOWEST;
   clear(result);
   EACH for (int y = 0; y < RY; ++y) sum[y] = 0;
+  if (CHUNKS == 1) {
+    real4 held[LEFT_LOADS];
+    fetch_left(held, q + (long)head * n * DEPTH, first, n, 0, DEPTH);
+    keep_left(left, held);
+  }
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
-    products(s, left, right, q + (long)head * n * depth, first, n, k + kv * depth, j, m, depth, j == 0, idle);
+    products(s, left, right, q + (long)head * n * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 0, idle);
+    real4 held[RIGHT_LOADS];
+    fetch_right(held, v + kv * DEPTH_V, j, m, 0, DEPTH_V);
     EACH for (int y = 0; y < RY; ++y)
       EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
     if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
@@ -334,7 +375,8 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
     }
     SYNC;
     share_scores(scores, s);
-    gather(result, scores, right, v + kv * depth_v, j, m, depth_v, 1, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
+    keep_right(right, held);
+    gather(result, scores, right, v + kv * DEPTH_V, j, m, DEPTH_V, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
   }
   SYNC;
   share_parts(parts, sum);
@@ -347,7 +389,7 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
   }
   SYNC;
   EACH for (int y = 0; y < RY; ++y) own[y] = parts[NOTES + ROW(y)];
-  store_rows(out + (long)head * n * depth_v, result, own, first, n, depth_v);
+  store_rows(out + (long)head * n * DEPTH_V, result, own, first, n, DEPTH_V);
 }
 
 #elif PART == 2
@@ -390,7 +432,7 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
   const long kv = (long)key_head(head, heads, sharing) * m, row = (long)head * n;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
   real s[RY][RX], sums[RY][CHUNKS * OWN], less[RY], safe[RY];
-  row_deltas(parts, g + row * depth_v, forward + row * depth_v, through + row, delta + row, has_through, first, n, depth_v);
+  row_deltas(parts, g + row * DEPTH_V, forward + row * DEPTH_V, through + row, delta + row, has_through, first, n, DEPTH_V);
   EACH for (int y = 0; y < RY; ++y) {
     less[y] = parts[NOTES + ROW(y)];
     safe[y] = safe_logarithm(S_LOAD(logarithms, row + min(first + ROW(y), n - 1)));
@@ -399,9 +441,9 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
-    products(s, left, right, g + row * depth_v, first, n, v + kv * depth_v, j, m, depth_v, 1, idle);
+    products(s, left, right, g + row * DEPTH_V, first, n, v + kv * DEPTH_V, j, m, DEPTH_V, 1, idle);
     share_scores(scores, s);
-    products(s, left, right, q + row * depth, first, n, k + kv * depth, j, m, depth, 1, idle);
+    products(s, left, right, q + row * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 1, idle);
     EACH for (int y = 0; y < RY; ++y)
       EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
     if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
@@ -418,10 +460,11 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
         s[y][x + 3] = POWER(s[y][x + 3] - safe[y]) * d.w;
       }
     share_scores(scores, s);
-    gather(sums, scores, right, k + kv * depth, j, m, depth, 0, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
+    rewind(right, k + kv * DEPTH, j, m, DEPTH);
+    gather(sums, scores, right, k + kv * DEPTH, j, m, DEPTH, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
   }
   EACH for (int y = 0; y < RY; ++y) less[y] = scale;
-  store_rows(out + row * depth, sums, less, first, n, depth);
+  store_rows(out + row * DEPTH, sums, less, first, n, DEPTH);
 }
 
 #else
@@ -446,7 +489,7 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
     __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
     for (int i = causal ? first : 0; i < n; i += COLUMNS) {
       const int idle = causal && i + COLUMN_TO < first + ROW_FROM, begin = causal ? max(0, first + ROW_FROM - i) : 0;
-      products(s, left, right, k + kv * depth, first, m, q + row * depth, i, n, depth, 1, idle);
+      products(s, left, right, k + kv * DEPTH, first, m, q + row * DEPTH, i, n, DEPTH, 1, idle);
       EACH for (int y = 0; y < RY; ++y)
         EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
       if (MASK || i + COLUMNS > n || (causal && i < first + ROWS - 1)) {
@@ -459,9 +502,13 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
         EACH for (int y = 0; y < RY; ++y) s[y][x] = POWER(s[y][x] - safe);
       }
       share_scores(scores, s);
-      products(s, left, right, v + kv * depth_v, first, m, g + row * depth_v, i, n, depth_v, 1, idle);
-      gather(result_v, scores, right, g + row * depth_v, i, n, depth_v, 0, begin, COLUMNS);
+      products(s, left, right, v + kv * DEPTH_V, first, m, g + row * DEPTH_V, i, n, DEPTH_V, 1, idle);
+      rewind(right, g + row * DEPTH_V, i, n, DEPTH_V);
+      gather(result_v, scores, right, g + row * DEPTH_V, i, n, DEPTH_V, begin, COLUMNS);
+      real4 held[RIGHT_LOADS];
+      fetch_right(held, q + row * DEPTH, i, n, 0, DEPTH);
       SYNC;
+      keep_right(right, held);
       EACH for (int x = 0; x < RX; x += 4) {
         real4 less;
         less.x = S_LOAD(delta, row + min(i + COLUMN(x), n - 1));
@@ -472,12 +519,12 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
           scores[SCORE_AT(tx) + 4 * y * SCORE_QUADS + x / 4 * TX] *= (real4)(s[y][x], s[y][x + 1], s[y][x + 2], s[y][x + 3]) - less;
         }
       }
-      gather(result_k, scores, right, q + row * depth, i, n, depth, 1, begin, COLUMNS);
+      gather(result_k, scores, right, q + row * DEPTH, i, n, DEPTH, begin, COLUMNS);
     }
   }
   EACH for (int y = 0; y < RY; ++y) scales[y] = scale;
-  store_rows(out_k + kv * depth, result_k, scales, first, m, depth);
+  store_rows(out_k + kv * DEPTH, result_k, scales, first, m, DEPTH);
   EACH for (int y = 0; y < RY; ++y) scales[y] = 1;
-  store_rows(out_v + kv * depth_v, result_v, scales, first, m, depth_v);
+  store_rows(out_v + kv * DEPTH_V, result_v, scales, first, m, DEPTH_V);
 }
 #endif
