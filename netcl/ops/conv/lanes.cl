@@ -69,9 +69,12 @@ static inline V zeros(void) { return (V)((REAL)0); }
 #else
 #define ADDED_VECTOR(at) ZERO
 #endif
-#if defined(Y_LANES) && (!ADDED || defined(ADDED_LANES))
+#ifdef Y_LANES
+#if !ADDED || defined(ADDED_LANES)
 #define VECTORS_KNOWN 1  // results are stored vector by vector
-#else
+#endif
+#endif
+#ifndef VECTORS_KNOWN
 #define VECTORS_KNOWN 0
 #endif
 
