@@ -47,6 +47,7 @@ _MOST_INT = 2**31 - 2**17
 _MOST_RECIPES = 4096  # per context
 _LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
 _UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
+_CPU_PIECES = 16  # of a fold for each core: with few, one more than the others have is felt
 _CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the next row
 
 
@@ -169,10 +170,10 @@ def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
             return _gpu_columns(shape, width, profile)
         span = next((n for n in _CPU_SPANS if shape.inner >= 2 * n * width), 1)
         outputs = shape.rows * -(-shape.inner // (width * span))
-        return Plan("reduce_columns", width, 1, _slices(shape.length, outputs, 4 * profile.max_compute_units, 256), span)
+        return Plan("reduce_columns", width, 1, _slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span)
     width = wide if shape.length >= 4 * wide else 1
     if cpu:
-        return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, 4 * profile.max_compute_units, 16384))
+        return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))
     if variant is KernelVariant.REDUCTION_SEQUENTIAL:
         return Plan("reduce_rows", width, 64, 1)
     local = min(256, profile.max_work_group_size)

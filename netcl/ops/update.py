@@ -35,6 +35,7 @@ CPU_WIDTH = 16
 CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting one costs more; above, cores wait for the last
 NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
 PLANS = 256  # kept per context
+GOLDEN = 0.6180339887498949  # multiples of it, without their whole part, lie as evenly between 0 and 1 as any number's
 _WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|GIVEN|GUARD|BIND|NUMBERS|LOADS|LINES|STORES)\b")
 _HEADER = re.compile(r"\A(//[^\n]*\n)+")
 
@@ -149,11 +150,21 @@ def _batches(queue: Any, sizes: Sequence[int], slots: int, block: int) -> tuple[
     for at in range(0, len(full), slots):
         members = full[at : at + slots]
         rows = [(slot, begin, min(begin + block, sizes[i])) for slot, i in enumerate(members) for begin in range(0, sizes[i], block)]
-        rows.sort(key=lambda row: row[1] - row[2])  # the longest first, so that no core is left with one at the end
+        rows.sort(key=lambda row: row[1] - row[2])
+        rows = [rows[i] for i in _evenly(len(rows))]
         padded = (*members, *[members[0]] * (slots - len(members)))
         pick = itemgetter(*padded) if slots > 1 else _only(members[0])
         made.append(Batch(pick, Tensor.from_host(queue, np.array(rows, np.int64), persistent=True), len(rows)))
     return tuple(made)
+
+
+def _evenly(count: int) -> list[int]:
+    """An order that spreads the first as evenly as the last: PoCL gives half of all groups to the first core that asks.
+
+    >>> _evenly(5)
+    [0, 2, 4, 1, 3]
+    """
+    return sorted(range(count), key=lambda i: i * GOLDEN % 1)
 
 
 def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
