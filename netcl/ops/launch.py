@@ -17,6 +17,12 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int32", "int64", "uint8")
 FETCHING = ("pocl", "intel")  # brands of drivers for CPUs whose compiler is known to take __builtin_prefetch
 LOCAL_1D = 64  # work-items of a group in one-item-per-element kernels: a whole wave everywhere, and small problems still spread
+#: How a kernel reads four values from p on as float4, by dtype.
+QUADS = {
+    "float32": "(*(__global const float4*)(p))",
+    "float16": "vload_half4(0, p)",
+    "bfloat16": "as_float4(convert_uint4(*(__global const ushort4*)(p)) << 16)",
+}
 
 
 # ---- inputs

@@ -111,10 +111,8 @@ class _Call(NamedTuple):
 
 def quad_macros(dtype: str) -> dict[str, str]:
     """How ``simt.cl`` reads four elements at once, and writes them."""
-    if dtype in ("float16", "bfloat16"):
-        read = "vload_half4(0, p)" if dtype == "float16" else "as_float4(convert_uint4(*(__global const ushort4*)(p)) << 16)"
-        return {"X_QUAD(p)": read}
-    return {"X_QUAD(p)": "(*(__global const real4*)(p))", "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
+    read = {"X_QUAD(p)": launch.QUADS.get(dtype, "(*(__global const real4*)(p))")}
+    return read if dtype in ("float16", "bfloat16") else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
 def _sums_dtype(dtype: str) -> str:

@@ -52,12 +52,6 @@ _DOT_ROWS = 64
 _DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
 _UNPACKED_VALUES, _UNPACKED_MOST = 64 * 1024, 512  # of B, and rows: it stays in the second cache, and is not read often enough to pack
-#: Four values at once, as float4.
-_QUADS = {
-    "float32": "(*(__global const float4*)(p))",
-    "float16": "vload_half4(0, p)",
-    "bfloat16": "as_float4(convert_uint4(*(__global const ushort4*)(p)) << 16)",
-}
 _WIDEN_FROM = 64**3  # multiply-adds; below, two more launches cost more
 _SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
@@ -265,12 +259,12 @@ _ADDING, _PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a
 def _reads(p: Product, quads: bool) -> dict[str, Any]:
     """Macros by which kernels read the operands."""
     macros: dict[str, Any] = {"WIDTH": 4 if quads else 1, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
-    return macros | ({"A_QUAD(p)": _QUADS[p.a], "B_QUAD(p)": _QUADS[p.b]} if quads else {})
+    return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 
 
 def _slices(queue: Any, p: Product, block: Block) -> Plan:
     """Blocks whose depth the work-items share, without blocks in local memory."""
-    macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, p.aligned and p.a in _QUADS and p.b in _QUADS)
+    macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, p.aligned and p.a in launch.QUADS and p.b in launch.QUADS)
     kernel = compiled(queue, "slices.cl", "gemm_slices", p, **macros)
     args = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
     return Plan((Launch(kernel, _groups(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
@@ -281,7 +275,7 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     if block.k == 0:
         return _slices(queue, p, block)
     buffers = 2 if block.local_bytes(p, 2) <= profile.local_mem_size else 1
-    quads = p.aligned and p.a in _QUADS and p.b in _QUADS and not any(size % 4 for size in block[:3])
+    quads = p.aligned and p.a in launch.QUADS and p.b in launch.QUADS and not any(size % 4 for size in block[:3])
     macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _reads(p, quads)
     groups = _groups(p, block.m, block.n)
     depth = -(-p.k // block.splits // block.k) * block.k if block.splits > 1 else p.k
