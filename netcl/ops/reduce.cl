@@ -14,6 +14,10 @@
 
 #define BLOCK 64  // elements per lane that are summed before they join the total: keeps rounding errors of long sums small
 
+// Without a loop: where its steps are not known early, v lies in memory instead of registers.
+#define FOLD_FOUR(v, k) fold_combine(fold_combine(v[k], v[k + 4]), fold_combine(v[k + 2], v[k + 6]))
+#define FOLD_EIGHT(v) fold_combine(FOLD_FOUR(v, 0), FOLD_FOUR(v, 1))
+
 // Lanes beyond the end must not take part.
 real in_range(real x, INDEX_T left) {
 #if WIDTH == 1
@@ -102,11 +106,7 @@ void reduce_tile(__global const SRC* x, __global const GIVEN* given, __global DS
 #pragma unroll
     for (int j = 0; j < 8; ++j)
       v[j] = fold_map(LOAD(x + (i + j * ABOVE) * inner, column, inner - column), v1, (real)(a0), (real)(a1));
-#pragma unroll
-    for (int half_way = 4; half_way > 0; half_way /= 2)
-#pragma unroll
-      for (int j = 0; j < half_way; ++j) v[j] = fold_combine(v[j], v[j + half_way]);
-    part = fold_combine(part, v[0]);
+    part = fold_combine(part, FOLD_EIGHT(v));
   }
   for (; i < end; i += ABOVE)
     part = fold_combine(part, fold_map(LOAD(x + i * inner, column, inner - column), v1, (real)(a0), (real)(a1)));
@@ -149,11 +149,7 @@ __kernel void reduce_columns(__global const SRC* x, __global const GIVEN* given,
       real v[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) v[j] = fold_map(LOAD(x + (i + j) * inner, column, inner - column), v1[0], (real)(a0), (real)(a1));
-#pragma unroll
-      for (int half_way = 4; half_way > 0; half_way /= 2)
-#pragma unroll
-        for (int j = 0; j < half_way; ++j) v[j] = fold_combine(v[j], v[j + half_way]);
-      part[0] = fold_combine(part[0], v[0]);
+      part[0] = fold_combine(part[0], FOLD_EIGHT(v));
     }
 #endif
     for (; i < stop; ++i)
