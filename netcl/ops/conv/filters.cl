@@ -102,7 +102,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
     int stride_h, int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, int groups, int lines, int pixels, REAL scale) {
   __local REAL seen[ROOM] __attribute__((aligned(64)));
   __local REAL staged[NR * STAGED] __attribute__((aligned(64)));
-  const int parts = (OW + STAGED - 1) / STAGED, part = (OW + parts - 1) / parts;  // pixels of a row that are staged at a time
+  const int parts = (OW + STAGED - 1) / STAGED, part = (OW + parts - 1) / parts;  // pixels of a row that are staged at a time,
+  const int together = most(1, STAGED / OW), held = part * together;              // rows, and pixels in all
   const int pieces = (OH + lines - 1) / lines, image = get_group_id(0) / pieces, group = get_group_id(1);
   const int first = (get_group_id(0) - image * pieces) * lines, end = least(OH, first + lines), taps = KH * KW;
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, 0), v = axis_of(OW, KW, stride_w, pad_w, dilation_w, 0);
@@ -119,7 +120,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
     const int filters = least(NR, M - f);
     REAL sums[PX2 * NR];
     for (int row = first; row < end; ++row) {
-      const int at = row * h.in_step + h.first;  // the line of the first tap
+      const int at = row * h.in_step + h.first, before = (row - first) % together;  // the line of the first tap; rows that wait
       int r = 0, rows = KH;
       while (r < KH && (at + r * h.step < 0 || at + r * h.step >= H)) ++r, --rows;
       while (rows > 0 && (at + (r + rows - 1) * h.step < 0 || at + (r + rows - 1) * h.step >= H)) --rows;
@@ -135,10 +136,10 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_filters(
             EXPAND(tile_, PX1)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
           else
             EXPAND(tile_, PX2)(sums, p, b, C, rows, KW, high * wide, h.step * wide, v.step, taps);
-          put(staged + place - begin, sums, part, filters, least(pixels, part));
+          put(staged + before * OW + place - begin, sums, held, filters, least(pixels, part));
         }
-        for (int i = 0; i < filters; ++i)
-          store_line(added, y, planes + (size_t)i * plane + (size_t)row * OW + begin, staged + i * part, part, BIAS,
+        for (int i = 0; i < filters && (before + 1 == together || row + 1 == end); ++i)
+          store_line(added, y, planes + (size_t)i * plane + (size_t)(row - before) * OW + begin, staged + i * held, before * OW + part, BIAS,
                      BIAS ? bias[group * M + f + i] : 0, scale);
       }
     }
