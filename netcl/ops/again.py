@@ -18,9 +18,10 @@ import numpy as np
 from netcl.core import memory, recording
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import get_kernel_selector
-from netcl.core.kernels.program import Sized, awaited, launch_observers, state
+from netcl.core.kernels import program
+from netcl.core.kernels.program import Sized, launch_observers
 from netcl.core.kernels.signature import POINTER
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops.elementwise import cached_plan, fusing_modes
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
@@ -32,10 +33,11 @@ class Repeat:
     """What a call enqueued: launches over slots, which hold places of arguments, inputs, and memory that the call leases."""
 
     def __init__(
-        self, queue: Any, fixed: list[Any], rooms: list[tuple[Any, int]], launches: list[tuple[Sized, Any]], results: _Results, writes: bool
+        self, queue: Any, fixed: list[Any], rooms: list[tuple[Any, int]], launches: list[tuple[Sized, Any]], results: _Results,
+        writes: Sequence[int],
     ):  # fmt: skip
         self.queue = queue
-        self.writes = writes  # to its inputs
+        self.writes = writes
         self.context = queue.context
         self.fixed = fixed
         self.rooms = rooms
@@ -44,6 +46,9 @@ class Repeat:
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """The call again, over other tensors of the same kind."""
+        if self.writes and program.awaited:
+            for i in self.writes:
+                tensors[i]._changing()
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.rooms]
         slots = [*self.fixed, *[t.buffer for t in tensors], *[lease.buffer for lease in leases]]
         queue = self.queue
@@ -73,7 +78,7 @@ class _Listener:
         self.rooms: dict[int, int] = {}  # by the number of a buffer, which of those the call leased
         self.sizes: list[int] = []
         self.launches: list[tuple[Sized, list[tuple[int, Any]]]] = []
-        self.writes = False
+        self.writes: set[int] = set()
 
     def allocated(self, handle: Any) -> None:
         if isinstance(handle.buffer, np.ndarray) or handle.pool is not memory.get_persistent_pool(self.queue):
@@ -105,7 +110,7 @@ class _Listener:
         if id(buffer) in self.rooms:
             return "lease", self.rooms[id(buffer)]
         if id(buffer) in self.inputs:
-            self.writes = self.writes or written
+            self.writes |= {self.inputs[id(buffer)]} if written else set()
             return "input", self.inputs[id(buffer)]
         self.problem = self.problem or hasattr(buffer, "int_ptr")
         return "fixed", buffer
@@ -144,7 +149,7 @@ class _Listener:
         for launch, chosen in self.launches:
             slots = [(place, next(passed) if kind == "fixed" else start[kind] + what) for place, (kind, what) in chosen]
             launches.append((launch, itemgetter(*[x for pair in slots for x in pair])))
-        return Repeat(self.queue, fixed, [(pool.shelf(nbytes), nbytes) for nbytes in self.sizes], launches, results, self.writes)
+        return Repeat(self.queue, fixed, [(pool.shelf(nbytes), nbytes) for nbytes in self.sizes], launches, results, sorted(self.writes))
 
     def _results(self, result: Any) -> _Results | None:
         if type(result) is Tensor:
@@ -167,7 +172,7 @@ class _Listener:
 
 def _listened(plain: Callable[..., Any], queue: Any, tensors: Sequence[Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Call an op and hear what it does."""
-    listener = _Listener(queue, tensors)
+    listener = _Listener(queue, tensors)  # which asks for the memory of inputs that wait
     recording.start(listener)
     launch_observers.append(listener.launch)
     try:
@@ -180,7 +185,7 @@ def _listened(plain: Callable[..., Any], queue: Any, tensors: Sequence[Tensor], 
 
 def _describe(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     """The tensors among some arguments; what makes the kind of the call goes into ``key``. ``None`` where they do not tell it."""
-    tensors = []
+    tensors: list[Tensor] = []
     for x in values:
         kind = type(x)
         if kind is Tensor:
@@ -194,6 +199,17 @@ def _describe(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
             key.append(x if kind is not float or x else copysign(1.0, x))
         elif kind is tuple and all([type(part) is int for part in x]):
             key.append(x)
+        elif kind is DeferredTensor:
+            key.append(kind)
+            key.append(x.dtype)
+            key.append(x.shape)
+            tensors.append(x)
+        elif hasattr(kind, "_fields"):
+            key.append(kind)
+            inside = _describe(x, key)
+            if inside is None:
+                return None
+            tensors += inside
         else:
             return None
     return tensors
@@ -226,16 +242,17 @@ def repeated(row: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         except (AttributeError, KeyError):  # a NumPy queue, a new context
             found = None
         if type(found) is Repeat:
-            return found.run(tensors) if found.queue is queue and not (found.writes and awaited) else plain(*args, **kwargs)
+            return found.run(tensors) if found.queue is queue else plain(*args, **kwargs)
         if found == _NEVER or isinstance(queue, CPUQueue):
             return plain(*args, **kwargs)
         if found is None:
-            result, learned = plain(*args, **kwargs), _ONCE
+            result = plain(*args, **kwargs)
+            learned: Any = _ONCE if all([type(x) is Tensor for x in tensors]) else _NEVER  # who leaves inputs waiting may join them
         else:
             result, learned = _listened(plain, queue, tensors, args, kwargs)
             tried.refused += learned == _NEVER
             tried.heard += learned != _NEVER
-        cached_plan(state(queue), signature, lambda: learned)
+        cached_plan(program.state(queue), signature, lambda: learned)
         return result
 
     return _call

@@ -8,8 +8,9 @@ from netcl import ops
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import set_matmul_precision
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops import again
+from netcl.ops.fusion import eager_fusion
 from netcl.runtime.capture import compile as compiled
 
 RNG = np.random.default_rng(5)
@@ -117,6 +118,34 @@ def test_memory_of_the_caller_is_not_taken_for_the_pools(cl_device, repeats):
         x = Tensor.from_host(cl_device.queue, room[1:].reshape(8, 8), share=True)
         np.testing.assert_allclose(ops.sum(x, axis=1).to_host(), room[1:].reshape(8, 8).sum(1), rtol=1e-5, atol=1e-5)
     assert not repeats
+
+
+def test_inputs_that_wait_are_computed_where_the_op_does_so(cl_device, repeats):
+    with eager_fusion(1):
+        for _ in range(4):
+            a, b = values(4, 6), values(4, 6)
+            x, y = (Tensor.from_host(cl_device.queue, v) for v in (a, b))
+            np.testing.assert_allclose(ops.sum(x + y, axis=1).to_host(), (a + b).sum(1), rtol=1e-4, atol=1e-5)
+            left = ops.reshape(x * y, (24,))
+            assert type(left) is DeferredTensor
+            np.testing.assert_allclose(left.to_host(), (a * b).reshape(24), rtol=1e-5)
+    assert len(repeats) == 2
+
+
+def test_what_waits_for_memory_that_is_written_comes_first(cl_device, repeats):
+    mean, var = (Tensor.full((3,), value, queue=cl_device.queue) for value in (0.0, 1.0))
+    weight, bias = (Tensor.full((3,), value, queue=cl_device.queue) for value in (1.0, 0.0))
+    seen, want, expected = [], [], np.zeros(3, np.float32)
+    with eager_fusion(1):
+        for _ in range(5):
+            batch = values(8, 3, 2, 2)
+            seen.append(mean * 2.0)  # waits while batch norm writes
+            want.append(expected * 2)
+            ops.batch_norm_train(Tensor.from_host(cl_device.queue, batch), weight, bias, mean, var, momentum=0.5)
+            expected = 0.5 * expected + 0.5 * batch.mean((0, 2, 3))
+        np.testing.assert_allclose(np.stack([t.to_host() for t in seen]), np.stack(want), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean.to_host(), expected, rtol=1e-4, atol=1e-5)
+    assert repeats
 
 
 def test_the_numpy_backend_is_left_alone():
