@@ -373,6 +373,7 @@ def _join_source(part: str, results: tuple[str, ...], layout: Layout) -> str:
     for j, name in enumerate(results):
         body += f"""
   real s{j} = load_{part}(p{j}, i, left);
+#pragma unroll 8
   for (int part = 1; part < parts; ++part) s{j} += load_{part}(p{j} + (long)part * inner, i, left);
   store_{name}(q{j}, i, left, s{j});"""
     return f"""{values}

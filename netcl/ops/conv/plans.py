@@ -54,7 +54,6 @@ LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of lo
 SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
 WIDE = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
-FETCHING = ("pocl", "intel")  # brands of drivers whose compiler is known to take __builtin_prefetch
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
 _BEFORE = {
@@ -243,7 +242,7 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
     blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_wanted(queue) // max(1, strips * third))))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
-    tiles["FETCHES"] = int(handle_of(queue).profile.brand in FETCHING)
+    tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
     return _ending(queue, job, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
 
