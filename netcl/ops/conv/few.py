@@ -15,7 +15,8 @@ from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 
 BEFORE = "axes.cl lanes.cl lines.cl"
-FEW_FILTERS = 64  # filters of a group up to which unfolding costs too much of the product
+FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
+LONG_SUM = 256  # terms from which turning the results of many filters costs less
 FEW_CHANNELS = 64  # channels of a group up to which the same holds for the weight gradient
 FILLED = 0.75  # lanes of vectors that must hold filters, else pixels do
 FILLED_MORE = 0.8  # the same for the weight gradient, which has a rival that fills them with channels
@@ -62,7 +63,8 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch | None:
         return _pixels(job, share, queue) if share and suits else None
     share = filter_share(job, lanes, queue)
     c, blocks = job.sizes[1], -(-job.filters // share.width)
-    few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS and c * job.g.taps * share.width <= WEIGHTS
+    terms = c * job.g.taps
+    few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS[terms >= LONG_SUM] and terms * share.width <= WEIGHTS
     filled = (FILLED_MORE if weights else FILLED) * blocks * share.width <= job.filters
     if not share.lines or not (form or (few and filled)):
         return None
