@@ -63,7 +63,7 @@ class _Later:
     defer: Callable[..., Tensor]  # a formula as a deferred tensor
     fold: Callable[..., Tensor | None]  # a reduction as one, or None
     finish: Callable[..., Tensor | None]  # an op in the kernel of the product before it, or None
-    settle: Callable[[Tensor], Tensor]  # a tensor that waits for such an op, or a formula where that will not be
+    settle: Callable[..., Tensor]  # a tensor that waits for such an op, or a formula where that will not be
     follows: frozenset[str] = frozenset()  # the ops for which that may be
     worth: Callable[..., bool]  # whether plain eager code should
     run: Callable[..., None]  # compute nodes together

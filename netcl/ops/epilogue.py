@@ -95,13 +95,14 @@ class Product(_Waiting):
 class Followed(_Waiting):
     """A product or another of these, and one op more: ``extras`` say all of it, ``alone`` applies the op to a tensor."""
 
-    __slots__ = ("alone", "of")
+    __slots__ = ("alone", "mode", "of")
 
     def __init__(
         self, name: str, of: _Waiting, extras: Extras, shape: tuple[int, ...], queue: Any, operand: Any, alone: Callable[[Tensor], Tensor]
     ):
         super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape, queue)
         self.of: _Waiting | None = of
+        self.mode = fusing_modes.mode
         self.alone: Callable[[Tensor], Tensor] | None = alone
 
     def run(self) -> Tensor:
@@ -111,7 +112,8 @@ class Followed(_Waiting):
             assert first.call is not None
             return first.call(self.extras)
         assert of is not None and self.alone is not None
-        return self.alone(of.run() if of.skippable() else of.compute())
+        with fusion.in_mode(self.mode):  # formulas, which become one kernel
+            return self.alone(of.run() if of.skippable() else of.compute())
 
     def product(self) -> Product | None:
         """The product this is computed with; ``None`` if someone holds what lies between, or the product itself."""
@@ -227,10 +229,13 @@ def follow(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...],
     return _deferred(Followed(name, of, extras, shape, seen.queue, operand, step.alone()), seen)
 
 
-def settled(x: Tensor) -> Tensor:
-    """A tensor that waits, or, if what it rests on turned out to be held by someone, the same as a formula."""
+def settled(x: Tensor, values: Sequence[Any]) -> Tensor:
+    """A tensor that waits, or, if an op over ``values`` needs the product it rests on as well, the same as a formula."""
     node: Any = x._source
-    if type(node) is not Followed or (node.made is None and node.product() is not None):
+    first = node
+    while type(first) is Followed:
+        first = first.of
+    if type(node) is not Followed or (node.made is None and all(getattr(v, "_source", None) is not first for v in values)):
         return x
     made = node.as_formula()
     return made if made.shape == x.shape else made._view(x.shape)

@@ -414,7 +414,7 @@ def defer(
     if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if any([_of_product(x) for x in values]):
-        values = [later.settle(x) if _of_product(x) else x for x in values]
+        values = [later.settle(x, values) if _of_product(x) else x for x in values]
         if name in later.follows and not numbers and (made := _followed(name, values, shape, dtype)) is not None:
             return made
     if fusing_modes.mode is None:

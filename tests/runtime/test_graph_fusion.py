@@ -48,6 +48,19 @@ def test_a_sequence_is_folded(device, rng):
     np.testing.assert_allclose(model(x).to_host(), want, rtol=1e-6)  # the model itself is as it was
 
 
+def test_a_residual_block_is_two_kernels(device, rng):
+    """Convolution, folded norm, shortcut and activation in one launch each; and again when the graph is replayed."""
+    model = settled(nn.BasicBlock(33, 33), rng)
+    x = ag.tensor(rng.normal(size=(2, 33, 5, 5)).astype(np.float32), queue=device.queue)
+    want, _ = launches(model, x)
+    fused = fuse_graph(model, x)
+    for _ in range(4):
+        got, names = launches(fused, x)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+        assert not [name for name in names if name.startswith("op_")]
+        assert device.backend == "cpu" or len([name for name in names if name.startswith("conv_")]) == 2, names
+
+
 def test_what_goes_elsewhere_is_left_alone(rng):
     class Net(nn.Module):
         def __init__(self):
