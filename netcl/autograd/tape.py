@@ -223,7 +223,7 @@ class _Walk:
         grads[index] = _sum(self.F, grads[index], gradient)
 
     def accumulate(self, leaf: Tensor, gradient: Tensor) -> None:
-        if recorded.active.recorder is not None:
+        if recorded.listening and recorded.active.recorder is not None:
             recorded.active.recorder.leaf(leaf)
         hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
         for hook in hooks:

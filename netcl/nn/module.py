@@ -20,6 +20,7 @@ from netcl.nn.summary import Summary, summarize
 
 M = TypeVar("M", bound="Module")
 _LISTED = 8  # names an error message spells out before it counts
+_HOST_VALUES = (np.ndarray, list, float)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -109,10 +110,10 @@ class Module(metaclass=_Constructed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x in args:
-            if type(x) is not Tensor and isinstance(x, np.ndarray | list | float):
+            if type(x) is not Tensor and isinstance(x, _HOST_VALUES):
                 args = self._on_device(args)
                 break
-        if recording.active.recorder is not None:
+        if recording.listening and recording.active.recorder is not None:
             self._tell_recorder(recording.active.recorder)
         return hooks.call(self, args, kwargs) if self._module_hooks else self.forward(*args, **kwargs)
 

@@ -17,6 +17,7 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion
+from netcl.ops.again import repeated
 from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.elementwise import fusing_modes, later, run
@@ -247,6 +248,8 @@ later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 
 # ---- products
 
+_matmul, _affine, _conv2d = (repeated(call.__name__, call) for call in (matmul_with, affine_with, conv2d_with))
+
 
 def _usable(*tensors: Any) -> bool:
     """Whether the operands are tensors of one float dtype on one OpenCL queue; everything else is the op's own business."""
@@ -274,7 +277,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
         shape = matmul_shape(a, b, transpose_a, transpose_b)
     except ShapeError:  # the op says it in its own words
         return None
-    return _waits("matmul", (a, b, None), shape, lambda x, y, e: matmul_with(x, y, e, transpose_a, transpose_b), b.ndim > 1)
+    return _waits("matmul", (a, b, None), shape, lambda x, y, e: _matmul(x, y, e, transpose_a, transpose_b), b.ndim > 1)
 
 
 def affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
@@ -283,7 +286,7 @@ def affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
         return None
-    return _waits("affine", (x, w, bias), (*x.shape[:-1], w.shape[0]), affine_with, True)
+    return _waits("affine", (x, w, bias), (*x.shape[:-1], w.shape[0]), _affine, True)
 
 
 def conv2d(
@@ -296,7 +299,7 @@ def conv2d(
         g = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups)))
     except (ShapeError, TypeError, ValueError):  # the op says it in its own words
         return None
-    return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: conv2d_with(x, w, e, g), False)
+    return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g), False)
 
 
 PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": affine, "conv2d": conv2d}
