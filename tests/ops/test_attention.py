@@ -60,6 +60,11 @@ def test_local_memory_limits_the_tiles(wide):
             assert d["RY"] <= d["TX"] and d["TX"] * d["TY"] % (chunk // 4) == 0 and chunk // 4 * (rows + 4) + 2 * rows <= rows * columns
 
 
+def test_few_queries_take_tiles_of_few_rows():
+    rows = [MODULE.simt_config(48 * 1024, 256, False, 64, queries).rows for queries in (1, 16, 32, 33, 1000)]
+    assert rows == [16, 16, 32, 64, 64]
+
+
 def test_a_row_that_sees_no_key_gives_zero_and_no_gradient(device):
     rng = np.random.default_rng(0)
     q, k, v = (Tensor.from_host(device.queue, rng.standard_normal((2, 5, 8)), requires_grad=True) for _ in range(3))

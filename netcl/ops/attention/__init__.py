@@ -55,13 +55,13 @@ def cpu_config(width: int, wide: bool, depth: int) -> Config:
     return Config("cpu.cl", {"LANES": lanes, "TILE": 12 if width >= 16 else 6, "BLOCK": 36, "DEPTH": depth}, (1, 1), lanes)
 
 
-def simt_config(memory: int, most: int, wide: bool, depth: int) -> Config:
-    """For GPUs: the largest tiles that fit into local memory, and whose results fit into registers."""
+def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
+    """For GPUs: the largest tiles that fit into local memory, whose results fit into registers, and which so many queries fill by half."""
     for tx, ty, rx, ry, chunk in TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
         size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)
         held = (2 if wide else 1) * ry * chunks * chunk // tx
-        if size <= memory and tx * ty <= most and held <= HELD and chunk <= depth:
+        if size <= memory and tx * ty <= most and held <= HELD and chunk <= depth and 2 * queries > rows:
             break
     defines = {"TX": tx, "TY": ty, "RX": rx, "RY": ry, "CHUNK": chunk, "CHUNKS": chunks, "WIDE": int(wide)}
     return Config("simt.cl", defines, (tx * ty, 1), rows)
@@ -76,7 +76,7 @@ def choose(q: Tensor, k: Tensor, sizes: Geometry) -> Config:
     wide = q.dtype == "float64"
     if profile.device_type == "cpu":
         return cpu_config(profile.vector_width, wide, sizes.bucket)
-    return simt_config(profile.local_mem_size, profile.max_work_group_size, wide, sizes.bucket)
+    return simt_config(profile.local_mem_size, profile.max_work_group_size, wide, sizes.bucket, sizes.n)
 
 
 class _Call(NamedTuple):
