@@ -1,5 +1,5 @@
-// Attention on GPUs: a work-group of TX x TY work-items takes ROWS = RY * TY queries (in the gradient of keys and values: keys) and walks the
-// other side in blocks of COLUMNS = RX * TX.
+// Attention on GPUs: a work-group of TX x TY work-items takes ROWS = RY * TY queries (in the gradient of keys and values: keys) and walks
+// the other side in blocks of COLUMNS = RX * TX.
 //
 // Each work-item holds RY x RX scores in registers and, of the result, RY rows of OWN elements of every chunk. The head is read in chunks
 // of CHUNK elements, so local memory does not depend on its size; no matrix of all scores exists. Local memory is read and written in
@@ -13,10 +13,10 @@
 #ifndef WIDE  // 1: it is double
 #define WIDE 0
 #endif
-#ifndef TX  // work-items along a row of scores; a multiple of 8
+#ifndef TX  // work-items along a row of scores; a power of two, at least 8
 #define TX 16
 #endif
-#ifndef TY  // work-items along a column of scores; a multiple of 4
+#ifndef TY  // work-items along a column of scores; a power of two, at least 4
 #define TY 8
 #endif
 #ifndef RX  // scores of a work-item along a row; a multiple of 4
@@ -89,18 +89,15 @@ typedef JOIN(REAL, 4) real4;
 #define LN_2 M_LN2_F
 #endif
 
-// Where a quad of a row lies in the tile of the left operand, of the right one, and among the scores.
-#define LEFT(row, quad) ((row) * QUADS + ((quad) ^ ((row) & 3)))
-#define RIGHT(row, quad) ((row) * QUADS + ((quad) ^ ((row) / 4 & 7)))
-#define SCORE(row, quad) ((row) * SCORE_QUADS + ((quad) ^ (((row) & 1) << 2)))
-// The same for the first row or column of a work-item; its others are found a fixed step on.
-#define LEFT_AT(quad) LEFT(ROW_FROM + ty % 4, quad)
+// Where a quad of a work-item's first row or column lies: in the tile of the left operand quads of row r are moved to quad ^ (r & 3), of the
+// right one to quad ^ (r / 4 & 7), among the scores to quad ^ (r % 2 * 4). Its other rows and columns are found a fixed step on.
+#define LEFT_AT(quad) ((ROW_FROM + ty % 4) * QUADS + ((quad) ^ (ty & 3)))
 #define RIGHT_AT(quad) (tx * 4 * QUADS + ((quad) ^ (tx & 7)))
-#define SCORE_AT(quad) SCORE(ROW_FROM + ty % 4, quad)
+#define SCORE_AT(quad) ((ROW_FROM + ty % 4) * SCORE_QUADS + ((quad) ^ (ty % 2 * 4)))
 
-// Eight work-items across and four down are neighbours: they read the fewest distinct words of both tiles, two of them at a time the same.
 #define LANE ((int)(get_local_id(0) & (ITEMS - 1)))
-// Which of them have nothing to do under a causal mask differs between groups that run together, so that every scheduler has work.
+// Eight work-items across and four down are neighbours: they read the fewest distinct words of both tiles, two of them at a time the same.
+// Which neighbours have nothing to do under a causal mask differs between groups that run together, so that every scheduler has work.
 #define GROUP ((int)(get_group_id(1) * get_num_groups(0) + get_group_id(0)))
 #define PLACE                                                                                            \
   const int wave = (LANE / 32 + GROUP / APART) % (ITEMS / 32), tx = wave % (TX / 8) * 8 + LANE / 2 % 8;  \
@@ -114,12 +111,12 @@ typedef JOIN(REAL, 4) real4;
 #define COLUMN_FROM (tx / 8 * 32)
 #define COLUMN_TO (COLUMN_FROM + 31 + (RX / 4 - 1) * 4 * TX)
 
-// The scores' place serves sums over the work-items of a row as well: PARTS of each row, then what came of them.
+// The scores' place serves sums over the work-items of a row as well: the parts of each row, then NOTES of what came of them.
 #define STEP (ROWS + 4)
 #define NOTES (QUADS * STEP)
-#define MEMORY                        \
-  __local real4 left[ROWS * QUADS];   \
-  __local real4 right[COLUMNS * QUADS]; \
+#define MEMORY                            \
+  __local real4 left[ROWS * QUADS];       \
+  __local real4 right[COLUMNS * QUADS];   \
   __local real4 scores[ROWS * SCORE_QUADS];
 
 // ---- tiles
@@ -272,7 +269,7 @@ INLINE void clear(real result[RY][CHUNKS * OWN]) {
 #define HELD(i) result[y][c * OWN + o + (i)]
 
 INLINE void store_rows(__global X_T* out, real result[RY][CHUNKS * OWN], const real scale[RY], const int first, const int n,
-                              const int depth) {
+                       const int depth) {
   PLACE
   EACH for (int c = 0; c < CHUNKS; ++c)
     EACH for (int o = 0; o < OWN; o += 4) {
@@ -291,7 +288,7 @@ INLINE void store_rows(__global X_T* out, real result[RY][CHUNKS * OWN], const r
 
 // The score of query i and key j under the mask; -infinity beyond the last ones.
 INLINE real masked(const real s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int j, const int n,
-                          const int m, const int causal) {
+                   const int m, const int causal) {
   if (i >= n || j >= m || (causal && j > i)) return LOWEST;
 #if MASK == 1
   return M_LOAD(mask, (long)i * by_query + (long)j * by_key) ? s : LOWEST;
@@ -306,7 +303,9 @@ INLINE real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? 
 
 // ---- kernels; heads: of the queries, sharing: query heads that share a head of keys and values
 
-INLINE int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
+INLINE int key_head(const int head, const int heads, const int sharing) {
+  return head / heads * (heads / sharing) + head % heads / sharing;
+}
 
 // All heads' first blocks come first (`last`: last blocks): under a causal mask the longest, so that short ones fill the end.
 INLINE int2 head_and_block(const int last) {
@@ -401,7 +400,7 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
 
 // The sum of gradient times result of each row, less the gradient that arrives through the logarithm; kept in the notes.
 INLINE void row_deltas(__local real* parts, __global const X_T* g, __global const X_T* out, __global const S_T* through,
-                              __global S_T* delta, const int has_through, const int first, const int n, const int depth) {
+                       __global S_T* delta, const int has_through, const int first, const int n, const int depth) {
   const int quad = LANE % QUADS;
   for (int row = LANE / QUADS; row < ROWS; row += ITEMS / QUADS) {
     real4 sum = (real4)(0);
@@ -481,9 +480,9 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
 // Rows of scores are keys here, columns are queries.
 SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                        __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta,
-                                       __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n, const int m,
-                                       const int depth, const int depth_v, const int heads, const int sharing, const int by_batch,
-                                       const int by_head, const int by_query, const int by_key) {
+                                       __global X_T* out_k, __global X_T* out_v, const REAL scale, const int causal, const int n,
+                                       const int m, const int depth, const int depth_v, const int heads, const int sharing,
+                                       const int by_batch, const int by_head, const int by_query, const int by_key) {
   MEMORY
   PLACE
   const int2 where = head_and_block(0);
