@@ -89,8 +89,8 @@ typedef JOIN(REAL, 4) real4;
 #define LN_2 M_LN2_F
 #endif
 
-// Where a quad of a work-item's first row or column lies: in the tile of the left operand quads of row r are moved to quad ^ (r & 3), of the
-// right one to quad ^ (r / 4 & 7), among the scores to quad ^ (r % 2 * 4). Its other rows and columns are found a fixed step on.
+// Where a quad of a work-item's first row or column lies: in the left operand's tile quads of row r are moved to quad ^ (r & 3), in the
+// right one's to quad ^ (r / 4 & 7), among the scores to quad ^ (r % 2 * 4). Its other rows and columns are found a fixed step on.
 #define LEFT_AT(quad) ((ROW_FROM + ty % 4) * QUADS + ((quad) ^ (ty & 3)))
 #define RIGHT_AT(quad) (tx * 4 * QUADS + ((quad) ^ (tx & 7)))
 #define SCORE_AT(quad) ((ROW_FROM + ty % 4) * SCORE_QUADS + ((quad) ^ (ty % 2 * 4)))
