@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch, rows
+from netcl.ops import fused_rows, fusion, launch, rows
+from netcl.ops.again import repeated
+from netcl.ops.elementwise import fusable, fusing_modes
 from netcl.ops.norm import (
+    Channels,
     Seen,
+    Upstream,
     apply_affine,
     batch_view,
     check_affine,
@@ -32,7 +37,7 @@ from netcl.ops.norm import (
 )
 from netcl.ops.registry import S, composite, op
 
-FUSED_ELEMENTS = 1 << 16  # a GPU folds, applies and all in one launch up to here: three would cost more
+FUSED_ELEMENTS = 1 << 16  # a GPU folds, applies and all in one launch up to here, whatever the channels: two would cost more
 
 _BATCH_SAMPLES = [
     S((5, 3, 7, 5), (3,), (3,), None, None), S((3, 2, 257), (2,), None, None, None), S((33, 17), (17,), (17,), None, None),
@@ -125,9 +130,9 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
 
 
 def _fuses(queue: Any, x: Tensor, span: int) -> bool:
-    """Whether a channel is folded and applied in one launch."""
+    """Whether a channel is folded and applied in one launch: where channels alone keep most of the device busy."""
     cpu, _, units = rows.device_of(queue)
-    return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS)
+    return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS or 4 * x.shape[1] >= 3 * units)
 
 
 def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
@@ -136,22 +141,67 @@ def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
     return ("columns", (), images, channels) if span == 1 else ("rows", (channels,), images * channels, span)
 
 
-def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    queue, sizes = x.queue, parts_of(x.queue, *batch_view(x.shape).shape)
-    y = Tensor.empty(x.shape, x.dtype, queue=queue)
+def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
+    """Whether the result waits for what follows: an addition and a ReLU are then computed in the kernel that applies the statistics."""
+    real = DTYPES[x.dtype].c_compute
+    if fusing_modes.mode is None and not fusion.worth_deferring(x.queue, x.shape):
+        return False
+    same = all(t is None or DTYPES[t.dtype].c_compute == real for t in (weight, bias))
+    return same and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,))
+
+
+def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> Tensor:
+    """The result as a formula of statistics that are there."""
+    given = {"v0": x, "v1": mean, "v2": rstd, "v3": weight, "v4": bias}
+    seen = (x.shape[1], *(1,) * (x.ndim - 2))
+    bound = {name: t.detach() if t is x else t._view(seen) for name, t in given.items() if t is not None}
+    text = f"(v0 - v1) * {'v2' if weight is None else '(v2 * v3)'}{'' if bias is None else ' + v4'}"
+    return fused_rows.formula("batch_norm", text, bound, {}, x.dtype, DTYPES[x.dtype].c_compute)
+
+
+def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and one over the standard deviation of every channel, with what becomes of the running ones."""
+    sizes = parts_of(x.queue, *batch_view(x.shape).shape)
     mean, rstd = pair(x.shape[1:2], x, statistics_dtype(x))
-    operands = operands_of(x, x, y, weight, bias, mean, running[0])
-    defines = defines_of(weight, bias, per_element=sizes.span == 1, columns=sizes.span == 1)
-    affine = (x if weight is None else weight, x if bias is None else bias)
-    update = (*(mean if t is None else t for t in running), eps, momentum if running[0] is not None else -1.0)
-    if _fuses(queue, x, sizes.span):
-        run_channels("batch_norm_channels", operands, defines, queue, sizes, sizes.channels, x, *affine, y, mean, rstd, *update)
-        return y, mean, rstd
+    operands = operands_of(x, x, x, None, None, mean, running_mean)
+    defines = defines_of(None, None, per_element=sizes.span == 1, columns=sizes.span == 1)
+    update = _update(mean, running_mean, running_var, momentum, eps)
+    if _fuses(x.queue, x, sizes.span) or (sizes.span > 1 and sizes.parts == 1):
+        args = (x, x, x, mean, mean, rstd, *update)
+        run_channels("batch_norm_channels", operands, {**defines, "APPLIES": 0}, x.queue, sizes, sizes.channels, *args)
+        return mean, rstd
     parts = pair((sizes.parts, sizes.channels), x, mean.dtype)
     split = (sizes.chunk, sizes.parts)
-    run_channels("moment_parts", operands, defines, queue, sizes, sizes.parts * sizes.channels, x, *parts, *split)
-    run_join("join_moments", operands, defines, queue, sizes.channels, *parts, mean, rstd, *update, *split, *sizes[:3])
-    kind, extra, n_rows, n = _apply_args(x, sizes.span)
+    run_channels("moment_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, x, *parts, *split)
+    run_join("join_moments", operands, defines, x.queue, sizes.channels, *parts, mean, rstd, *update, *split, *sizes[:3])
+    return mean, rstd
+
+
+def _update(mean: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Any, ...]:
+    """The last arguments of kernels that have statistics: there is nothing to update where the momentum is negative."""
+    return (mean, mean, eps, -1.0) if running_mean is None else (running_mean, running_var, eps, momentum)
+
+
+_statistics_again = repeated("batch_norm_statistics", _statistics)
+
+
+def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    if _defers(x, weight, bias):
+        assert x.buffer is not None  # what waits is computed now
+        mean, rstd = _statistics_again(x, *running, momentum, eps)
+        return _applied(x, weight, bias, mean, rstd), mean, rstd
+    y, span = Tensor.empty(x.shape, x.dtype, queue=x.queue), math.prod(x.shape[2:])
+    affine = (x if weight is None else weight, x if bias is None else bias)
+    defines = defines_of(weight, bias, per_element=span == 1, columns=span == 1)
+    if _fuses(x.queue, x, span):
+        mean, rstd = pair(x.shape[1:2], x, statistics_dtype(x))
+        operands, sizes = operands_of(x, x, y, weight, bias, mean, running[0]), Channels(x.shape[0], x.shape[1], span, x.shape[0], 1)
+        args = (x, *affine, y, mean, rstd, *_update(mean, *running, momentum, eps))
+        run_channels("batch_norm_channels", operands, defines, x.queue, sizes, sizes.channels, *args)
+        return y, mean, rstd
+    mean, rstd = _statistics(x, *running, momentum, eps)
+    kind, extra, n_rows, n = _apply_args(x, span)
+    operands = operands_of(x, x, y, weight, bias, mean)
     run_rows(f"norm_apply_{kind}", operands, defines, x, n_rows, n, x, *affine, mean, rstd, y, eps, *extra)
     return y, mean, rstd
 
@@ -183,6 +233,40 @@ def _batch_norm_inference_vjp(F, g, x, mean, var, weight, eps, needs):
     d_mean = F.neg(F.mul(d_bias, scale)) if needs[1] else None
     d_var = F.mul(F.mul(d_weight, scale), F.mul(rstd, -0.5)) if needs[2] else None
     return d_x, d_mean, d_var, d_weight if needs[3] else None, d_bias if needs[4] else None
+
+
+def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of a gradient that waits to be taken back through a ReLU: the one it is taken from, and the ReLU's result."""
+    node = fusion.waiting_node(upstream)
+    if node is None or node.name != "relu_vjp" or node.shape != x.shape or upstream.shape != x.shape or math.prod(x.shape[2:]) == 1:
+        return None
+    given = dict(zip(node.body.inputs, node.inputs, strict=True))
+    g, kept = given["g"], given["out"]
+    if not all(isinstance(t, Tensor) and t.shape == x.shape and t.dtype == node.dtype for t in (g, kept)):
+        return None  # one of them waits, too: a kernel for all that waits reads less
+    return g.detach(), kept.detach()
+
+
+def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of input, weight and bias from one that comes from above, or from above a ReLU whose result is ``kept``."""
+    y, upstream = Tensor.empty(x.shape, x.dtype, queue=x.queue), Upstream(g, kept)
+    sizes = parts_of(x.queue, *batch_view(x.shape).shape)
+    operands = operands_of(g, x, y, weight, weight, mean) | ({} if kept is None else {"K": kept.dtype})
+    defines = defines_of(weight, weight, per_element=sizes.span == 1, columns=sizes.span == 1) | upstream.defines
+    w = x if weight is None else weight
+    if _fuses(x.queue, x, sizes.span):
+        weight_grad, bias_grad = pair(mean.shape, x, mean.dtype)
+        whole, args = sizes._replace(chunk=sizes.images, parts=1), (*upstream.args, x, w, mean, rstd, y, weight_grad, bias_grad)
+        run_channels("batch_norm_grad_channels", operands, defines, x.queue, whole, sizes.channels, *args)
+        return y, weight_grad, bias_grad
+    weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, sizes, 0, 1)
+    kind, extra, n_rows, n = _apply_args(x, sizes.span)
+    given = (*(upstream.args if kind == "rows" else (g,)), x, w, mean, rstd, weight_grad, bias_grad, y, float(sizes.images * sizes.span))
+    run_rows(f"batch_norm_grad_{kind}", operands, defines, x, n_rows, n, *given, *extra)
+    return y, weight_grad, bias_grad
+
+
+_grads_again = repeated("batch_norm_before_relu", _grads)
 
 
 # ---- ops
@@ -219,22 +303,11 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
     _check_batch("batch_norm_grad", x, weight, None, mean, rstd)
     if x.backend == "cpu":
         return launch.run_cpu(_batch_norm_grad_cpu, upstream, x, weight, mean, rstd, dtype=(x.dtype, mean.dtype, mean.dtype))
-    y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if not x.size:
-        return y, Tensor.zeros(mean.shape, mean.dtype, queue=x.queue), Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
-    sizes = parts_of(x.queue, *batch_view(x.shape).shape)
-    operands = operands_of(upstream, x, y, weight, weight, mean)
-    defines = defines_of(weight, weight, per_element=sizes.span == 1, columns=sizes.span == 1)
-    given = (upstream, x, x if weight is None else weight, mean, rstd)
-    if _fuses(x.queue, x, sizes.span):
-        weight_grad, bias_grad = pair(mean.shape, x, mean.dtype)
-        run_channels("batch_norm_grad_channels", operands, defines, x.queue, sizes, sizes.channels, *given, y, weight_grad, bias_grad)
-        return y, weight_grad, bias_grad
-    weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, sizes, 0, 1)
-    kind, extra, n_rows, n = _apply_args(x, sizes.span)
-    count = float(sizes.images * sizes.span)
-    run_rows(f"batch_norm_grad_{kind}", operands, defines, x, n_rows, n, *given, weight_grad, bias_grad, y, count, *extra)
-    return y, weight_grad, bias_grad
+        none = Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
+        return Tensor.empty(x.shape, x.dtype, queue=x.queue), none, Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
+    before = _before_relu(upstream, x)
+    return _grads(upstream, None, x, weight, mean, rstd) if before is None else _grads_again(*before, x, weight, mean, rstd)
 
 
 @op(

@@ -1,6 +1,7 @@
 // Batch norm in parts: moments of (parts, channels), then one work-item per channel, then the result; and the gradient of the input.
 // Macros of norm.cl and rows.cl: X_T X_LOAD X_VLOAD Z_T Z_LOAD Z_VLOAD W_T B_T M_T M_LOAD M_STORE M_VLOAD R_T Y_T Y_STORE Y_VSTORE REAL VEC
-// GROUP SIZED SHARED SHARED_PASS LANE VARIANCE WEIGHT_OF WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES BIAS_AT FOR_VECTORS FOR_REST FOR_ROWS.
+// GROUP SIZED SHARED SHARED_PASS LANE VARIANCE K_T WEIGHT_OF WEIGHT_LANES WEIGHT_AT BIAS_OF BIAS_LANES BIAS_AT UPSTREAM_LANES UPSTREAM_AT
+// FOR_VECTORS FOR_REST FOR_ROWS.
 
 #ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
 #define COLUMNS 0
@@ -14,7 +15,6 @@ SIZED __kernel void moment_parts(__global const X_T* x, __global M_T* means, __g
                                  const int parts, const int images, const int channels, const int span) {
   SHARED
   const int row = get_global_id(0) / GROUP;
-  if (row >= parts * channels) return;
   const int from = row / channels * chunk;
   const pair moments = channel_moments(x, row % channels, channels, span, from, min(from + chunk, images) SHARED_PASS);
   if (LANE == 0) {
@@ -66,6 +66,12 @@ __kernel void join_moments(__global const M_T* part_means, __global const M_T* p
   update_running(running_mean, running_var, c, mean, square, count, momentum);
 }
 
+// The vectors of a row that this work-item takes, on a GPU several at a time, all of which are loaded before one is stored.
+#define ROW_FLIGHT (GROUP > 1 ? 4 : 1)
+#define FOR_ROW_FLIGHTS(i, n) for (int i = LANE * VEC; i + VEC <= (n); i += ROW_FLIGHT * GROUP * VEC)
+#define IN_ROW_FLIGHT(j) _Pragma("unroll") for (int j = 0; j < ROW_FLIGHT; ++j)
+#define ROW_VECTOR(i, j, n) min((i) + (j) * GROUP * VEC, (n) / VEC * VEC - VEC)
+
 #if !COLUMNS
 // y = (x - mean) / std * weight + bias; a row is one channel of one image.
 SIZED __kernel void norm_apply_rows(__global const X_T* x, __global const W_T* weight, __global const B_T* bias, __global const M_T* means,
@@ -75,10 +81,13 @@ SIZED __kernel void norm_apply_rows(__global const X_T* x, __global const W_T* w
     const int c = row % channels;
     const real mean = M_LOAD(means, c), s = M_LOAD(stds, c);
     const real w = WEIGHT_OF(c) * (VARIANCE ? inverse_root(s, eps) : s), b = BIAS_OF(c);
-    __global const X_T* xr = x + (long)row * n;
-    __global Y_T* yr = y + (long)row * n;
-    FOR_VECTORS(i, n) Y_VSTORE(yr, i, (X_VLOAD(xr, i) - mean) * w + b);
-    FOR_REST(i, n) Y_STORE(yr, i, (X_LOAD(xr, i) - mean) * w + b);
+    const long start = (long)row * n;
+    FOR_ROW_FLIGHTS(i, n) {
+      vec held[ROW_FLIGHT];
+      IN_ROW_FLIGHT(j) held[j] = X_VLOAD(x, start + ROW_VECTOR(i, j, n));
+      IN_ROW_FLIGHT(j) if (i + j * GROUP * VEC + VEC <= n) Y_VSTORE(y, start + i + j * GROUP * VEC, (held[j] - mean) * w + b);
+    }
+    FOR_REST(i, n) Y_STORE(y, start + i, (X_LOAD(x, start + i) - mean) * w + b);
   }
 }
 #else
@@ -105,18 +114,25 @@ SIZED __kernel void norm_apply_columns(__global const X_T* x, __global const W_T
 #endif
 
 #if !COLUMNS
-SIZED __kernel void batch_norm_grad_rows(__global const X_T* g, __global const Z_T* x, __global const W_T* weight, __global const M_T* means,
-                                         __global const M_T* rstds, __global const M_T* weight_grad, __global const M_T* bias_grad,
-                                         __global Y_T* y, const REAL count, const int channels, const int rows, const int n, const int each) {
+SIZED __kernel void batch_norm_grad_rows(__global const X_T* g, __global const K_T* kept, __global const Z_T* x, __global const W_T* weight,
+                                         __global const M_T* means, __global const M_T* rstds, __global const M_T* weight_grad,
+                                         __global const M_T* bias_grad, __global Y_T* y, const REAL count, const int channels,
+                                         const int rows, const int n, const int each) {
   FOR_ROWS(row, rows, each) {
     const int c = row % channels;
     const real mean = M_LOAD(means, c), rstd = M_LOAD(rstds, c), scale = WEIGHT_OF(c) * rstd;
     const real first = M_LOAD(bias_grad, c) / count, second = M_LOAD(weight_grad, c) * rstd / count;
-    __global const X_T* gr = g + (long)row * n;
-    __global const Z_T* xr = x + (long)row * n;
-    __global Y_T* yr = y + (long)row * n;
-    FOR_VECTORS(i, n) Y_VSTORE(yr, i, scale * (X_VLOAD(gr, i) - first - (Z_VLOAD(xr, i) - mean) * second));
-    FOR_REST(i, n) Y_STORE(yr, i, scale * (X_LOAD(gr, i) - first - (Z_LOAD(xr, i) - mean) * second));
+    const long start = (long)row * n;
+    FOR_ROW_FLIGHTS(i, n) {
+      vec gs[ROW_FLIGHT], xs[ROW_FLIGHT];
+      IN_ROW_FLIGHT(j) {
+        gs[j] = UPSTREAM_LANES(start + ROW_VECTOR(i, j, n));
+        xs[j] = Z_VLOAD(x, start + ROW_VECTOR(i, j, n));
+      }
+      IN_ROW_FLIGHT(j) if (i + j * GROUP * VEC + VEC <= n)
+        Y_VSTORE(y, start + i + j * GROUP * VEC, scale * (gs[j] - first - (xs[j] - mean) * second));
+    }
+    FOR_REST(i, n) Y_STORE(y, start + i, scale * (UPSTREAM_AT(start + i) - first - (Z_LOAD(x, start + i) - mean) * second));
   }
 }
 #else

@@ -1,8 +1,9 @@
 // Normalisation: what its kernels share. norm_rows.cl folds rows (layer, RMS, group and instance norm), batch_norm.cl whole channels
 // of (images, channels, span) tensors, batch_norm_parts.cl and norm_sums.cl parts of channels, where there are few channels or the span is 1.
 // They are files of their own because PoCL compiles every kernel of a program before it gives a binary away.
-// Operands: X input or upstream gradient, Z the input in gradients, W weight, B bias, M statistics and sums, R running statistics,
-// Y result (X_T X_LOAD X_VLOAD, Z_T Z_LOAD Z_VLOAD, W_T W_LOAD W_VLOAD, B_T B_LOAD B_VLOAD, M_T M_LOAD M_STORE M_VLOAD M_VSTORE,
+// Operands: X input or upstream gradient, Z the input in gradients, K the result of a ReLU behind the norm, W weight, B bias, M statistics
+// and sums, R running statistics, Y result (X_T X_LOAD X_VLOAD, Z_T Z_LOAD Z_VLOAD, K_T K_LOAD K_VLOAD, W_T W_LOAD
+// W_VLOAD, B_T B_LOAD B_VLOAD, M_T M_LOAD M_STORE M_VLOAD M_VSTORE,
 // R_T R_LOAD R_STORE, Y_T Y_STORE Y_VSTORE); the rest is of rows.cl: REAL VEC GROUP LANE SIZED SHARED SHARED_ARG SHARED_PASS JOIN
 // GROUP_SUM SUM_VECTORS LANES_OF STORE_LANES_OF FOR_VECTORS FOR_REST FOR_ROWS.
 
@@ -20,6 +21,9 @@
 #endif
 #ifndef SUMS  // 1: the gradient of the input leaves parts of those of weight and bias, too
 #define SUMS 0
+#endif
+#ifndef MASKED  // 1: the gradient comes through a ReLU, whose result K is kept
+#define MASKED 0
 #endif
 #ifndef VARIANCE  // 1: the second statistic is the variance, 0: one over the standard deviation
 #define VARIANCE 0
@@ -52,6 +56,49 @@ STORE_LANES_OF(M)
 
 static inline real inverse_root(const real variance, const real eps) { return 1 / sqrt(variance + eps); }
 
+// The gradient that comes from above, of element i; behind a ReLU whose result is `kept`, it is 0 where that is.
+#if MASKED
+#define UPSTREAM_LANES(i) (K_VLOAD(kept, i) <= (real)0 ? (vec)(0) : X_VLOAD(g, i))
+#define UPSTREAM_AT(i) (K_LOAD(kept, i) <= (real)0 ? (real)0 : (real)X_LOAD(g, i))
+#else
+#define K_T X_T
+#define UPSTREAM_LANES(i) X_VLOAD(g, i)
+#define UPSTREAM_AT(i) ((real)X_LOAD(g, i))
+#endif
+
+#if GROUP > 1
+// The work-items of a group take the vectors of a part of a channel as if it were one run, FLIGHT of them at a time: nobody waits for a
+// load alone, and none is stored before all are there. The span is a multiple of VEC; what lies beyond the end is the last vector again.
+#define FLIGHT 4
+#define FOR_FLIGHTS(k, total) for (int k = LANE; k < (total); k += FLIGHT * GROUP)
+#define IN_FLIGHT(j) _Pragma("unroll") for (int j = 0; j < FLIGHT; ++j)
+#define RUNS ((uint)span / VEC)
+#define VECTOR_AT(k) vector_at(min((int)(k), total - 1), RUNS, c, channels, span, from)
+
+static inline long vector_at(const uint k, const uint runs, const int c, const int channels, const int span, const int from) {
+  const uint image = k / runs;
+  return ((long)(from + image) * channels + c) * span + (k - image * runs) * VEC;
+}
+
+// The mean and the sum of squares about it. A work-item has both of every flight, and joins them with those before (Chan, Golub, LeVeque).
+static inline pair channel_moments(__global const X_T* x, const int c, const int channels, const int span, const int from,
+                                   const int to SHARED_ARG) {
+  const int total = (to - from) * RUNS;
+  real mean = 0, square = 0, seen = 0;
+  FOR_FLIGHTS(k, total) {
+    vec held[FLIGHT], sums = 0, squares = 0;
+    IN_FLIGHT(j) held[j] = X_VLOAD(x, VECTOR_AT(k + j * GROUP));
+    IN_FLIGHT(j) if (k + j * GROUP < total) sums += held[j];
+    const real more = (real)(min((total - k + GROUP - 1) / GROUP, FLIGHT) * VEC), here = lanes_sum(sums) / more, d = here - mean;
+    IN_FLIGHT(j) if (k + j * GROUP < total) squares += (held[j] - here) * (held[j] - here);
+    seen += more;
+    mean += d * (more / seen);
+    square += lanes_sum(squares) + d * d * ((seen - more) * more / seen);
+  }
+  const real all = GROUP_SUM(mean * seen) / ((real)(to - from) * span), off = mean - all;
+  return (pair)(all, GROUP_SUM(square + seen * off * off));
+}
+#else
 static inline pair channel_moments(__global const X_T* x, const int c, const int channels, const int span, const int from,
                                    const int to SHARED_ARG) {
   const real count = (real)(to - from) * span;
@@ -65,7 +112,7 @@ static inline pair channel_moments(__global const X_T* x, const int c, const int
     sums += more;
     FOR_REST(i, span) sum += X_LOAD(xc, i);
   }
-  const real mean = GROUP_SUM(sum + lanes_sum(sums)) / count;
+  const real mean = (sum + lanes_sum(sums)) / count;
   vec squares = 0;
   real square = 0;
   for (int image = from; image < to; ++image) {
@@ -77,31 +124,53 @@ static inline pair channel_moments(__global const X_T* x, const int c, const int
       square += d * d;
     }
   }
-  return (pair)(mean, GROUP_SUM(square + lanes_sum(squares)));
+  return (pair)(mean, square + lanes_sum(squares));
 }
+#endif
 
 // The sums of g and of g xh over a channel's part; the statistics of an element are number image * per_image + c / shared_by.
-static inline pair channel_sums(__global const X_T* g, __global const Z_T* x, __global const M_T* means, __global const M_T* rstds,
-                                const int c, const int channels, const int span, const int from, const int to, const int per_image,
-                                const int shared_by SHARED_ARG) {
+static inline pair channel_sums(__global const X_T* g, __global const K_T* kept, __global const Z_T* x, __global const M_T* means,
+                                __global const M_T* rstds, const int c, const int channels, const int span, const int from, const int to,
+                                const int per_image, const int shared_by SHARED_ARG) {
   vec firsts = 0, seconds = 0;
   real first = 0, second = 0;
+#if GROUP > 1
+  const int total = (to - from) * RUNS;
+  real mean = M_LOAD(means, c / shared_by), rstd = M_LOAD(rstds, c / shared_by);
+  FOR_FLIGHTS(k, total) {
+    vec gs[FLIGHT], xs[FLIGHT];
+    IN_FLIGHT(j) {
+      const long at = VECTOR_AT(k + j * GROUP);
+      gs[j] = UPSTREAM_LANES(at);
+      xs[j] = Z_VLOAD(x, at);
+    }
+    IN_FLIGHT(j) if (k + j * GROUP < total) {
+      if (per_image) {
+        const int s = (from + (uint)(k + j * GROUP) / RUNS) * per_image + c / shared_by;
+        mean = M_LOAD(means, s);
+        rstd = M_LOAD(rstds, s);
+      }
+      firsts += gs[j];
+      seconds += gs[j] * (xs[j] - mean) * rstd;
+    }
+  }
+#else
   for (int image = from; image < to; ++image) {
     const int s = image * per_image + c / shared_by;
     const real mean = M_LOAD(means, s), rstd = M_LOAD(rstds, s);
-    __global const X_T* gc = g + ((long)image * channels + c) * span;
-    __global const Z_T* xc = x + ((long)image * channels + c) * span;
+    const long start = ((long)image * channels + c) * span;
     FOR_VECTORS(i, span) {
-      const vec gi = X_VLOAD(gc, i);
+      const vec gi = UPSTREAM_LANES(start + i);
       firsts += gi;
-      seconds += gi * (Z_VLOAD(xc, i) - mean) * rstd;
+      seconds += gi * (Z_VLOAD(x, start + i) - mean) * rstd;
     }
     FOR_REST(i, span) {
-      const real gi = X_LOAD(gc, i);
+      const real gi = UPSTREAM_AT(start + i);
       first += gi;
-      second += gi * (Z_LOAD(xc, i) - mean) * rstd;
+      second += gi * (Z_LOAD(x, start + i) - mean) * rstd;
     }
   }
+#endif
   return GROUP_SUMS((pair)(first + lanes_sum(firsts), second + lanes_sum(seconds)));
 }
 

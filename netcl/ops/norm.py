@@ -20,7 +20,8 @@ from netcl.ops.registry import S, composite, op
 
 TILE = 16  # columns that a work-group of a GPU joins, as the kernel has it
 STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it
-PARTS_ITEMS = 2048  # work-items that a GPU's compute unit holds: below as many on each, channels are folded in parts
+COLUMN_ITEMS = 1024  # work-items of a GPU's compute unit where the span is 1, and each folds a column
+PART_ELEMENTS = 1024  # of a channel: smaller parts are not worth a launch that joins them
 
 _ROW_SAMPLES = [
     S((3, 5), (5,), (5,)), S((2, 3, 257), (3, 257), (3, 257), axes=2), S((4, 255), None, None), S((2, 33), (33,), None, centered=False),
@@ -217,11 +218,14 @@ class Channels(NamedTuple):
 
 
 def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
-    """In how many parts the channels are folded: enough to keep the device busy."""
+    """In how many parts the channels are folded: enough to keep the device busy; one, where a launch that joins them would cost more."""
     cpu, _, units = rows.device_of(queue)
-    strips = -(-channels // (16 * STRIP)) if span == 1 else channels
-    items = strips if cpu else channels * min(span, 256)
-    wanted = -(-(2 if cpu else PARTS_ITEMS // (2 if span == 1 else 1)) * units // max(items, 1))
+    if span == 1:
+        wanted = -(-2 * units // -(-channels // (16 * STRIP))) if cpu else -(-COLUMN_ITEMS * units // max(channels, 1))
+    elif cpu:
+        wanted = -(-2 * units // max(channels, 1))
+    else:  # a third of a GPU's units, with many loads in flight, read as fast as its memory gives
+        wanted = 1 if 3 * channels >= units else min(-(-2 * units // max(channels, 1)), images * span // PART_ELEMENTS)
     chunk = -(-images // max(1, min(wanted, images)))
     return Channels(images, channels, span, chunk, -(-images // max(chunk, 1)))
 
@@ -232,7 +236,11 @@ def run_channels(
     """Launch a kernel with ``folds`` folds of a part of a channel; where the span is 1, of a vector of channels."""
     columns = bool(defines.get("COLUMNS"))
     wide = "float64" in operands.values()
-    spread = rows.column_spread(queue, 1, wide) if columns else rows.channel_spread(queue, sizes.span, wide, rows.aligned(args))
+    if columns:
+        spread = rows.column_spread(queue, 1, wide)
+    else:
+        quads = sizes.span % 4 == 0 and rows.aligned(args)
+        spread = rows.channel_spread(queue, sizes.images * sizes.channels // folds * sizes.span, wide, quads)
     found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, spread, defines)
     strip = spread.vec * (STRIP if spread.vec > 1 else 1)
     items = folds // sizes.channels * -(-sizes.channels // strip) if columns else folds * spread.group
@@ -263,15 +271,30 @@ def pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor, Tens
     return Tensor.empty(shape, dtype, queue=like.queue), Tensor.empty(shape, dtype, queue=like.queue)
 
 
+class Upstream(NamedTuple):
+    """A gradient from above, and, where a ReLU lies between that has not been gone back through, the ReLU's result."""
+
+    g: Tensor
+    kept: Tensor | None = None
+
+    @property
+    def args(self) -> tuple[Tensor, Tensor]:
+        return self.g, self.g if self.kept is None else self.kept
+
+    @property
+    def defines(self) -> dict[str, int]:
+        return {"MASKED": int(self.kept is not None)}
+
+
 def sums(
-    operands: dict[str, str], g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
+    operands: dict[str, str], upstream: Upstream, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
 ) -> tuple[Tensor, Tensor]:
     """The sums of g xh and of g over each channel: the gradients of weight and bias."""
-    defines = {"COLUMNS": int(sizes.span == 1 and by == 1)}
-    firsts, seconds = pair((sizes.parts, sizes.channels), g, mean.dtype)
-    args = (g, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
-    run_channels("sum_parts", operands, defines, g.queue, sizes, sizes.parts * sizes.channels, *args)
-    bias_grad, weight_grad = join_sums(operands, g, firsts, seconds)
+    defines = {"COLUMNS": int(sizes.span == 1 and by == 1), **upstream.defines}
+    firsts, seconds = pair((sizes.parts, sizes.channels), x, mean.dtype)
+    args = (*upstream.args, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
+    run_channels("sum_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, *args)
+    bias_grad, weight_grad = join_sums(operands, x, firsts, seconds)
     return weight_grad, bias_grad
 
 
@@ -486,9 +509,10 @@ def row_norm_weight_grad(
     operands = operands_of(upstream, x, x, None, None, mean)
     if groups:
         sizes = parts_of(x.queue, *batch_view(x.shape).shape)
-        return sums(operands, upstream, x, mean, rstd, sizes, groups, x.shape[1] // groups)
+        return sums(operands, Upstream(upstream), x, mean, rstd, sizes, groups, x.shape[1] // groups)
     n_rows = math.prod(x.shape[: x.ndim - axes])
-    weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, parts_of(x.queue, n_rows, math.prod(shape), 1), 1, 1)
+    sizes = parts_of(x.queue, n_rows, math.prod(shape), 1)
+    weight_grad, bias_grad = sums(operands, Upstream(upstream), x, mean, rstd, sizes, 1, 1)
     return weight_grad._view(shape), bias_grad._view(shape)
 
 

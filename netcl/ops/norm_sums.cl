@@ -1,5 +1,5 @@
-// The sums that are gradients of weight and bias, in parts. Macros of norm.cl and rows.cl: X_T Z_T M_T M_LOAD M_STORE VEC LOCAL GROUP SIZED
-// SHARED SHARED_PASS LANE.
+// The sums that are gradients of weight and bias, in parts. Macros of norm.cl and rows.cl: K_T X_T Z_T M_T M_LOAD M_STORE VEC LOCAL GROUP
+// SIZED SHARED SHARED_PASS LANE.
 
 #ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
 #define COLUMNS 0
@@ -9,14 +9,13 @@
 #endif
 
 #if !COLUMNS
-SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __global const M_T* means, __global const M_T* rstds,
-                              __global M_T* firsts, __global M_T* seconds, const int chunk, const int parts, const int per_image,
-                              const int shared_by, const int images, const int channels, const int span) {
+SIZED __kernel void sum_parts(__global const X_T* g, __global const K_T* kept, __global const Z_T* x, __global const M_T* means,
+                              __global const M_T* rstds, __global M_T* firsts, __global M_T* seconds, const int chunk, const int parts,
+                              const int per_image, const int shared_by, const int images, const int channels, const int span) {
   SHARED
   const int row = get_global_id(0) / GROUP;
-  if (row >= parts * channels) return;
   const int from = row / channels * chunk, to = min(from + chunk, images);
-  const pair sums = channel_sums(g, x, means, rstds, row % channels, channels, span, from, to, per_image, shared_by SHARED_PASS);
+  const pair sums = channel_sums(g, kept, x, means, rstds, row % channels, channels, span, from, to, per_image, shared_by SHARED_PASS);
   if (LANE == 0) {
     M_STORE(firsts, row, sums.x);
     M_STORE(seconds, row, sums.y);
@@ -24,9 +23,9 @@ SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __gl
 }
 #else
 // Statistics per image (layer norm: per_image = 1) or per column (batch norm: per_image = 0).
-SIZED __kernel void sum_parts(__global const X_T* g, __global const Z_T* x, __global const M_T* means, __global const M_T* rstds,
-                              __global M_T* firsts, __global M_T* seconds, const int chunk, const int parts, const int per_image,
-                              const int shared_by, const int images, const int channels, const int span) {
+SIZED __kernel void sum_parts(__global const X_T* g, __global const K_T* kept, __global const Z_T* x, __global const M_T* means,
+                              __global const M_T* rstds, __global M_T* firsts, __global M_T* seconds, const int chunk, const int parts,
+                              const int per_image, const int shared_by, const int images, const int channels, const int span) {
   const int strips = (channels + VEC * STRIP - 1) / (VEC * STRIP);
   const int part = get_global_id(0) / strips, column = get_global_id(0) % strips * VEC * STRIP;
   if (part >= parts) return;

@@ -25,6 +25,7 @@ MOST_HELD = 64  # 32-bit registers of a work-item for the row it keeps
 ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
 MOST_WORK = 16384  # and this many at the most, where there are rows enough for every core
 PART_ITEMS = 512  # work-items of a compute unit where every work-group leaves a part
+MOST_FOLDING = 512  # work-items of a GPU that fold a channel: more would have too few registers for loads in flight
 COLUMN_LOCAL = 64  # work-items of a group in column kernels on a GPU
 
 
@@ -95,12 +96,12 @@ def column_spread(queue: Any, n: int, wide: bool) -> Spread:
 
 
 def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Channels, made of runs of ``n``: a work-item each on a CPU, on a GPU a work-group about as long as a run, in ``quads`` if it may."""
+    """Folds of ``n`` elements: a work-item each on a CPU, on a GPU a work-group that reads single elements or ``quads``."""
     cpu, most, _ = device_of(queue)
     if cpu:
         return Spread(1, 1, 8 if wide else 16, 1)
-    vec = 4 if quads and n % 4 == 0 and n >= QUAD_ROW else 1
-    group = max(min(32, most), 1 << (min(n // vec, most, 256).bit_length() - 1))
+    vec = 4 if quads else 1
+    group = min(max(32, _power_of_two(-(-n // (4 * vec)))), MOST_FOLDING, 1 << (most.bit_length() - 1))
     return Spread(group, group, vec, 1)
 
 

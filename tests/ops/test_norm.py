@@ -9,8 +9,9 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import rows
+from netcl.ops import fusion, rows
 from netcl.ops.registry import REGISTRY
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden/rows.npz")
@@ -173,3 +174,40 @@ def test_channels_as_a_gpu_spreads_them(shape, cl_device, monkeypatch, rng):
     back = REGISTRY["batch_norm_grad"].ref(*(a.astype(np.float64) for a in (g, x, w)), *want[1:])
     for got, exact in zip(ops.batch_norm_grad(tg, tx, tw, mean, rstd), back, strict=True):
         np.testing.assert_allclose(got.to_host(), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "shape, gpu, backward",
+    [
+        ((9, 3, 16, 16), (False, 256, 64), ["sum_parts", "join_sums", "batch_norm_grad_rows"]),
+        ((9, 3, 5), (False, 256, 2), ["batch_norm_grad_channels"]),
+        ((9, 3, 16, 16), None, ["batch_norm_grad_channels"]),
+    ],
+    ids=["parts", "whole", "cpu"],
+)
+def test_a_residual_and_a_relu_are_part_of_the_kernels(shape, gpu, backward, cl_device, monkeypatch, rng):
+    monkeypatch.setattr(rows, "device_of", lambda queue: gpu or (True, 256, 2))
+    monkeypatch.setattr(sys.modules["netcl.ops.batch_norm"], "FUSED_ELEMENTS", 0)
+    x, r, g, w, b = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape, shape, (3,), (3,)))
+    wide = [a.astype(np.float64) for a in (x, r, g, w, b)]
+    plain, mean, rstd = REGISTRY["batch_norm_train"].ref(wide[0], *wide[3:])
+    want = np.maximum(plain + wide[1], 0)
+    masked = np.where(want > 0, wide[2], 0)
+    exact = [*REGISTRY["batch_norm_grad"].ref(masked, wide[0], wide[3], mean, rstd), masked]
+    tx, tr, tw, tb = (Tensor.from_host(cl_device.queue, a).requires_grad_() for a in (x, r, w, b))
+    tg, running = Tensor.from_host(cl_device.queue, g), [Tensor.zeros((3,), queue=cl_device.queue) for _ in range(2)]
+    seen: list[str] = []
+    program.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
+    try:
+        with fusion.eager_fusion(1):
+            y = ag.relu(ag.batch_norm(tx, *running, tw, tb, training=True) + tr)
+            np.testing.assert_allclose(running[0].to_host(), 0.1 * mean, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(y.to_host(), want, rtol=1e-4, atol=1e-5)
+            forward, seen[:] = list(seen), []
+            grads = ag.grad(y, [tx, tw, tb, tr], tg)
+            for got, true in zip(grads, exact, strict=True):
+                np.testing.assert_allclose(got.to_host(), true, rtol=1e-4, atol=1e-4)
+    finally:
+        program.launch_observers.pop()
+    assert forward[-1] == "op_batch_norm_add_relu" and len(forward) == (3 if "sum_parts" in backward else 2)
+    assert sorted(seen) == sorted([*backward, "op_relu_vjp"])
