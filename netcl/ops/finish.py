@@ -37,10 +37,13 @@ class Finish(NamedTuple):
         """Whether nothing follows the product and its bias."""
         return not (self.residual or self.activation) and self.stored == self.dtype
 
-    def source(self, real: str, lanes: int = 1) -> str:
-        """``finish(sum, scale, has_bias, bias, residual)`` in OpenCL C, for ``lanes`` values of a compute type at once."""
+    def source(self, real: str, lanes: int = 1, scaled: bool = True) -> str:
+        """``finish(sum, scale, has_bias, bias, residual)`` in OpenCL C, for ``lanes`` values of a compute type at once.
+
+        Without ``scaled`` the factor is not looked at: a product of few terms would feel it.
+        """
         row = REGISTRY[self.activation] if self.activation else None
-        lines, held = ["x *= scale;", "if (has_bias) x += bias;"], self.dtype
+        lines, held = ["x *= scale;"] * scaled + ["if (has_bias) x += bias;"], self.dtype
         rounds: list[str] = []
 
         def hold() -> None:

@@ -48,7 +48,7 @@ def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any],
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}
     fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": job.finish is not None}
     macros, functions = _access(end.residual, stored, job.compute, lanes) if lanes > 1 else ({}, "")
-    text = end.source(job.compute, lanes) + functions
+    text = end.source(job.compute, lanes, scaled=job.finish is not None) + functions
     return launch.kernel(queue, __file__, files, name, operands, {**fixed, **macros, **defines}, text)
 
 

@@ -181,7 +181,8 @@ def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text:
     end = p.ending
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32"}
     common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "ADDED": int(bool(end.residual))}
-    return launch.kernel(queue, __file__, f"epilogue.cl {file}", name, operands, common | defines, end.source(p.real, lanes) + text)
+    text = end.source(p.real, lanes, p.scaled) + text
+    return launch.kernel(queue, __file__, f"epilogue.cl {file}", name, operands, common | defines, text)
 
 
 # ---- any device: simt.cl
