@@ -32,7 +32,7 @@ _UNIT = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _COARSE = {"highest": 1.0, "high": 16.0, "medium": 2.0**15}
 # Rows, vectors of a register tile: what fills 32 registers, and 16.
 _TILES = {32: ((6, 4), (12, 2), (8, 3), (4, 4)), 16: ((6, 2), (4, 3), (12, 1))}
-_WINOGRAD_TILES = {32: ((8, 3), (16, 1)), 16: ((4, 3), (8, 1))}
+_WINOGRAD_TILES = {32: ({"MR": 8, "NV": 3}, {"MR": 16, "NV": 1}, {"ROWS": 32}), 16: ({"MR": 4, "NV": 3}, {"MR": 8, "NV": 1}, {"ROWS": 32})}
 _DEPTHS = (256, 512, 1024)
 _TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))
 _SIMT_TILES = ((32, 32, 16, 2), (64, 64, 16, 4), (64, 64, 16, 8), (128, 64, 16, 8), (128, 128, 8, 8), (128, 128, 16, 8))
@@ -148,8 +148,8 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
     winograd, panels = problem.shape[5:] == (3, 3) and problem.flags["groups"] == 1, problem.is_cpu and problem.op != plans.WEIGHT_GRAD
     if winograd and problem.flags["stride"] == problem.flags["dilation"] == (1, 1):
         yield KernelConfig(V.CONV2D_WINOGRAD, extra={"winograd_channels": 1})
-        for filters, vectors in _WINOGRAD_TILES[_registers(problem.profile)] if panels else ():
-            yield KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, "MR": filters, "NV": vectors})
+        for tile in _WINOGRAD_TILES[_registers(problem.profile)] if panels else ():
+            yield KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **tile})
     if not problem.is_cpu:
         for m, n in _TAPS_TILES:
             yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "simt", "form": "taps", "BM": m, "BN": n})

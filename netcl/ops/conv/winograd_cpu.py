@@ -83,10 +83,8 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
     groups = min(strips * -(-m // tiles["ROWS"]), max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
     room = PARTS * (c * _strip(tiles) + APART * tiles["NT"])
     if tiles["FRESH"]:
-        return Share(
-            tiles, blocks, groups, 0, groups * (room + PARTS * tiles["ROWS"] // tiles["MR"] * (tiles["DEPTH"] * tiles["MR"] + APART))
-        )
-    return Share(tiles, blocks, groups, blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
+        room += PARTS * tiles["ROWS"] // tiles["MR"] * (tiles["DEPTH"] * tiles["MR"] + APART)
+    return Share(tiles, blocks, groups, 0 if tiles["FRESH"] else blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
 
 
 def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
