@@ -1,6 +1,6 @@
 // Batch norm, a whole channel in one go: on a CPU it stays in the cache between the passes. Macros of norm.cl and rows.cl: K_T X_T X_LOAD
 // X_VLOAD Z_T Z_LOAD Z_VLOAD W_T B_T M_T M_LOAD M_STORE R_T Y_T Y_STORE Y_VSTORE REAL VEC GROUP SIZED SHARED SHARED_PASS LANE WEIGHT_OF
-// BIAS_OF UPSTREAM_LANES UPSTREAM_AT FLIGHT FOR_FLIGHTS IN_FLIGHT RUNS VECTOR_AT FOR_VECTORS FOR_REST.
+// BIAS_OF UPSTREAM_LANES UPSTREAM_AT FLIGHT LONG_FLIGHT FOR_FLIGHTS IN_FLIGHT RUNS VECTOR_AT FOR_VECTORS FOR_REST.
 // There are exactly as many groups as channels: PoCL compiles a return before a barrier into a loop without end.
 
 #ifndef APPLIES  // 0: the statistics only
@@ -25,10 +25,10 @@ SIZED __kernel void batch_norm_channels(__global const X_T* x, __global const W_
   const real w = WEIGHT_OF(c) * rstd, b = BIAS_OF(c);
 #if GROUP > 1
   const int total = images * RUNS;
-  FOR_FLIGHTS(k, total) {
-    vec held[FLIGHT];
-    IN_FLIGHT(j) held[j] = X_VLOAD(x, VECTOR_AT(k + j * GROUP));
-    IN_FLIGHT(j) if (k + j * GROUP < total) Y_VSTORE(y, VECTOR_AT(k + j * GROUP), (held[j] - moments.x) * w + b);
+  FOR_FLIGHTS(k, total, LONG_FLIGHT) {
+    vec held[LONG_FLIGHT];
+    IN_FLIGHT(j, LONG_FLIGHT) held[j] = X_VLOAD(x, VECTOR_AT(k + j * GROUP));
+    IN_FLIGHT(j, LONG_FLIGHT) if (k + j * GROUP < total) Y_VSTORE(y, VECTOR_AT(k + j * GROUP), (held[j] - moments.x) * w + b);
   }
 #else
   for (int image = 0; image < images; ++image) {
@@ -59,14 +59,14 @@ SIZED __kernel void batch_norm_grad_channels(__global const X_T* g, __global con
   const real first = sums.x / count, second = sums.y * rstd / count;
 #if GROUP > 1
   const int total = images * RUNS;
-  FOR_FLIGHTS(k, total) {
+  FOR_FLIGHTS(k, total, FLIGHT) {
     vec gs[FLIGHT], xs[FLIGHT];
-    IN_FLIGHT(j) {
+    IN_FLIGHT(j, FLIGHT) {
       const long at = VECTOR_AT(k + j * GROUP);
       gs[j] = UPSTREAM_LANES(at);
       xs[j] = Z_VLOAD(x, at);
     }
-    IN_FLIGHT(j) if (k + j * GROUP < total)
+    IN_FLIGHT(j, FLIGHT) if (k + j * GROUP < total)
       Y_VSTORE(y, VECTOR_AT(k + j * GROUP), scale * (gs[j] - first - (xs[j] - mean) * second));
   }
 #else

@@ -67,11 +67,12 @@ static inline real inverse_root(const real variance, const real eps) { return 1 
 #endif
 
 #if GROUP > 1
-// The work-items of a group take the vectors of a part of a channel as if it were one run, FLIGHT of them at a time: nobody waits for a
+// The work-items of a group take the vectors of a part of a channel as if it were one run, `flight` of them at a time: nobody waits for a
 // load alone, and none is stored before all are there. The span is a multiple of VEC; what lies beyond the end is the last vector again.
 #define FLIGHT 4
-#define FOR_FLIGHTS(k, total) for (int k = LANE; k < (total); k += FLIGHT * GROUP)
-#define IN_FLIGHT(j) _Pragma("unroll") for (int j = 0; j < FLIGHT; ++j)
+#define LONG_FLIGHT 8  // where one tensor is read
+#define FOR_FLIGHTS(k, total, flight) for (int k = LANE; k < (total); k += (flight) * GROUP)
+#define IN_FLIGHT(j, flight) _Pragma("unroll") for (int j = 0; j < (flight); ++j)
 #define RUNS ((uint)span / VEC)
 #define VECTOR_AT(k) vector_at(min((int)(k), total - 1), RUNS, c, channels, span, from)
 
@@ -85,12 +86,12 @@ static inline pair channel_moments(__global const X_T* x, const int c, const int
                                    const int to SHARED_ARG) {
   const int total = (to - from) * RUNS;
   real mean = 0, square = 0, seen = 0;
-  FOR_FLIGHTS(k, total) {
-    vec held[FLIGHT], sums = 0, squares = 0;
-    IN_FLIGHT(j) held[j] = X_VLOAD(x, VECTOR_AT(k + j * GROUP));
-    IN_FLIGHT(j) if (k + j * GROUP < total) sums += held[j];
-    const real more = (real)(min((total - k + GROUP - 1) / GROUP, FLIGHT) * VEC), here = lanes_sum(sums) / more, d = here - mean;
-    IN_FLIGHT(j) if (k + j * GROUP < total) squares += (held[j] - here) * (held[j] - here);
+  FOR_FLIGHTS(k, total, LONG_FLIGHT) {
+    vec held[LONG_FLIGHT], sums = 0, squares = 0;
+    IN_FLIGHT(j, LONG_FLIGHT) held[j] = X_VLOAD(x, VECTOR_AT(k + j * GROUP));
+    IN_FLIGHT(j, LONG_FLIGHT) if (k + j * GROUP < total) sums += held[j];
+    const real more = (real)(min((total - k + GROUP - 1) / GROUP, LONG_FLIGHT) * VEC), here = lanes_sum(sums) / more, d = here - mean;
+    IN_FLIGHT(j, LONG_FLIGHT) if (k + j * GROUP < total) squares += (held[j] - here) * (held[j] - here);
     seen += more;
     mean += d * (more / seen);
     square += lanes_sum(squares) + d * d * ((seen - more) * more / seen);
@@ -137,21 +138,22 @@ static inline pair channel_sums(__global const X_T* g, __global const K_T* kept,
 #if GROUP > 1
   const int total = (to - from) * RUNS;
   real mean = M_LOAD(means, c / shared_by), rstd = M_LOAD(rstds, c / shared_by);
-  FOR_FLIGHTS(k, total) {
+  FOR_FLIGHTS(k, total, FLIGHT) {
     vec gs[FLIGHT], xs[FLIGHT];
-    IN_FLIGHT(j) {
+    IN_FLIGHT(j, FLIGHT) {
       const long at = VECTOR_AT(k + j * GROUP);
       gs[j] = UPSTREAM_LANES(at);
       xs[j] = Z_VLOAD(x, at);
     }
-    IN_FLIGHT(j) if (k + j * GROUP < total) {
+    IN_FLIGHT(j, FLIGHT) {
       if (per_image) {
-        const int s = (from + (uint)(k + j * GROUP) / RUNS) * per_image + c / shared_by;
+        const int s = (from + (uint)min(k + j * GROUP, total - 1) / RUNS) * per_image + c / shared_by;
         mean = M_LOAD(means, s);
         rstd = M_LOAD(rstds, s);
       }
-      firsts += gs[j];
-      seconds += gs[j] * (xs[j] - mean) * rstd;
+      const vec gi = k + j * GROUP < total ? gs[j] : (vec)(0);  // a branch around it all would take the loads with it
+      firsts += gi;
+      seconds += gi * (xs[j] - mean) * rstd;
     }
   }
 #else
