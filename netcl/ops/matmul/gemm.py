@@ -241,7 +241,7 @@ class Block(NamedTuple):
         return {"BM": self.m, "BN": self.n, "BK": self.k, "TM": self.rows, "TN": self.columns, "SLICES": self.slices}
 
 
-#: The best on an H200, where four waves of 8 x 8 tiles three times over beat eight of 16 x 8 once: rates are of cuBLAS's peak there.
+#: The best on an H200, where three groups of four waves with 8 x 8 tiles beat one of eight with 16 x 8; rates are against the fastest.
 BLOCKS = (
     Block(128, 64, 16, 8, 8, resident=3, rate=1.0),
     Block(64, 128, 16, 8, 8, resident=3, rate=0.98),

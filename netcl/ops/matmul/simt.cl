@@ -173,11 +173,7 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
   // lets half a wave's vectors come out of local memory at once.
 #if (BN / TN) % 8 == 0 && (BM / TM) % 4 == 0
   const int lane = item % 32, wave = item / 32;
-#ifdef PLAIN_LANES
-  const int tx = wave % (ITEMS_X / 8) * 8 + lane % 8, ty = wave / (ITEMS_X / 8) * 4 + lane / 8;
-#else
   const int tx = wave % (ITEMS_X / 8) * 8 + lane / 2 % 8, ty = wave / (ITEMS_X / 8) * 4 + lane % 2 + lane / 16 * 2;
-#endif
 #else
   const int tx = item % ITEMS_X, ty = item / ITEMS_X;
 #endif
