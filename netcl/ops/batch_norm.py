@@ -156,7 +156,7 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
     seen = (x.shape[1], *(1,) * (x.ndim - 2))
     bound = {name: t.detach() if t is x else t._view(seen) for name, t in given.items() if t is not None}
     text = f"(v0 - v1) * {'v2' if weight is None else '(v2 * v3)'}{'' if bias is None else ' + v4'}"
-    return fused_rows.formula("batch_norm", text, bound, {}, x.dtype, DTYPES[x.dtype].c_compute)
+    return fused_rows.formula("batch_norm", text, bound, {}, x.dtype, DTYPES[x.dtype].c_compute, x.shape)
 
 
 def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:

@@ -36,12 +36,14 @@ def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) 
 _SAME = _formula("v0", ("v0",))
 
 
-def formula(name: str, text: str, bound: dict[str, Any], numbers: dict[str, Any], dtype: str, real: str) -> Tensor:
-    """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``."""
+def formula(
+    name: str, text: str, bound: dict[str, Any], numbers: dict[str, Any], dtype: str, real: str, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``; ``shape``, where it is known, saves time."""
     body = _formula(text, tuple(bound), tuple(numbers))
     values = [bound[name] for name in body.inputs]
-    shape = elementwise.broadcast(name, [x.shape for x in values], body.inputs)
-    return fusion.defer(name, body, values, [numbers[n] for n in body.scalars], shape, DTYPES[dtype], real, values[0].queue)
+    whole = elementwise.broadcast(name, [x.shape for x in values], body.inputs) if shape is None else shape
+    return fusion.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
 
 
 # ---- folds
