@@ -262,7 +262,7 @@ def _usable(*tensors: Any) -> bool:
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
     """A product of a shape that waits, if that is worth it; ``call`` takes the inputs without their histories, and the extras."""
     first = inputs[0]
-    if 0 in shape or (fusing_modes.mode is None and not fusion.worth_deferring(first.queue, shape)):
+    if 0 in shape or (fusing_modes.mode is None and not fusion.worth_deferring(first.queue, shape, fusion.MULTIPLIED)):
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Finish(first.dtype), bias)

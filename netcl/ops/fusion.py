@@ -29,7 +29,8 @@ from netcl.ops.elementwise import Mode, fusing_modes, later, profile_of
 
 log = logging.getLogger("netcl")
 
-GPU_FACTOR = 16  # a GPU moves values that much faster, while the host takes as long
+# Of the least on a CPU, per compute unit of a GPU, which moves values faster while the host takes as long; a product hides some of that.
+CHAINED, MULTIPLIED = 1, 0.5
 MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
 MOST_FOLDS = 4  # of folds of folds: each is one more pass over the row, in which formulas are computed again
 MOST_LEAVES = 12  # memory streams of a kernel
@@ -543,13 +544,13 @@ class _Eager:
     least = int(env.value("NETCL_FUSION"))
 
 
-def worth_deferring(queue: Any, shape: tuple[int, ...]) -> bool:
+def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
     """Whether plain eager code defers an op over this shape: on OpenCL devices, where moving the values costs more than deferring."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False
-    size = math.prod(shape)
-    return size >= least and (size >= GPU_FACTOR * least or least != env.FUSE_FROM or rows.device_of(queue)[0])
+    size, (cpu, _, units) = math.prod(shape), rows.device_of(queue)
+    return size >= least and (cpu or least != env.FUSE_FROM or size >= per_unit * units * least)
 
 
 def any_large(values: Sequence[Any]) -> bool:

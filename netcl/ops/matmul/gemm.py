@@ -245,7 +245,7 @@ class Block(NamedTuple):
 BLOCKS = (
     Block(128, 64, 16, 8, 8, resident=3, rate=1.0),
     Block(64, 128, 16, 8, 8, resident=3, rate=0.98),
-    Block(128, 128, 8, 16, 8, resident=2, rate=0.99),
+    Block(128, 128, 8, 16, 8, resident=2, rate=0.93),
     Block(128, 64, 32, 8, 8, 2, rate=0.83),
     Block(64, 64, 16, 8, 8, 2, resident=3, rate=0.88),
     Block(64, 64, 32, 8, 8, 4, rate=0.75),
