@@ -31,6 +31,7 @@ class Quirk:
     reason: str
     brand: str = ""
     family: str = ""
+    device: str = ""  # pattern in the device's name
 
 
 GPU, CPU = ("gpu",), ("cpu",)
@@ -87,6 +88,7 @@ QUIRKS: tuple[Quirk, ...] = (
     Quirk("slow", "a graphics driver on the CPU; only there for conformance", family="software-gpu"),
     Quirk("compiles_at_launch", "the work-group function is compiled at the first launch, so a binary is complete only after one", "pocl"),
     Quirk("fma_slow", "c += a * b with FP_CONTRACT ON becomes a vector FMA; fma() and mad() are slower", "pocl"),
+    Quirk("no_amx", "aborts at instructions that the processor in its name does not have", "pocl", device="^cpu-(?!.*rapids)"),
     Quirk("fork_hangs", "a forked child hangs on its first context if the parent had one", "pocl"),
     Quirk("lists_fp16", "half does not build unless cl_khr_fp16 is listed, and a build that fails writes to stderr", "pocl"),
     Quirk("lists_fp16", "half arithmetic builds and then stops the simulator: 'Unsupported float size: 2 bytes'", "oclgrind"),
@@ -145,6 +147,6 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
 def extend(profile: DeviceProfile) -> ExtendedDeviceProfile:
     """Look the device up in the tables."""
     brand, family = family_of(profile)
-    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family))
+    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _found(q.device, profile.name))
     facts = {f.name: getattr(profile, f.name) for f in fields(DeviceProfile)}
     return ExtendedDeviceProfile(**facts, brand=brand, family=family, quirks=quirks)

@@ -136,6 +136,9 @@ def test_quirks_are_looked_up_by_brand_and_family():
     pocl = extend(profile("pthread", "ARM", "Portable Computing Language", "cpu"))
     assert pocl.has_quirk("compiles_at_launch") and not pocl.has_quirk("half_unlisted")
     assert extend(profile()).quirks == ()
+    names = {"cpu-skylake-avx512-Intel(R) Xeon(R)": True, "cpu-sapphirerapids-Intel(R) Xeon(R)": False, "pthread-Intel(R) Xeon(R)": False}
+    for name, lacking in names.items():  # newer PoCLs name the processor they compile for
+        assert extend(profile(name, "GenuineIntel", "Portable Computing Language", "cpu")).has_quirk("no_amx") is lacking
 
 
 def test_every_quirk_row_is_reachable_and_says_why():

@@ -102,6 +102,15 @@ def test_unlike_devices_are_measured(device):
     assert all(weight > 0 for weight in parallel.weights)
 
 
+def test_measuring_one_replica_waits_for_no_other(device):
+    """Batch norms over all replicas are in a copy of their own meanwhile; the statistics of the model stay as they were."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    parallel = DataParallel(model, [device, "cpu"], sync_batchnorm=True)
+    parallel.measure(Tensor.from_host(np.ones((4, 3, 5, 5), np.float32)))
+    assert all(weight > 0 for weight in parallel.weights)
+    assert parallel.module[1].running_mean.to_host().tolist() == [0.0] * 4
+
+
 def test_a_step_by_hand(device):
     model, x, y = job.build("mlp")
     expected = single("mlp", 3)

@@ -8,6 +8,7 @@ from netcl import ops
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import set_matmul_precision
 from netcl.core.kernels import program
+from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops import again
 from netcl.ops.fusion import eager_fusion
@@ -117,7 +118,7 @@ def test_memory_of_the_caller_is_not_taken_for_the_pools(cl_device, repeats):
         room[:] = values(65)
         x = Tensor.from_host(cl_device.queue, room[1:].reshape(8, 8), share=True)
         np.testing.assert_allclose(ops.sum(x, axis=1).to_host(), room[1:].reshape(8, 8).sum(1), rtol=1e-5, atol=1e-5)
-    assert not repeats
+    assert not repeats or not is_integrated_gpu(cl_device.queue)  # elsewhere it is a copy in memory of the pool
 
 
 def test_inputs_that_wait_are_computed_where_the_op_does_so(cl_device, repeats):

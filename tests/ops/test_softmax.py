@@ -50,7 +50,8 @@ def test_second_derivatives(op):
 
 
 def test_a_new_size_compiles_nothing(cl_device):
-    ops.softmax(Tensor.from_host(cl_device.queue, np.ones((3, 70), np.float32))).to_host()
+    for n in (70, 72):  # GPUs read rows of whole vectors otherwise than rows with a rest
+        ops.softmax(Tensor.from_host(cl_device.queue, np.ones((3, n), np.float32))).to_host()
     before = program.build_count()
     for n in (65, 71, 500):
         ops.softmax(Tensor.from_host(cl_device.queue, np.ones((5, n), np.float32))).to_host()

@@ -22,6 +22,7 @@ import numpy as np
 
 from netcl.core import env
 from netcl.core.capabilities import DeviceProfile
+from netcl.core.device import handle_of
 from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
 from netcl.core.kernels import program
@@ -70,6 +71,8 @@ def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
 
 def _checked(queue: Any) -> bool:
     """Whether the driver builds the kernels and they are right; asked once per context."""
+    if handle_of(queue).profile.has_quirk("no_amx"):
+        return False
     state = program.state(queue)
     verdict = state.get(("matmul", "amx"))
     if verdict is None:

@@ -316,7 +316,7 @@ def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
 def _useful_splits(p: Product, block: Block, units: int) -> list[int]:
     """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
     most, groups = p.k // _SPLIT_DEPTH if block.k else 1, max(1, _groups(p, block.m, block.n))
-    return sorted({1, *(n for times in range(1, 5) if 1 < (n := times * units // groups) <= most)})
+    return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
 def _cost(p: Product, block: Block, units: int) -> float:
