@@ -36,7 +36,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in SIZES.items())}")
     parser.add_argument("sizes", nargs="*", type=int, help="of a matmul or conv2d")
     parser.add_argument("--batch", type=int, default=8, help="samples in a batch of the model")
-    parser.add_argument("--budget", type=float, default=45.0, help="seconds for everything")
+    parser.add_argument("--budget", type=float, default=45.0, help="seconds of searching, after the model ran once")
     parser.add_argument("--dtype", default="float32", help="of a matmul or conv2d")
     parser.add_argument("--device", help="as NETCL_DEVICE")
     parser.add_argument("--forget", action="store_true", help="remove everything that was measured on this machine")

@@ -291,14 +291,14 @@ def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, st
 
 def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = None, told: Callable[[AutotuneResult], None] | None = None,
              again: bool = False) -> list[AutotuneResult]:  # fmt: skip
-    """Tune every product and convolution that ``function`` runs, within about ``budget`` seconds.
+    """Tune every product and convolution that ``function`` runs, within about ``budget`` seconds after it ran once.
 
     What was searched to the end before is left out unless ``again``; ``told`` is called with each result. A search that is compiling
     when the budget ends finishes that one kernel.
     """
-    start, tuner = time.perf_counter(), Autotuner(queue)
-    todo: dict[str, list[Problem]] = {}
-    for problem in problems_of(function, tuner.profile):
+    tuner, todo = Autotuner(queue), dict[str, list[Problem]]()
+    found, start = problems_of(function, tuner.profile), time.perf_counter()  # what it compiles is not the search's time
+    for problem in found:
         if again or not (recall(problem, near=False) or {}).get("complete"):
             todo.setdefault(problem.op, []).append(problem)
     results: list[AutotuneResult] = []
@@ -322,8 +322,7 @@ def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
         if asked is not None and _same_device(asked.profile, profile):
             work, _ = found.get(key := _key(FAMILIES[asked.op], asked), (0.0, asked))
             found[key] = (work + math.prod(asked.shape) * asked.flags.get("batches", 1), asked)
-        plain = KernelVariant.MATMUL_NAIVE if problem.op == "matmul" else KernelVariant.CONV2D_NAIVE
-        return usual(problem) or KernelConfig(plain)  # few kernels for all shapes: the search compiles what is worth it
+        return usual(problem)
 
     selector.tuned = note
     selector.clear_cache()
