@@ -103,6 +103,8 @@ _ROWS = (
     Variable("NETCL_CONV_WINOGRAD", _flag, "1", "0, 1", "0 disables the selection of Winograd for 3x3 convolutions."),
     Variable("NETCL_CONV_TILED_LOCAL", _flag, "0", "0, 1", "1 allows the tiled-local convolution on small outputs."),
     Variable("NETCL_AMX", _flag, "0", "0, 1", "1 lets products use the AMX tile registers of x86 CPUs that have them (amx_bf16)."),
+    Variable("NETCL_MATRIX_UNITS", _flag, "0", "0, 1",
+             "1 lets products use the matrix units of NVIDIA GPUs from compute capability 8.0 on, after a check of their results."),
     Variable("NETCL_MAX_CACHED_GB", _positive, "4", "a number of gigabytes, 0 or more",
              "How much free device memory a PersistentBufferPool may keep."),
     Variable("NETCL_ASYNC_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(async_copy=...)."),

@@ -1,0 +1,59 @@
+"""Matrix units of NVIDIA GPUs: who may use them. ``NETCL_MATRIX_UNITS=0`` forbids them.
+
+They are reached by inline PTX (ptx.cl), which is no part of OpenCL C. So a device takes a tier built on them only if it is capable,
+by its compute capability, and *trusted*: once per context and kind of operand, the driver has built the tier's kernels and a product
+of odd sizes was right. Where either fails, the portable kernels do the work.
+
+A tier is a row of ``gemm.TIERS`` and a function in ``gemm.VENDORS``, which are asked in their order: a tier of newer hardware puts
+itself in front. Its function asks :func:`capable` first, which costs nothing, then whether it pays, and :func:`trusted` last.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from netcl.core import env
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.errors import KernelBuildError
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.matmul import gemm
+from netcl.ops.matmul.gemm import Plan, Product
+
+log = logging.getLogger("netcl")
+
+#: How far a product of the self-check may be from the exact one, against its largest value, by the dtype of the operands.
+BOUNDS = {"float32": 2**-20, "float16": 2**-12, "bfloat16": 2**-12}
+
+
+def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple[int, int] = (99, 0)) -> bool:
+    """Whether a device is an NVIDIA GPU of such a compute capability, and nobody has forbidden its matrix units."""
+    capability = profile.compute_capability
+    return capability is not None and least <= capability <= most and env.value("NETCL_MATRIX_UNITS")
+
+
+def trusted(queue: Any, tier: str, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
+    """Whether what ``plan(queue, product)`` gives builds and is right for operands of a dtype; asked once per context."""
+    state, key = program.state(queue), ("matmul", tier, dtype)
+    if key not in state:
+        state[key] = False  # the products of the check itself do not ask again
+        state[key] = _right(queue, dtype, plan)
+        log.info("[matmul] %s of %s is %s; device=%s", tier, dtype, "used" if state[key] else "not used: it failed", state.device.name)
+    return state[key]
+
+
+def _right(queue: Any, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
+    rng, (m, n, k) = np.random.default_rng(0), (77, 136, 200)
+    a, b = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (k, n)))
+    try:
+        made = plan(queue, Product(m, n, k, False, False, dtype, dtype, "float32", aligned=True))
+    except KernelBuildError as error:
+        log.info("[matmul] the matrix units' kernels do not build: %s", str(error).splitlines()[0])
+        return False
+    got = gemm.run(made, queue, a, b, None, Tensor.empty((m, n), queue=queue)).to_host()
+    exact = a.to_host().astype(np.float64) @ b.to_host().astype(np.float64)
+    return bool(np.abs(got - exact).max() <= BOUNDS[dtype] * np.abs(exact).max())

@@ -1,0 +1,52 @@
+// Instructions of NVIDIA GPUs from compute capability 8.0 on that OpenCL C has no words for: copies into local memory that run beside
+// the work, fragments out of it, products of fragments. A place in local memory is a number of 32 bits: LOCAL_AT(p). In a warp of 32 lanes
+// a fragment is spread over all of them; with g = lane / 4 and t = lane % 4, a lane holds
+//   of a, 16 rows x 32 bytes along k:  a[0] row g, bytes 4t..; a[1] row g + 8; a[2] row g, bytes 16 + 4t..; a[3] row g + 8
+//   of b, 8 columns x 32 bytes:        b0 column g, bytes 4t..; b1 column g, bytes 16 + 4t..
+//   of the sums d, 16 x 8 float32:     d[0], d[1] row g, columns 2t and 2t + 1; d[2], d[3] row g + 8
+// that is 16 values along k of float16 and bfloat16, and 8 of TF32.
+#define LOCAL_AT(p) ((uint)(ulong)(p))
+
+// 16 bytes (a multiple of 16 both here and there) from global memory; the first `size` of them are read, the others become zero.
+#define COPY_16(to, from, size) \
+  __asm__ volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size))
+#define COPY_4(to, from, size) __asm__ volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(size))
+// Copies since the last COMMIT are a batch; WAIT(n) until all batches but the last n are there: this work-item's own, so a barrier follows.
+#define COPIES_COMMIT() __asm__ volatile("cp.async.commit_group;")
+#define COPIES_WAIT(n) __asm__ volatile("cp.async.wait_group %0;" ::"n"(n))
+
+// Four matrices of 8 rows x 16 bytes: lanes 0-7 say where the rows of the first lie, lanes 8-15 those of the second, and so on. A lane
+// gets 4 bytes of each, of row g from 4t on; TURNED exchanges rows and columns of 16-bit values.
+#define FRAGMENTS(r0, r1, r2, r3, at)                                                        \
+  __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"           \
+                   : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(at))
+#define FRAGMENTS_TURNED(r0, r1, r2, r3, at)                                                 \
+  __asm__ volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"     \
+                   : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(at))
+#define WORD(r, at) __asm__ volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at))
+
+// d += a b
+#define MMA_(types, d, a, b0, b1)                                                                                        \
+  __asm__("mma.sync.aligned." types " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                             \
+          : "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3])                                                       \
+          : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"(b0), "r"(b1))
+#define MMA_FLOAT16(d, a, b0, b1) MMA_("m16n8k16.row.col.f32.f16.f16.f32", d, a, b0, b1)
+#define MMA_BFLOAT16(d, a, b0, b1) MMA_("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b0, b1)
+#define MMA_TF32(d, a, b0, b1) MMA_("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b0, b1)
+
+// A float32 rounded to TF32, as bits; two of them to 16 bits each, the first in the lower half.
+static inline uint tf32_bits(float x) {
+  uint bits;
+  __asm__("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+static inline uint pair_float16(float low, float high) {
+  uint bits;
+  __asm__("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
+static inline uint pair_bfloat16(float low, float high) {
+  uint bits;
+  __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  return bits;
+}
