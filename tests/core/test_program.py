@@ -29,6 +29,36 @@ def test_signatures_are_read_from_the_text():
     assert parameter_kinds("__kernel void f(int a,\n#ifdef B\nint b,\n#endif\nint c) {}", "f") is None
 
 
+PTX = b""".version 8.8
+.target sm_90, texmode_independent
+// target sm_90
+	// begin inline asm
+	//@sm_90a wgmma.fence.sync.aligned;
+	//@sm_90a wgmma.wait_group.sync.aligned 0;
+	// end inline asm
+\0"""
+
+
+def test_marked_lines_of_a_drivers_text_come_into_force():
+    text = program.unmarked(PTX).decode()
+    assert "//@" not in text and not text.endswith("\0")
+    assert text.splitlines()[1:3] == [".target sm_90a, texmode_independent", "// target sm_90"]
+    assert text.splitlines()[4:6] == ["\twgmma.fence.sync.aligned;", "\twgmma.wait_group.sync.aligned 0;"]
+
+
+@pytest.mark.parametrize("text", [b"\x7fELF //@sm_90a x", b".target sm_90\n", PTX + b"//@sm_100a x\n"], ids=["binary", "unmarked", "mixed"])
+def test_a_text_that_is_not_marked_for_one_processor_is_refused(text):
+    with pytest.raises(KernelBuildError, match=r"\[build\] the driver's binary is no assembler text"):
+        program.unmarked(text)
+
+
+def test_a_marked_source_does_not_build_where_the_driver_gives_no_such_text(cl_device):
+    if cl_device.profile.compute_capability:
+        pytest.skip("this driver gives such a text")
+    with pytest.raises(KernelBuildError, match="no assembler text"):
+        program.get(cl_device.queue, AXPY + "//@sm_90a nothing\n", "axpy")
+
+
 @pytest.mark.parametrize("n", [1, 3, 255, 257, 1000])
 def test_launch_rounds_up_and_takes_plain_numbers(cl_device, n):
     q = cl_device.queue

@@ -45,6 +45,22 @@ def test_the_second_build_comes_from_disk(cl_device, folder):
     assert program.build_count() == before
 
 
+def test_what_a_second_pass_made_is_what_is_kept(cl_device, folder, monkeypatch):
+    """Here the second pass is another program, so that the two can be told apart."""
+    other = SCALE.replace("*= factor", "+= factor")
+    run(cl_device, other)
+    final = program_cache.load(program.build(cl_device.queue.context, other).key)
+    program_cache.clear()
+    seen = []
+    monkeypatch.setattr(program, "unmarked", lambda binary: seen.append(binary) or final)
+    source = SCALE + "//@sm_90a only a comment in the first pass\n"
+    assert run(cl_device, source) == [3.0, 4.0, 5.0]
+    assert len(seen) == 1 and entry(folder).read_bytes().endswith(final)
+    before = program.build_count()
+    assert run(cl_device, source) == [3.0, 4.0, 5.0]
+    assert program.build_count() == before and len(seen) == 1
+
+
 @pytest.mark.parametrize("where", [0, 20, 60, "middle", -1])
 def test_a_flipped_byte_is_rebuilt_with_one_warning(cl_device, folder, where):
     source = SCALE + f"// flipped {where}\n"

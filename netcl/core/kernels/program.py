@@ -48,6 +48,7 @@ free_memory: Callable[[], None] | None = None  # filled by core.memory: what to 
 before_write: Callable[[Any], None] | None = None  # filled by ops.fusion: told the lease or array that is about to be changed
 awaited: dict[int, Any] = {}  # filled by ops.fusion: by id, the leases and arrays that before_write has something to do for
 _MOST_SIZES = 4096  # per kernel
+_MARK = re.compile(r"//@(sm_\w+) ")
 _builds = 0
 
 
@@ -130,6 +131,24 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
         return of.programs[key]
 
 
+def _binary_of(built: Any) -> bytes:
+    return bytes(built.get_info(platforms.opencl().program_info.BINARIES)[0])
+
+
+def unmarked(text: bytes) -> bytes:
+    """A driver's assembler text (PTX) with the lines behind ``//@sm_90a`` in force, and that processor as its target.
+
+    A driver compiles for the processors of a generation and refuses what only one of them has; its assembler does not. So a source
+    hides such instructions in inline assembly behind a mark, which is a comment, and what the driver made of it is loaded once more.
+    """
+    plain = text.decode("latin1").rstrip("\0")
+    marks = sorted(set(_MARK.findall(plain)))
+    if len(marks) != 1 or not re.search(r"^\.target\s+sm_", plain, re.M):
+        what = "the driver's binary is no assembler text with lines marked for one processor"
+        raise KernelBuildError(message("build", what, marks=", ".join(marks) or "none", starts=repr(plain[:20])))
+    return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", _MARK.sub("", plain), flags=re.M).encode("latin1")
+
+
 @contextmanager
 def _quiet(cl: Any) -> Iterator[None]:
     """Intel's runtime answers every build with a log; a failure carries it in the error, a success need not tell it."""
@@ -148,6 +167,7 @@ class Program:
         self.key = _binary_key(of.device, source, options)
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
+        self._final: bytes | None = None  # what a second pass made; asked for it, the driver might give what came before
         self._built = self._from_store(context) or self._from_source(context)
 
     def _from_store(self, context: Any) -> Any:
@@ -156,12 +176,16 @@ class Program:
             return None
         cl = platforms.opencl()
         try:
-            with _quiet(cl):
-                return cl.Program(context, [self.state.device], [binary]).build()
+            return self._from_binary(context, binary)
         except cl.Error as error:
             assert binary_store is not None
             binary_store.reject(self.key, f"the driver refused it: {error}")
             return None
+
+    def _from_binary(self, context: Any, binary: bytes) -> Any:
+        cl = platforms.opencl()
+        with _quiet(cl):
+            return cl.Program(context, [self.state.device], [binary]).build()
 
     def _from_source(self, context: Any) -> Any:
         global _builds
@@ -170,6 +194,9 @@ class Program:
         try:
             with _quiet(cl):
                 built = cl.Program(context, self.source).build(options=list(self.options), cache_dir=False)
+            if _MARK.search(self.source):
+                self._final = unmarked(_binary_of(built))
+                built = self._from_binary(context, self._final)
         except cl.RuntimeError as error:
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         _builds += 1
@@ -202,8 +229,7 @@ class Program:
         if self._unsaved and binary_store is not None:
             self._unsaved = False
             event.wait()  # PoCL 3.1 aborts when it is asked for the binary of a kernel that is running
-            cl = platforms.opencl()
-            binary_store.save(self.key, bytes(self._built.get_info(cl.program_info.BINARIES)[0]))
+            binary_store.save(self.key, self._final or _binary_of(self._built))
 
 
 class _Own:
