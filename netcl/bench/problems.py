@@ -11,12 +11,24 @@ import numpy as np
 import netcl.autograd as ag
 from netcl import ops as F
 from netcl.bench.harness import Case, Comparison, Setting, Way
+from netcl.core.kernels import program
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
 from netcl.runtime import capture
 
 Targets = dict[str, float]
 WARM_CALLS = 6  # a step is replayed after at most so many
+NEAR_COPY = 1.15  # times what copying the same bytes takes
+COPY = """
+__kernel void copied(__global const LANES* x, __global LANES* y, const int run) {
+    for (int i = get_global_id(0) * run, end = i + run; i < end; ++i)
+#ifdef STREAM
+        __builtin_nontemporal_store(x[i], y + i);
+#else
+        y[i] = x[i];
+#endif
+}
+"""
 _DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
 
 
@@ -149,7 +161,7 @@ def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, str
 
 
 def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
-    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, and as a kernel written for it."""
+    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, as a kernel written for it, and what copying as many bytes takes."""
 
     def make(where: Setting) -> dict[str, Way]:
         data = [values(n, seed=i) for i in range(3)]
@@ -159,11 +171,12 @@ def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
             return ag.relu(a * b + c) * 0.5 + a
 
         ways = {"ours": where.ours(lambda: formula(a, b, c)), "compiled": Compiled(formula, a, b, c).way(where)}
-        ways["kernel"] = _chain_kernel(where, a, b, c)
+        ways |= {"kernel": _chain_kernel(where, a, b, c), "copy": _copy(where, 2 * n)}
         u, v, w = (where.torch_tensor(z) if where.torch else z for z in data)
         return ways | {"torch": where.theirs(lambda: where.torch.relu(u * v + w) * 0.5 + u)}
 
     rows = [Comparison(name, targets=(targets or {}).get(name, {})) for name in ("ours", "compiled", "kernel")]
+    rows += [Comparison(name, "copy", dict.fromkeys(("cpu", "gpu"), NEAR_COPY)) for name in ("ours", "compiled")]
     return Case(f"chain 2^{round(math.log2(n), 1):g}", make, rows, work={"bytes": 16.0 * n, "flop": 5.0 * n})
 
 
@@ -180,6 +193,16 @@ def _chain_kernel(where: Setting, a: Any, b: Any, c: Any) -> Way:
         return out
 
     return where.ours(run)
+
+
+def _copy(where: Setting, n: int) -> Way:
+    """A kernel that copies n floats; on CPUs in whole lines past the caches, in runs as long as those of a formula."""
+    if where.handle.backend != "cl":
+        return Way(missing="there are no kernels without OpenCL")
+    lanes, run, local = (4, 1, 256) if where.is_gpu else (16, 1024, 1)
+    kernel = program.get(where.handle.queue, COPY.replace("LANES", f"float{lanes}"), "copied", () if where.is_gpu else ("-DSTREAM",))
+    source, target = (Tensor.zeros((n,), queue=where.handle.queue) for _ in range(2))
+    return Way(lambda: kernel(where.handle.queue, n // lanes // run, local, source, target, run), where.sync)
 
 
 def softmax(rows: int, columns: int, targets: Targets | None = None) -> Case:
