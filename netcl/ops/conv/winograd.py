@@ -181,9 +181,8 @@ def _transform(queue: Any, job: Job, part: int, name: str, **quads: bool) -> Cal
 def _products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
     """The products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
-    p = gemm.Product(
-        m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k), aligned=aligned
-    )
+    p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
+                     aligned=aligned, placed=True)  # fmt: skip
     if launch.on_cpu_device(queue):
         return gemm.plan_for(queue, p)
     extra = {"tier": "simt", "why": "one for every element of a tile"}

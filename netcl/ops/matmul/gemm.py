@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -73,7 +73,8 @@ class Product:
     batch: tuple[int, int] = (1, 1)
     a_strides: tuple[int, int] = (0, 0)
     b_strides: tuple[int, int] = (0, 0)
-    aligned: bool = False  # rows of both operands start at multiples of 16 bytes
+    aligned: bool = False  # rows of both operands start at multiples of 16 bytes, if values take four
+    placed: bool = False  # both operands themselves do
     scaled: bool = False  # whether the product is multiplied by another number than one
 
     @property
@@ -200,11 +201,30 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
     return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdrc", args),))
 
 
+class Shape(Protocol):
+    """What the cost model asks of a block."""
+
+    @property
+    def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def splits(self) -> int: ...
+    @property
+    def resident(self) -> int: ...
+    @property
+    def rate(self) -> float: ...
+    @property
+    def fill(self) -> int: ...
+
+
 class Block(NamedTuple):
     """What a work-group computes: m x n values over blocks k deep (0: operands are read in place), rows x columns in a work-item.
 
     ``slices`` work-items share the depth of a block, ``splits`` work-groups that of the product. ``resident`` is how many of them run
-    on a compute unit at once, ``rate`` how fast many are.
+    on a compute unit at once, ``rate`` how fast many are, ``fill`` how many steps along k it takes them to begin and to end.
     """
 
     m: int
@@ -216,6 +236,7 @@ class Block(NamedTuple):
     splits: int = 1
     resident: int = 1
     rate: float = 1
+    fill: int = 32
 
     @property
     def items(self) -> int:
@@ -241,6 +262,8 @@ class Block(NamedTuple):
         return {"BM": self.m, "BN": self.n, "BK": self.k, "TM": self.rows, "TN": self.columns, "SLICES": self.slices}
 
 
+#: Lets the model choose among all blocks.
+PORTABLE = KernelConfig(V.MATMUL_REGISTER_TILED, 64, 64, 16, 4, extra={"why": "the fastest by the model"})
 #: The best on an H200, where three groups of four waves with 8 x 8 tiles beat one of eight with 16 x 8; rates are against the fastest.
 BLOCKS = (
     Block(128, 64, 16, 8, 8, resident=3, rate=1.0),
@@ -252,9 +275,8 @@ BLOCKS = (
     Block(32, 32, 32, 4, 4, 4, resident=2, rate=0.4),
     Block(8, 4, 0, 4, 4, 128, resident=2, rate=0.1),
 )
-_FILL = 32  # steps along k that a work-group takes to begin and to end
 _ALONE = 1.4  # what fewer work-groups than can be resident achieve, against their share
-_ADDING, _PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a second launch takes; of all of them, that an addition does
+ADDING, PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a second launch takes; of all of them, that an addition does
 
 
 def _reads(p: Product, quads: bool) -> dict[str, Any]:
@@ -268,7 +290,7 @@ def _slices(queue: Any, p: Product, block: Block) -> Plan:
     macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, p.aligned and p.a in launch.QUADS and p.b in launch.QUADS)
     kernel = compiled(queue, "slices.cl", "gemm_slices", p, **macros)
     args = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
-    return Plan((Launch(kernel, _groups(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
+    return Plan((Launch(kernel, groups_of(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
 
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
@@ -278,7 +300,7 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     buffers = 2 if block.local_bytes(p, 2) <= profile.local_mem_size else 1
     quads = p.aligned and p.a in launch.QUADS and p.b in launch.QUADS and not any(size % 4 for size in block[:3])
     macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _reads(p, quads)
-    groups = _groups(p, block.m, block.n)
+    groups = groups_of(p, block.m, block.n)
     depth = -(-p.k // block.splits // block.k) * block.k if block.splits > 1 else p.k
     splits = -(-p.k // depth)
     inner = p if splits == 1 else p.bare()
@@ -288,14 +310,15 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     first = Launch(kernel, groups * splits * block.items, block.items, "abdrc" if splits == 1 else "abdrs", args, splits == 1)
     if splits == 1:
         return Plan((first,))
-    return Plan((first, _add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
+    return Plan((first, add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
 
 
-def _groups(p: Product, bm: int, bn: int) -> int:
+def groups_of(p: Product, bm: int, bn: int) -> int:
     return p.batches * -(-p.m // bm) * -(-p.n // bn)
 
 
-def _add_parts(queue: Any, p: Product, splits: int) -> Launch:
+def add_parts(queue: Any, p: Product, splits: int) -> Launch:
+    """The launch that adds up the parts of a product that was split along k, and ends it."""
     total, width = p.batches * p.m * p.n, 4 if p.n % 4 == 0 and p.plain(p.c) else 1
     kernel = compiled(queue, "naive.cl", "add_parts", p, SUMS=width)
     return Launch(kernel, total // width, launch.LOCAL_1D, "sdrc", (p.n, p.has_bias, p.m * p.n, splits, total))
@@ -308,25 +331,30 @@ def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
     choices = [
         block._replace(splits=splits) for block in fitting or [_fitted(p, config, profile)]
-        for splits in ([named] if named else _useful_splits(p, block, units))
+        for splits in ([named] if named else useful_splits(p, block, units))
     ]  # fmt: skip
-    return min(choices, key=lambda block: _cost(p, block, units))
+    return min(choices, key=lambda block: cost(p, block, units))
 
 
-def _useful_splits(p: Product, block: Block, units: int) -> list[int]:
+def useful_splits(p: Product, block: Shape, units: int) -> list[int]:
     """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
-    most, groups = p.k // _SPLIT_DEPTH if block.k else 1, max(1, _groups(p, block.m, block.n))
+    most, groups = p.k // _SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
-def _cost(p: Product, block: Block, units: int) -> float:
+def cost(p: Product, block: Shape, units: int) -> float:
     """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
-    groups, at_once = max(1, _groups(p, block.m, block.n) * block.splits), units * block.resident
+    groups, at_once = max(1, groups_of(p, block.m, block.n) * block.splits), units * block.resident
     waves, left = divmod(groups, at_once)
     last = -(-left // units)
     alone = min(1.0, _ALONE * last / block.resident) or 1.0
-    added = _ADDING + _PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units if block.splits > 1 else 0.0
-    return block.m * block.n * (-(-p.k // block.splits) + _FILL) * (waves * block.resident + last / alone) / block.rate + added
+    added = ADDING + PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units if block.splits > 1 else 0.0
+    return block.m * block.n * (-(-p.k // block.splits) + block.fill) * (waves * block.resident + last / alone) / block.rate + added
+
+
+def portable_cost(p: Product, profile: DeviceProfile) -> float:
+    """How long the kernels that run on every GPU would take, in the same measure."""
+    return cost(p, _block(p, PORTABLE, profile), profile.max_compute_units)
 
 
 def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
@@ -449,7 +477,7 @@ def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, 
     kernel = _panel_kernel(queue, inner, tile, KC=depth)
     main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdrss",
                   (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps), ends=False)  # fmt: skip
-    return Plan((main, _add_parts(queue, p, splits)), sums=splits * p.m * p.n)
+    return Plan((main, add_parts(queue, p, splits)), sums=splits * p.m * p.n)
 
 
 def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
@@ -538,9 +566,10 @@ def _describe(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor |
     outer, inner = (Axis(1, 0, 0),) * (2 - len(axes)) + axes
     steps = [(outer[side] * size, inner[side] * size) for side, size in ((1, m * k), (2, k * n))]
     rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
-    aligned = alignment(a, b) == 16 and not any(value % 4 for value in rows)
+    placed = alignment(a, b) == 16
+    aligned = placed and not any(value % 4 for value in rows)
     return Product(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
-                   (outer.size, inner.size), steps[0], steps[1], aligned, scaled)  # fmt: skip
+                   (outer.size, inner.size), steps[0], steps[1], aligned, placed, scaled)  # fmt: skip
 
 
 class Extras(NamedTuple):

@@ -1,0 +1,193 @@
+"""Products on the matrix units of NVIDIA GPUs from compute capability 8.0 on, by ``mma.sync`` (mma.cl): a tier of its own.
+
+16-bit operands are multiplied as they are, and summed in float32. float32 operands are split into two TF32 values, whose three
+products are summed per slice of 32 terms and added in float32: within four times the error of a plain float32 sum, and below it from a
+few hundred terms on. With ``set_matmul_precision("medium")`` they are rounded to TF32 instead.
+
+Kernels copy 16 bytes at a time. An operand whose rows do not start at multiples of that, or of another dtype than the other, is
+written out first (pad.cl); the cost model knows, and small products of that kind stay with the portable kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.dtype import DTYPES
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.ops import launch
+from netcl.ops.finish import HALVES
+from netcl.ops.matmul import gemm, nvidia
+from netcl.ops.matmul.gemm import Launch, Plan, Product
+
+V = KernelVariant
+TIER = "mma"
+_FLOATS = {"float32", *HALVES}
+_UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOAT16"}
+_PAIRS = {
+    "float32": "*(__global float2*)(c + (at)) = (float2)(x, y)",
+    **{name: f"*(__global uint*)(c + (at)) = pair_{name}(x, y)" for name in HALVES},
+}
+
+
+class Tile(NamedTuple):
+    """What a work-group computes: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are kept at once.
+
+    The rest is what the cost model of :func:`gemm.cost` asks of a block. ``rate`` is against the fastest portable one.
+    """
+
+    m: int
+    n: int
+    k: int
+    warp_m: int
+    warp_n: int
+    stages: int
+    rate: float
+    resident: int = 2
+    fill: int = 32
+    splits: int = 1
+
+    @property
+    def items(self) -> int:
+        return self.m // self.warp_m * (self.n // self.warp_n) * 32
+
+    def config(self) -> KernelConfig:
+        """What names this tile to a tuner."""
+        return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": TIER})
+
+    def macros(self) -> dict[str, Any]:
+        return {"BM": self.m, "BN": self.n, "BK": self.k, "WM": self.warp_m, "WN": self.warp_n, "STAGES": self.stages}
+
+
+#: By bytes of a value. Blocks take 48 KB of local memory and less, which is what all of these GPUs give.
+TILES = {
+    2: (
+        Tile(128, 128, 32, 64, 64, 3, 9.9, fill=100),
+        Tile(128, 64, 32, 64, 32, 4, 7.0, resident=3, fill=100),
+        Tile(64, 128, 32, 32, 64, 4, 7.0, resident=3, fill=100),
+        Tile(64, 64, 64, 32, 32, 3, 5.0, resident=4, fill=100),
+    ),
+    4: (Tile(64, 128, 32, 64, 32, 2, 1.5), Tile(64, 64, 32, 32, 32, 3, 1.2, resident=3)),
+}
+
+
+class _Side(NamedTuple):
+    """An operand as it is stored: lines of ``width`` values, in stacks of ``lines`` numbered over two axes."""
+
+    letter: str
+    dtype: str
+    lines: int
+    width: int
+    strides: tuple[int, int]
+
+    def ready(self, p: Product, dtype: str) -> bool:
+        """Whether its lines start at multiples of 16 bytes, in the dtype that is wanted."""
+        each = 16 // DTYPES[dtype].itemsize
+        return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
+
+    def padded(self, queue: Any, p: Product, dtype: str, first: int) -> tuple[_Side, Launch, int]:
+        """The same in whole pieces of 16 bytes, from value ``first`` of a memory on; who writes that, and how many values there are."""
+        wide = _whole(self.width, 16 // DTYPES[dtype].itemsize)
+        size = self.lines * wide
+        outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
+        total = outer * inner * size
+        kernel = launch.kernel(queue, __file__, "pad.cl", "pad_lines", {"X": self.dtype, "Y": dtype})
+        args = (self.width, wide, self.lines, inner, *self.strides, first, total)
+        strides = (inner * size if self.strides[0] else 0, size if self.strides[1] else 0)
+        return _Side("p", dtype, self.lines, wide, strides), Launch(kernel, total, launch.LOCAL_1D, f"{self.letter}p", args), total
+
+
+def _whole(value: int, each: int) -> int:
+    return -(-value // each) * each
+
+
+def _sides(p: Product) -> tuple[_Side, _Side]:
+    a = _Side("a", p.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.a_strides)
+    return a, _Side("b", p.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.b_strides)
+
+
+def unit_dtype(p: Product) -> str | None:
+    """The dtype in which the units are given both operands; ``None`` for products they cannot do."""
+    if p.real != "float" or {p.a, p.b} - _FLOATS or not p.k:
+        return None
+    return p.a if p.a == p.b else "float32"
+
+
+def cost(p: Product, tile: Tile, units: int, dtype: str) -> float:
+    """As :func:`gemm.cost`, and what it takes to write operands out."""
+    written = [side for side in _sides(p) if not side.ready(p, dtype)]
+    return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
+
+
+def choices(p: Product, units: int, dtype: str) -> Iterator[Tile]:
+    """Every tile for a product, with the parts of k that make enough work-groups."""
+    for tile in TILES[DTYPES[dtype].itemsize]:
+        yield from (tile._replace(splits=splits) for splits in gemm.useful_splits(p, tile, units))
+
+
+def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
+    """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
+    dtype = unit_dtype(p) or "float32"
+    found = list(choices(p, units, dtype))
+    if config and config.extra.get("tier") == TIER:
+        found = [tile for tile in found if tile[:3] == (config.tile_m, config.tile_n, config.tile_k)] or found
+    costs = [cost(p, tile, units, dtype) for tile in found]
+    return found[costs.index(min(costs))], min(costs)
+
+
+def plan(queue: Any, p: Product, tile: Tile | None = None) -> Plan:
+    """A product on the units: operands that are not ready, then all of it, then the addition of its parts if there are several."""
+    tile = tile or best(p, int(queue.device.max_compute_units))[0]
+    dtype, before, sides, packed = unit_dtype(p) or "float32", [], [], 0
+    for side in _sides(p):
+        if not side.ready(p, dtype):
+            side, written, total = side.padded(queue, p, dtype, packed)
+            before.append(written)
+            packed += total
+        sides.append(side)
+    a, b = sides
+    first = packed - b.width * b.lines * _count(p, b) if b.letter == "p" else 0
+    depth = _whole(-(-p.k // tile.splits), tile.k)
+    splits = -(-p.k // depth)
+    ended = replace(p, a=dtype, b=dtype) if splits == 1 else p.bare(a=dtype, b=dtype)
+    kernel = gemm.compiled(queue, "ptx.cl mma.cl", "gemm_mma", ended, **_macros(ended, tile))
+    args = (*p.sizes(), a.width, b.width, ended.has_bias, p.batch[1], *a.strides, *b.strides, first, splits, depth)
+    groups = gemm.groups_of(p, tile.m, tile.n) * splits
+    main = Launch(kernel, groups * tile.items, tile.items, a.letter + b.letter + ("drc" if splits == 1 else "drs"), args, splits == 1)
+    values = -(-packed * DTYPES[dtype].itemsize // 4)
+    if splits == 1:
+        return Plan((*before, main), packed=values)
+    return Plan((*before, main, gemm.add_parts(queue, p, splits)), packed=values, sums=splits * p.batches * p.m * p.n)
+
+
+def _count(p: Product, side: _Side) -> int:
+    """Stacks of an operand that differ."""
+    return (p.batch[0] if side.strides[0] else 1) * (p.batch[1] if side.strides[1] else 1)
+
+
+def _macros(p: Product, tile: Tile) -> dict[str, Any]:
+    terms = 2 if p.a == "float32" and get_matmul_precision() != "medium" else 1
+    macros = {"MMA": _UNITS[p.a], "SIZE": DTYPES[p.a].itemsize, "TERMS": terms, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
+    return tile.macros() | macros | {"PAIRS": int(p.n % 2 == 0), "C_PAIR(at, x, y)": _PAIRS[p.c]}
+
+
+def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
+    """``"mma"`` for a product that this tier takes over: where the device can, and it is faster than the portable kernels."""
+    dtype = nvidia.capable(profile) and unit_dtype(p)
+    if not dtype or best(p, profile.max_compute_units)[1] >= gemm.portable_cost(p, profile):
+        return None
+    return TIER if nvidia.trusted(queue, TIER, dtype, plan) else None
+
+
+def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    """What the configuration names, or the best; the portable kernels for a product or a device that the units are not for."""
+    dtype = unit_dtype(p)
+    if not (dtype and nvidia.capable(profile) and nvidia.trusted(queue, TIER, dtype, plan)):
+        return gemm.TIERS["simt"][V.MATMUL_REGISTER_TILED](queue, p, gemm.PORTABLE, profile)
+    return plan(queue, p, best(p, profile.max_compute_units, config)[0])
+
+
+gemm.TIERS[TIER] = dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED, V.MATMUL_NAIVE), _planner)
+gemm.VENDORS.append(tier)
