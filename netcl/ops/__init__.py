@@ -27,7 +27,7 @@ def function(name: str) -> Callable[..., Any]:
     row = lookup(name)
     if isinstance(row, Op):
         if row.name in epilogue.PRODUCTS:
-            return repeated(row, epilogue.waiting(row.name, row.call))
+            return repeated(row, epilogue.waiting(row.name, row.call), row.call)
         return repeated(row, fused_rows.fused(row.name, row.call) if row.name in fused_rows.FUSED else row.call)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])

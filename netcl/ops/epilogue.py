@@ -17,7 +17,7 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion
-from netcl.ops.again import repeated
+from netcl.ops.again import Habit, repeated
 from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.elementwise import fusing_modes, later, run
@@ -56,9 +56,13 @@ class _Waiting:
         """The tensor that owns the values."""
         with fusion.lock:
             if self.made is None:
-                with fusion.in_mode(None):
+                if fusing_modes.mode is None:
                     made = self.run()
-                fusion.flush(made)  # an op by itself may leave a formula
+                else:
+                    with fusion.in_mode(None):
+                        made = self.run()
+                if made._source is not None:
+                    fusion.flush(made)  # an op by itself may leave a formula
                 self.made = made
                 self.release()
         return self.made
@@ -75,7 +79,7 @@ class _Waiting:
 class Product(_Waiting):
     """A product: ``call(extras)`` launches it with what follows; its last axis may get a bias if ``by_column``."""
 
-    __slots__ = ("by_column", "call")
+    __slots__ = ("by_column", "call", "habit")
 
     def __init__(
         self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[[Extras], Tensor], by_column: bool
@@ -83,10 +87,20 @@ class Product(_Waiting):
         super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape, inputs[0].queue)
         self.call: Callable[[Extras], Tensor] | None = call
         self.by_column = by_column
+        self.habit: Habit | None = None
 
     def run(self) -> Tensor:
         assert self.call is not None
+        if self.habit is not None:
+            self.habit.alone += 1
         return self.call(self.extras)
+
+    def ending_in(self, extras: Extras) -> Tensor:
+        """The product with what followed it."""
+        assert self.call is not None
+        if self.habit is not None:
+            self.habit.followed += 1
+        return self.call(extras)
 
     def release(self) -> None:
         super().release()
@@ -110,8 +124,7 @@ class Followed(_Waiting):
         first, of = self.product(), self.of
         self.of = None  # let go of: what is held is computed before its inputs change
         if first is not None:
-            assert first.call is not None
-            return first.call(self.extras)
+            return first.ending_in(self.extras)
         assert of is not None and self.alone is not None
         with fusion.in_mode(self.mode):  # formulas, which become one kernel
             return self.alone(of.run() if of.skippable() else of.compute())

@@ -152,3 +152,20 @@ def test_what_waits_for_memory_that_is_written_comes_first(cl_device, repeats):
 def test_the_numpy_backend_is_left_alone():
     x = Tensor.from_host(CPUQueue(), values(3, 4))
     assert [ops.sum(x, axis=1).shape for _ in range(3)] == [(3,)] * 3
+
+
+def test_products_that_nothing_follows_wait_no_more(cl_device, repeats):
+    with eager_fusion(1):
+        x, w, bias = given(cl_device, 9, 7), given(cl_device, 7, 5), given(cl_device, 5)
+        expected = x.to_host() @ w.to_host()
+        for _ in range(again._ALONE):
+            alone = ops.matmul(x, w)
+            assert type(alone) is DeferredTensor
+            np.testing.assert_allclose(alone.to_host(), expected, rtol=1e-5, atol=1e-5)
+        kinds = [type(ops.matmul(x, w)) for _ in range(again._AGAIN)]
+        assert kinds.count(DeferredTensor) == 1  # asks again now and then
+        np.testing.assert_allclose(ops.matmul(x, w).to_host(), expected, rtol=1e-5, atol=1e-5)
+        for _ in range(again._AGAIN):
+            ended = ops.relu(ops.add(ops.matmul(x, w), bias))
+            np.testing.assert_allclose(ended.to_host(), np.maximum(expected + bias.to_host(), 0), rtol=1e-5, atol=1e-5)
+        assert all(type(ops.matmul(x, w)) is DeferredTensor for _ in range(again._AGAIN))  # something followed: it is waited for
