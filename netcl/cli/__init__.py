@@ -11,7 +11,7 @@ from importlib import import_module
 
 from netcl import __version__
 from netcl.cli.command import COMMANDS, CommandError
-from netcl.core.errors import DeviceError, EnvironmentVariableError
+from netcl.core.errors import DeviceError, EnvironmentVariableError, message
 
 # In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
 MODULES = ("doctor", "settings", "ops", "check", "train", "bench", "tune")
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (CommandError, DeviceError, EnvironmentVariableError, FileNotFoundError) as error:
+    except (CommandError, DeviceError, EnvironmentVariableError) as error:
         print(error, file=sys.stderr)
-        return 1
+    except OSError as error:  # a file that is not there, a folder that cannot be written to, a full disk
+        print(error if error.filename is None else message(args.command, str(error.strerror), file=error.filename), file=sys.stderr)
+    return 1

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from netcl.cli.command import command, table
-from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
+from netcl.cli.command import CommandError, command, table, whole
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, message
 
 Times = Mapping[str, float]  # seconds by device
 
@@ -17,9 +17,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", action="append", help="as NETCL_DEVICE; may be repeated. Without: NumPy and every device that is no simulator"
     )
-    parser.add_argument("--cases", default="", help="only cases whose name matches this regular expression")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; the best counts")
-    parser.add_argument("--threads", type=int, help="threads for torch")
+    parser.add_argument("--cases", default=re.compile(""), type=_pattern, help="only cases whose name matches this regular expression")
+    parser.add_argument("--repeats", type=whole(1), default=3, help="rounds; the best counts")
+    parser.add_argument("--threads", type=whole(1), help="threads for torch")
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as fault:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {fault}") from fault
 
 
 @command("bench", _arguments)
@@ -27,6 +34,9 @@ def bench(args: argparse.Namespace) -> int:
     """Time common problems on this machine's devices, and torch if it is there; say which device to use for which size."""
     from netcl.bench import harness
 
+    chosen = [(group, case) for group, cases in groups().items() for case in cases if args.cases.search(case.name)]
+    if not chosen:
+        raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {_examples()}", cases=args.cases.pattern))
     settings = _named([harness.setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
@@ -34,9 +44,8 @@ def bench(args: argparse.Namespace) -> int:
         print("torch is not installed: netcl's devices are compared with each other only")
     series: dict[str, dict[str, Times]] = {}
     troubles: list[str] = []
-    for group, cases in groups().items():
-        for case in (case for case in cases if re.search(args.cases, case.name)):
-            series.setdefault(group, {})[case.name] = _times(case, settings, troubles)
+    for group, case in chosen:
+        series.setdefault(group, {})[case.name] = _times(case, settings, troubles)
     rows = [[name, *(_clock(times.get(n)) for n in names)] for found in series.values() for name, times in found.items()]
     print(table(("", *names), rows))
     print()
@@ -59,6 +68,10 @@ def groups() -> dict[str, list[Any]]:
         "softmax": [problems.softmax(n, 512) for n in (8, 128, 2048)],
         "training an MLP": [steps.mlp_step(n, both) for n in (16, 256)],
     }
+
+
+def _examples() -> str:
+    return ", ".join(repr(cases[0].name) for cases in groups().values())
 
 
 def _selectors() -> list[Any]:

@@ -53,6 +53,17 @@ def command(name: str, arguments: Callable[[argparse.ArgumentParser], None] = _n
     return enter
 
 
+def whole(least: int) -> Callable[[str], int]:
+    """The type of an option: a whole number from ``least`` on."""
+
+    def read(text: str) -> int:
+        if not text.removeprefix("-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return read
+
+
 def columns() -> int | None:
     """How many columns the terminal has; ``None`` where output goes elsewhere, and lines may be as long as they are."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import CommandError, command, pick_device, say, table
+from netcl.cli.command import CommandError, command, pick_device, say, table, whole
+from netcl.core.errors import message
 
 
 @contextmanager
@@ -61,7 +62,9 @@ def _options(pairs: list[str]) -> dict[str, Any]:
     """``["n_layer=2", "norm=rms"]`` as a dictionary."""
     found = {}
     for pair in pairs:
-        name, _, text = pair.partition("=")
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise CommandError(message("recipe", "an option of the data or the model is NAME=VALUE", given=repr(pair)))
         try:
             found[name] = json.loads(text)
         except json.JSONDecodeError:
@@ -73,7 +76,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _recipe_arguments(parser)
     parser.add_argument("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given")
     parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
-    parser.add_argument("--distributed", type=int, default=0, metavar="RANKS", help="train on so many processes, through mpiexec")
+    parser.add_argument("--distributed", type=whole(0), default=0, metavar="RANKS", help="train on so many processes, through mpiexec")
     parser.add_argument("--tensorboard", action="store_true", help="write files for TensorBoard too")
 
 
@@ -130,7 +133,7 @@ def report(args: argparse.Namespace) -> int:
 def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the folder of a run with the model gpt")
     parser.add_argument("--prompt", default="\n", help="what the text begins with")
-    parser.add_argument("--length", type=int, default=300, help="bytes to write")
+    parser.add_argument("--length", type=whole(0), default=300, help="bytes to write")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest byte each time")
     parser.add_argument("--top-k", type=int, default=None, help="choose among so many likeliest")
     parser.add_argument("--top-p", type=float, default=None, help="choose among the fewest that reach this probability")
@@ -142,16 +145,21 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
 @_told_in_a_line()
 def generate(args: argparse.Namespace) -> int:
     """Write text with the model of a run."""
+    from netcl.nn.gpt import check_sampling
     from netcl.trainer.run import generate as write
 
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+    try:
+        check_sampling(**options)
+    except ValueError as fault:
+        raise CommandError(str(fault)) from fault
     print(write(args.run, args.prompt, args.length, pick_device(args.device), args.seed, **options))
     return 0
 
 
 def _trace_arguments(parser: argparse.ArgumentParser) -> None:
     _recipe_arguments(parser)
-    parser.add_argument("--steps", type=int, default=5, help="how many steps are traced, after one that warms up")
+    parser.add_argument("--steps", type=whole(1), default=5, help="how many steps are traced, after one that warms up")
     parser.add_argument("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing")
 
 

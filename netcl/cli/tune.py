@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.cli.command import CommandError, command, pick_device, table
+from netcl.cli.command import CommandError, command, pick_device, table, whole
+from netcl.core.errors import DtypeError, ShapeError
 
 SIZES = {"matmul": "M N K", "conv2d": "N C H W F KH KW [STRIDE [PAD]]"}
 
@@ -35,7 +36,7 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[int], np.ndarray]]
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in SIZES.items())}")
     parser.add_argument("sizes", nargs="*", type=int, help="of a matmul or conv2d")
-    parser.add_argument("--batch", type=int, default=8, help="samples in a batch of the model")
+    parser.add_argument("--batch", type=whole(1), default=8, help="samples in a batch of the model")
     parser.add_argument("--budget", type=float, default=45.0, help="seconds of searching, after the model ran once")
     parser.add_argument("--dtype", default="float32", help="of a matmul or conv2d")
     parser.add_argument("--device", help="as NETCL_DEVICE")
@@ -78,8 +79,11 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
         raise CommandError(f"[tune] {args.what} takes its sizes: netcl tune {args.what} {SIZES[args.what]}")
     flags = dict(zip(("stride", "pad"), args.sizes[7:], strict=False))
     ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
-    for op in ops:
-        told(Autotuner(handle, args.budget / len(ops)).tune(op, *args.sizes[:7], dtype=args.dtype, **flags))
+    try:
+        for op in ops:
+            told(Autotuner(handle, args.budget / len(ops)).tune(op, *args.sizes[:7], dtype=args.dtype, **flags))
+    except (ShapeError, DtypeError) as fault:
+        raise CommandError(str(fault)) from fault
 
 
 def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], None]) -> None:

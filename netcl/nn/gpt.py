@@ -115,7 +115,7 @@ class GPT(Module):
 
         Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.
         """
-        _check_sampling(temperature, top_k, top_p)
+        check_sampling(temperature, top_k, top_p)
         sequence = np.atleast_2d(np.asarray(tokens.to_host() if isinstance(tokens, Tensor) else tokens, np.int64))
         if sequence.shape[1] == 0:
             raise ShapeError(message("generate", "there is no token to start from", shape=sequence.shape))
@@ -148,7 +148,8 @@ class GPT(Module):
         return np.zeros(count) if temperature == 0 else ag.rand(count, queue=self.queue).to_host().astype(np.float64)
 
 
-def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """``ValueError`` for options of sampling that mean nothing."""
     if not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
         what = "temperature is at least 0, top_k at least 1, top_p in (0, 1]"
         raise ValueError(message("generate", what, temperature=temperature, top_k=top_k, top_p=top_p))

@@ -13,6 +13,7 @@ import numpy as np
 from netcl.profiling import report as kernels
 from netcl.trainer import plot
 from netcl.trainer.logs import read_jsonl
+from netcl.trainer.recipe import Recipe
 from netcl.trainer.run import read_json
 
 STYLE = """
@@ -45,21 +46,33 @@ def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | 
 
 def page(folder: str | os.PathLike[str]) -> str:
     """The page of a run, as text."""
-    config, results = read_json(folder, "config.json"), read_json(folder, "results.json")
-    title, place = f"{config['data']} / {config['model']}", results["environment"]
+    config = {**Recipe().to_dict(), **read_json(folder, "config.json")}
+    title = f"{config['data']} / {config['model']}"
+    curves = _section("Curves", f'<div class="charts">{_charts(read_jsonl(Path(folder) / "log.jsonl"))}</div>')
+    finished = all((Path(folder) / name).exists() for name in ("results.json", "profile.json"))
     parts = [
-        f"<h1>{html.escape(title)}</h1><p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>",
-        _facts(results),
-        _section("Curves", f'<div class="charts">{_charts(read_jsonl(Path(folder) / "log.jsonl"))}</div>'),
-        *_predictions(Path(folder) / "samples.npz", results["classes"]),
-        _section("Text", f"<pre>{html.escape(results['text'])}</pre>") if "text" in results else "",
-        _section("Slowest kernels", f'<div class="scroll">{kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])}</div>'),
+        f"<h1>{html.escape(title)}</h1>",
+        *(_finished(folder, curves) if finished else ("<p class='dim'>This run is not finished.</p>", curves)),
         _section("Recipe", _table(config)),
-        _section("Environment", _table(place)),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
     style = f"<style>{STYLE}{plot.STYLE}{kernels.STYLE}</style>"
     return f"<!doctype html><html lang='en'><head>{head}{style}</head><body>{''.join(parts)}</body></html>\n"
+
+
+def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
+    """What there is to show of a run that came to its end."""
+    results = read_json(folder, "results.json")
+    place = results["environment"]
+    return [
+        f"<p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>",
+        _facts(results),
+        curves,
+        *_predictions(Path(folder) / "samples.npz", results["classes"]),
+        _section("Text", f"<pre>{html.escape(results['text'])}</pre>") if "text" in results else "",
+        _section("Slowest kernels", f'<div class="scroll">{kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])}</div>'),
+        _section("Environment", _table(place)),
+    ]
 
 
 def _section(title: str, content: str) -> str:

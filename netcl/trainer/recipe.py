@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,14 @@ from netcl.trainer.trainer import Trainer, token_cross_entropy
 
 class RecipeError(ValueError):
     """A recipe that cannot be followed."""
+
+
+PRECISIONS = ("", "float16", "bfloat16")
+_BOUNDS: dict[str, tuple[int, float]] = {
+    "epochs": (1, math.inf), "batch_size": (1, math.inf), "accumulation_steps": (1, math.inf), "log_every": (1, math.inf),
+    "workers": (0, math.inf), "seed": (0, math.inf), "lr": (0, math.inf), "weight_decay": (0, math.inf), "grad_clip": (0, math.inf),
+    "warmup": (0, 1), "ema": (0, 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,15 @@ class Recipe:
     workers: int = 0
     log_every: int = 10
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (least, below) in _BOUNDS.items():
+            value = getattr(self, name)
+            if not least <= value < below:
+                bounds = f"at least {least}" if below == math.inf else f"at least {least} and below {below}"
+                raise RecipeError(message("recipe", f"{name} is {bounds}", **{name: value}))
+        if self.mixed_precision not in PRECISIONS:
+            raise RecipeError(message("recipe", "mixed_precision is float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """With other values; a name or a type that no field has is refused."""

@@ -21,7 +21,7 @@ from netcl import distributed
 from netcl.core.device import DeviceHandle, device
 from netcl.core.errors import message
 from netcl.data import DataLoader
-from netcl.io import latest, load_model, save_model
+from netcl.io import FileError, latest, load_model, save_model
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.logs import CSVLogger, JSONLLogger
@@ -150,7 +150,10 @@ def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
     path = Path(folder) / name
     if not path.exists():
         raise FileNotFoundError(message("run", f"the folder has no {name}", "is it one that `netcl train` wrote?", folder=folder))
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as fault:
+        raise FileError(message("run", f"{name} is damaged: {fault}", folder=folder)) from fault
 
 
 def generate(
@@ -171,6 +174,7 @@ def generate(
 
 
 def _written(model: Any, prompt: str, length: int, options: Mapping[str, Any]) -> str:
-    tokens = list(prompt.encode()) or [ord("\n")]
+    # What a terminal without UTF-8 hands over are bytes in disguise.
+    tokens = list(prompt.encode(errors="surrogateescape")) or [ord("\n")]
     written = model.generate([tokens], length, **options).to_host()[0]
     return bytes(written.astype(np.uint8)).decode(errors="replace")

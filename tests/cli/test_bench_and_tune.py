@@ -35,6 +35,14 @@ def test_bench_goes_on_after_a_failure_and_tells_it(capsys, monkeypatch):
     assert "sum 2^10 failed on NumPy: planted" in out and "sum 2^16 on NumPy: ours: its result differs" in out
 
 
+def test_bench_without_a_case_is_told(capsys):
+    assert main(["bench", "--device", "cpu", "--cases", "summ"]) == 1
+    assert capsys.readouterr().err.startswith("[bench] no case has such a name; cases=summ; there are, for instance, 'matmul 32'")
+    with pytest.raises(SystemExit):
+        main(["bench", "--cases", "["])
+    assert "'[' is no regular expression" in capsys.readouterr().err
+
+
 def test_tune_keeps_what_it_measured(cl_device, capsys, request):
     selector = request.node.callspec.params["cl_device"].selector
     assert main(["tune", "matmul", "8", "16", "32", "--device", selector, "--budget", "0"]) == 0
@@ -44,7 +52,10 @@ def test_tune_keeps_what_it_measured(cl_device, capsys, request):
     assert main(["tune", "--forget"]) == 0 and "measurements of 1 devices" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words, told", [(["resnet19"], "known: mlp, lenet"), (["matmul", "3"], "netcl tune matmul M N K")])
+@pytest.mark.parametrize(
+    "words, told",
+    [(["resnet19"], "known: mlp, lenet"), (["matmul", "3"], "netcl tune matmul M N K"), (["matmul", "0", "1", "1"], "sizes=(0, 1, 1)")],
+)
 def test_tune_tells_what_it_takes(cl_device, capsys, words, told):
     assert main(["tune", *words, "--device", "cl"]) == 1
     assert told in capsys.readouterr().err

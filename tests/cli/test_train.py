@@ -127,6 +127,14 @@ def test_report_writes_it_again_elsewhere(digits, tmp_path, capsys):
     assert (tmp_path / "page.html").read_text() == (digits / "report.html").read_text()
 
 
+def test_an_unfinished_run_has_a_page_too(digits, tmp_path, capsys):
+    for name in ("config.json", "log.jsonl"):
+        shutil.copy(digits / name, tmp_path)
+    assert run(capsys, "report", tmp_path)[0] == 0
+    page = Page((tmp_path / "report.html").read_text())
+    assert page.open == [] and page.tags.count("svg") == 4 and "img" not in page.tags
+
+
 def chromium() -> str | None:
     return next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 
@@ -183,13 +191,24 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["train", "--model", "gpt"], "[recipe] text needs the model gpt, and images another"),
         (["train", "--data", "text", "--model", "gpt"], "[recipe] a text needs a file"),
         (["train", "--model", "mlp", "--model-options", "depth=3"], "[recipe] the model cannot be made: "),
-        (["train", "nowhere.toml"], "No such file or directory"),
+        (["train", "--model", "mlp", "--model-options", "hidden"], "[recipe] an option of the data or the model is NAME=VALUE"),
+        (["train", "--epochs", "0"], "[recipe] epochs is at least 1; epochs=0"),
+        (["train", "--ema", "1"], "[recipe] ema is at least 0 and below 1; ema=1.0"),
+        (["train", "--lr", "nan"], "[recipe] lr is at least 0; lr=nan"),
+        (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision is float16 or bfloat16; mixed_precision='float8'"),
+        (["train", "nowhere.toml"], "[train] No such file or directory; file=nowhere.toml"),
+        (["train", "--run", "a_file"], "[train] File exists; file=a_file"),
         (["report", "."], "[run] the folder has no config.json"),
-        (["generate", "."], "No such file or directory"),
+        (["report", "damaged"], "[run] config.json is damaged: "),
+        (["generate", "."], "[generate] No such file or directory; file=config.json"),
+        (["generate", ".", "--top-k", "0"], "[generate] temperature is at least 0, top_k at least 1"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").touch()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/config.json").write_text("[1")
     status, _, err = run(capsys, *arguments, *(["--device", "cpu"] if arguments[0] != "report" else []))
     assert status == 1 and words in err and len(err.strip().splitlines()) == 1
 
