@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from netcl.amp.autocast import autocast, get_autocast_dtype
-from netcl.autograd.tape import Node, enable_grad, modes, no_grad, recording, run_backward
+from netcl.autograd.tape import Node, enable_grad, intact, modes, no_grad, recording, run_backward
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import random
@@ -71,6 +71,7 @@ def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
     def rule(node: Node, F: Any, grads: Sequence[Any]) -> Sequence[Any]:
         zeros = [g if g is not None else Tensor.zeros(like.shape, like.dtype, queue=_queue(grads))
                  for g, like in zip(grads, node.outputs, strict=True)]  # fmt: skip
+        node.saved.saved_tensors = intact(node, *node.saved.saved_tensors)
         back = cls.backward(node.saved, *zeros)
         back = back if isinstance(back, tuple) else (back,)
         if len(back) != len(node.edges):
@@ -103,6 +104,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _checkpoint_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     function, args, kwargs, state, half = node.saved
+    args = intact(node, *args)
     if modes.enabled:
         raise RuntimeError(message("checkpoint", "a checkpoint cannot be differentiated twice", "call the function without checkpoint"))
     fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in args]

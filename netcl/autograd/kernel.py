@@ -13,7 +13,7 @@ from typing import Any
 
 from netcl import ops
 from netcl.autograd import sanitizer
-from netcl.autograd.tape import Node, modes, recording
+from netcl.autograd.tape import Node, intact, modes, recording
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, ShapeError, message
 from netcl.core.kernels.primitives import PRIMITIVE_PREAMBLE, KernelSpec
@@ -154,6 +154,8 @@ class Kernel:
 
 def _rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None]:
     kernel, inputs, numbers, out = node.saved
+    *kept, out = intact(node, *inputs.values(), out)
+    inputs = dict(zip(inputs, kept, strict=True))
     if kernel.vjp is None:
         raise DtypeError(message(kernel.name, "this kernel has no gradient", "pass vjp= to @netcl.kernel"))
     if callable(kernel.vjp):

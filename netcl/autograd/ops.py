@@ -9,9 +9,10 @@ from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import active, autocast, cast_arguments
-from netcl.autograd.tape import Node, like, modes, recording
+from netcl.autograd.tape import Node, intact, like, modes, recording
 from netcl.core import dispatch
-from netcl.core.tensor import Tensor
+from netcl.core.errors import AutogradError, message
+from netcl.core.tensor import Tensor, clock
 from netcl.ops import elementwise, registry
 from netcl.ops.expression import compose
 from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
@@ -53,6 +54,8 @@ def _make(row: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if policy != "keep" and active.dtype is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
+        if kwargs and note is not None and kwargs.get("out") is not None:
+            _check_out(row.name, args, kwargs)
         observer = modes.observer
         if observer is not None:
             return observer(row, recorded, *args, **kwargs)
@@ -63,6 +66,12 @@ def _make(row: Any) -> Callable[..., Any]:
 
     call.__module__ = "netcl.autograd"
     return call
+
+
+def _check_out(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if learns(args, kwargs):
+        what = "a call with out= is not recorded, but an input requires a gradient"
+        raise AutogradError(message(name, what, "leave out= away, or call it inside no_grad()", out=kwargs["out"].shape))
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -124,6 +133,8 @@ def _kept_inputs(row: Pointwise) -> tuple[tuple[bool, ...], bool]:
 
 def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     row, inputs, params, out = node.saved
+    if clock.last > node.order:
+        inputs, out = intact(node, inputs, out)
     g = grads[0]
     wanted = [edge is not None for edge in node.edges]
     if not modes.enabled:
@@ -208,6 +219,8 @@ def _keep(x: Any, kept: bool, out: Tensor) -> Any:
 
 def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     row, inputs, keywords, outs = node.saved
+    if clock.last > node.order:
+        inputs, outs = intact(node, inputs, outs)
     if outs is not None and modes.enabled:
         outs = [_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1

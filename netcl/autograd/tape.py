@@ -8,7 +8,6 @@ it is released as the walk passes.
 from __future__ import annotations
 
 import heapq
-import itertools
 import threading
 import traceback
 import weakref
@@ -20,14 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl import ops
+from netcl.core import dispatch
 from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor, memory_of
+from netcl.core.errors import AutogradError, ShapeError, message
+from netcl.core.tensor import DeferredTensor, Tensor, clock, memory_of
 from netcl.ops import fusion
 from netcl.ops.elementwise import fusing_modes
-
-_counter = itertools.count()
 
 
 class _Modes(threading.local):
@@ -78,7 +76,7 @@ class Node:
         self.edges = edges = [_edge(x) if isinstance(x, Tensor) and x.requires_grad else None for x in inputs]
         self.likes = [None if edge is None else like(x) for edge, x in zip(edges, inputs, strict=True)]
         self.saved = saved
-        self.order = next(_counter)
+        self.order = clock.tick()
         self.outputs: Sequence[Like] = ()
         self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
         self.site = _site() if modes.anomaly else ""
@@ -135,6 +133,65 @@ def recording(tensors: Iterable[Any]) -> bool:
         if isinstance(x, Tensor) and x.requires_grad:
             return modes.enabled
     return False
+
+
+# ---- changes in place
+
+
+class _Changed:
+    """Stands for the values of a tensor that was changed in place after an op kept it for backward: who reads them is told so."""
+
+    def __init__(self, node: Node, tensor: Tensor):
+        self.text = message(
+            node.name,
+            "a tensor that backward reads was changed in place after the op kept it",
+            "change it after backward, change a clone(), or run the forward pass again",
+            shape=tensor.shape, dtype=tensor.dtype, kept_at=node.order, version=tensor._version,
+        )  # fmt: skip
+
+    def seen_by(self, tensor: Tensor) -> None:
+        """A further tensor rests on this; all of them may be shown around."""
+
+    def compute(self) -> Tensor:
+        raise AutogradError(self.text)
+
+    made = property(compute)  # fused code asks for this first
+
+
+def intact(node: Node, *kept: Any) -> Any:
+    """Tensors that a node keeps, or lists of them. One that was changed in place since raises when its values are asked for, not before:
+    not every gradient reads all that an op keeps."""
+    return _stand_ins(node, kept) if _any_changed(kept, node.order) else kept
+
+
+def _any_changed(kept: Iterable[Any], order: int) -> bool:
+    for x in kept:
+        kind = type(x)
+        if kind is Tensor or kind is DeferredTensor:
+            if x._written is not None and x._written[0] > order:
+                return True
+        elif (kind is list or kind is tuple) and _any_changed(x, order):
+            return True
+    return False
+
+
+def _stand_ins(node: Node, kept: Any) -> Any:
+    if isinstance(kept, (list, tuple)) and not isinstance(kept, Like):
+        return type(kept)([_stand_ins(node, part) for part in kept])
+    if not isinstance(kept, Tensor) or kept._version < node.order:
+        return kept
+    return Tensor._deferred(_Changed(node, kept), kept.shape, kept.dtype, kept.queue)
+
+
+def _changing_history(tensor: Tensor) -> None:
+    """A tensor that was computed is about to be changed in place: its gradient would still go to what it was computed from."""
+    if modes.enabled and tensor.grad_fn.rule is not None:
+        what = "its result is to be changed in place, but gradients would flow as if it had not been"
+        remedy = "compute it anew with where, cat or index_add, change a clone() or detach(), or do it inside no_grad() if that is meant"
+        raise AutogradError(message(tensor.grad_fn.name, what, remedy, shape=tensor.shape, dtype=tensor.dtype))
+
+
+dispatch.fill("changing_history", _changing_history)
 
 
 # ---- the walk

@@ -36,5 +36,9 @@ class KernelBuildError(RuntimeError):
     """OpenCL C that the driver refused; the text carries log, device and numbered source lines."""
 
 
+class AutogradError(RuntimeError):
+    """Gradients that cannot be right: what backward needs was changed in place."""
+
+
 class EnvironmentVariableError(ValueError):
     """A NETCL_* variable holds something that is not one of its legal values."""

@@ -9,7 +9,7 @@ the recorded launches rest on (:func:`requires`), values the host looks at befor
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 
@@ -34,6 +34,7 @@ class Recorder(Protocol):
     def upload(self, buffer: Any, stored: Any) -> None: ...
     def fill(self, buffer: Any, pattern: Any, offset: int, nbytes: int) -> None: ...
     def copy(self, target: Any, source: Any, nbytes: int) -> None: ...
+    def changed(self, tensors: Iterable[Any]) -> None: ...
     def read(self, what: str) -> None: ...
     def host_work(self, what: str) -> None: ...
     def again(self, function: Callable[[], Any]) -> Any: ...
@@ -73,6 +74,12 @@ def allocated(handle: Any) -> None:
     """A lease was made."""
     if active.recorder is not None:
         active.recorder.allocated(handle)
+
+
+def changed(tensors: Iterable[Any]) -> None:
+    """The values of tensors change in place."""
+    if active.recorder is not None:
+        active.recorder.changed(tensors)
 
 
 def again(function: Callable[[], Any]) -> Any:

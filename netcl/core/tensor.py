@@ -9,14 +9,15 @@ memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else not
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.core import dispatch
+from netcl.core import dispatch, recording
 from netcl.core import dtype as dtypes
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
@@ -86,6 +87,25 @@ def memory_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
+class clock:
+    """The order of what happens to values: writes in place and ops that a tape records. ``last`` is when anything was last written."""
+
+    tick = itertools.count(1).__next__
+    last = 0
+
+
+def wrote(tensors: Iterable[Tensor]) -> None:
+    """Note that the values of tensors change in place: every tensor over the same memory knows, and so do tapes and recordings."""
+    clock.last = now = clock.tick()
+    for t in tensors:
+        if t._written is None:
+            t._written = [now]
+        else:
+            t._written[0] = now
+    if recording.listening:
+        recording.changed(tensors)
+
+
 class _OnClassOrInstance:
     """A method with two meanings: ``Tensor.f(...)`` makes a tensor, ``t.f(...)`` acts on one."""
 
@@ -137,7 +157,6 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     stored, _ = storage_of(array, self.dtype, "from_host")
     if stored.shape != self.shape:
         raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
-    self._version += 1
     self._changing()
     if self.array is not None:
         np.copyto(self.array, stored)
@@ -185,7 +204,7 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "_source", "_version", "array", "buffer", "context", "dtype", "grad", "grad_fn",
+        "__weakref__", "_hooks", "_index", "_source", "_written", "array", "buffer", "context", "dtype", "grad", "grad_fn",
         "host_ref", "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
@@ -212,7 +231,7 @@ class Tensor:
         self.pending_release = pending_release
         self._hooks: list[Callable[[Tensor], Tensor | None]] | None = None
         self._index = 0  # which output of grad_fn this is
-        self._version = 0  # how often it was written in place
+        self._written: list[int] | None = None  # when this memory was last written in place; one list for all tensors over it
         self._source: Source | None = None
 
     # ---- making tensors
@@ -249,8 +268,7 @@ class Tensor:
     @classmethod
     def full(cls, shape: Shape, value: float, dtype: str = "float32", **where: Any) -> Tensor:
         """A tensor with ``value`` everywhere."""
-        result = cls.empty(_shape(shape, "full"), dtype, **where)
-        return result.fill_(value)
+        return cls.empty(_shape(shape, "full"), dtype, **where)._fill(value)
 
     @classmethod
     def from_shape(cls, queue: Any, shape: Shape, dtype: str = "float32", fill: float = 0, **where: Any) -> Tensor:
@@ -305,7 +323,7 @@ class Tensor:
         made.shape, made.dtype, made.queue, made.context = shape, dtype, queue, queue.context
         made.persistent = made.requires_grad = False
         made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
-        made._index = made._version = 0
+        made._index, made._written = 0, None
         made._source = source
         source.seen_by(made)
         return made
@@ -320,22 +338,39 @@ class Tensor:
         """The same memory under another shape; the lease is shared."""
         if type(self) is DeferredTensor:
             assert self._source is not None
-            return Tensor._deferred(self._source, shape, self.dtype, self.queue)
+            view = Tensor._deferred(self._source, shape, self.dtype, self.queue)
+            view._written = self._writes()
+            return view
         array = None if self.array is None else self.array.reshape(shape)
         view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
-        view._source = self._source
+        view._source, view._written = self._source, self._writes()
         view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
         return view
 
     def _changing(self) -> None:
-        """The values are about to be changed in place: what is still to be computed from the old ones is computed first.
+        """The values are about to be changed in place. For a kernel, whose launch looks for readers itself, :func:`wrote` is enough."""
+        if self.grad_fn is not None:
+            dispatch.call("changing_history", self)
+        self._compute_readers()
+        wrote((self,))
 
-        Kernels need not call this; their launch looks at what they write.
-        """
+    def _compute_readers(self) -> None:
+        """What is still to be computed from the values is computed now."""
         if program.before_write is not None:
             program.before_write(self.pool_handle if self.array is None else memory_of(self.array))
 
+    def _writes(self) -> list[int]:
+        """Where all tensors over this memory keep when it was last written in place."""
+        if self._written is None:
+            self._written = [0]
+        return self._written
+
     # ---- facts
+
+    @property
+    def _version(self) -> int:
+        """When this memory was last written in place, by the :class:`clock`; 0 is never."""
+        return 0 if self._written is None else self._written[0]
 
     @property
     def size(self) -> int:
@@ -417,10 +452,12 @@ class Tensor:
 
     def fill_(self, value: float) -> Tensor:
         """Overwrite every element with ``value``, in place."""
+        self._changing()
+        return self._fill(value)
+
+    def _fill(self, value: float) -> Tensor:
         row = dtypes.DTYPES[self.dtype]
         self.host_ref = None
-        self._version += 1
-        self._changing()
         try:
             if self.array is not None:
                 self.array[...] = dtypes.encode(np.asarray(value, row.host), row)
@@ -541,9 +578,6 @@ class Tensor:
         return dispatch.call("getitem", self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.host_ref = None
-        self._changing()
-        self._version += 1
         dispatch.call("setitem", self, index, value)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -566,6 +600,10 @@ class DeferredTensor(Tensor):
         made = self._source.compute()
         self.buffer, self.pool_handle = made.buffer, made.pool_handle
         self.array = None if made.array is None else made.array.reshape(self.shape)
+        if self._written is None:
+            self._written = made._writes()
+        else:
+            made._written = self._written
         self.__class__ = Tensor  # type: ignore[assignment]
         return getattr(self, name)
 

@@ -12,7 +12,7 @@ from typing import Any
 from netcl.core import dtype as dtypes
 from netcl.core.device import DeviceHandle, device, get_active_device, manager
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, wrote
 
 #: What a tensor holds beside shape and gradient: enough to let it stand on other memory.
 _STORAGE = ("buffer", "array", "dtype", "context", "queue", "pool_handle", "host_ref", "pending_event", "pending_release")
@@ -170,4 +170,6 @@ def stand_on(tensor: Tensor, other: Tensor) -> None:
     """Give ``tensor`` the memory, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
     for slot in _STORAGE:
         setattr(tensor, slot, getattr(other, slot))
+    tensor._written = other._writes()
+    wrote((tensor,))
     tensor._mark(tensor.requires_grad, tensor.persistent)

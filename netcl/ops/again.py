@@ -7,7 +7,7 @@ does more than that (looks at values, draws random numbers, writes to memory tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from math import copysign
 from operator import itemgetter
@@ -21,14 +21,12 @@ from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.kernels.program import Sized, launch_observers
 from netcl.core.kernels.signature import POINTER
-from netcl.core.tensor import DeferredTensor, Tensor
+from netcl.core.tensor import DeferredTensor, Tensor, wrote
 from netcl.ops.elementwise import cached_plan, fusing_modes
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _ONCE, _NEVER = "called once", "not to be repeated"
 _ENOUGH = 64  # kinds of calls of an op that could not be repeated, until none is listened to any more
-_ALONE = 8  # values of a kind that waited in vain, until such values are computed at once
-_AGAIN = 64  # calls after which one waits again, to see whether something follows by now
 
 
 class Repeat:
@@ -36,10 +34,11 @@ class Repeat:
 
     def __init__(
         self, queue: Any, fixed: list[Any], rooms: list[tuple[Any, int]], launches: list[tuple[Sized, Any]], results: _Results,
-        writes: Sequence[int],
+        writes: Sequence[int], noted: Sequence[int],
     ):  # fmt: skip
         self.queue = queue
         self.writes = writes
+        self.noted = noted
         self.context = queue.context
         self.fixed = fixed
         self.rooms = rooms
@@ -50,7 +49,9 @@ class Repeat:
         """The call again, over other tensors of the same kind."""
         if self.writes and program.awaited:
             for i in self.writes:
-                tensors[i]._changing()
+                tensors[i]._compute_readers()
+        if self.noted:
+            wrote([tensors[i] for i in self.noted])
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.rooms]
         slots = [*self.fixed, *[t.buffer for t in tensors], *[lease.buffer for lease in leases]]
         queue = self.queue
@@ -64,24 +65,6 @@ class Repeat:
         return form([Tensor(leases[part[0]].buffer, *part[1:], context, queue, leases[part[0]]) if part else None for part in parts])
 
 
-class Habit:
-    """What became of values of one kind that wait for what follows: ``alone`` were asked for by themselves, ``followed`` were not.
-
-    Waiting takes the host as long as a small product takes the device, so that a kind of which only the first is seen waits no more.
-    """
-
-    __slots__ = ("_calls", "alone", "at_once", "followed")
-
-    def __init__(self) -> None:
-        self.alone = self.followed = self._calls = 0
-        self.at_once: Any = None  # the call as something to repeat, or that it cannot be
-
-    def waits(self) -> bool:
-        """Whether the next value of this kind does."""
-        self._calls += 1
-        return self.followed > 0 or self.alone < _ALONE or self._calls % _AGAIN == 0
-
-
 #: How several results are put together (``None``: there is one), and per result its lease, shape and dtype.
 _Results = tuple[Callable[[list[Any]], Any] | None, list[tuple[int, tuple[int, ...], str] | None]]
 
@@ -91,14 +74,15 @@ class _Listener:
 
     def __init__(self, queue: Any, tensors: Sequence[Tensor]):
         self.queue = queue
-        self.tensors = [(t, t._version, t.host_ref) for t in tensors]
+        self.tensors = [(t, t.host_ref) for t in tensors]
         self.inputs = {id(t.buffer): i for i, t in enumerate(tensors)}
         self.problem = len(self.inputs) < len(tensors)  # one memory twice: which is meant in a launch?
         self.buffers: list[Any] = []
         self.rooms: dict[int, int] = {}  # by the number of a buffer, which of those the call leased
         self.sizes: list[int] = []
         self.launches: list[tuple[Sized, list[tuple[int, Any]]]] = []
-        self.writes: set[int] = set()
+        self.writes: set[int] = set()  # inputs that kernels may write to
+        self.noted: set[int] = set()  # and those of which the op says that it does
 
     def allocated(self, handle: Any) -> None:
         if isinstance(handle.buffer, np.ndarray) or handle.pool is not memory.get_persistent_pool(self.queue):
@@ -135,6 +119,14 @@ class _Listener:
         self.problem = self.problem or hasattr(buffer, "int_ptr")
         return "fixed", buffer
 
+    def changed(self, tensors: Iterable[Tensor]) -> None:
+        known = {id(t._written): i for i, (t, _) in enumerate(self.tensors) if t._written is not None}
+        for t in tensors:
+            if id(t._written) in known:
+                self.noted.add(known[id(t._written)])
+            elif id(t.buffer) not in self.rooms:
+                self.problem = True
+
     def _more(self, *what: Any) -> None:
         """Something that is no launch."""
         self.problem = True
@@ -153,9 +145,9 @@ class _Listener:
 
     def heard(self, result: Any) -> Repeat | None:
         """The call as something to repeat, if it can be."""
-        # What an op notes of an input that it wrote to, a repetition would not.
-        noted = any(t._version != version or t.host_ref is not host for t, version, host in self.tensors)
-        results = None if self.problem or noted or not self.launches else self._results(result)
+        # What an op sets at an input, a repetition would not.
+        unlike = any(t.host_ref is not host for t, host in self.tensors) or not self.noted <= self.writes
+        results = None if self.problem or unlike or not self.launches else self._results(result)
         if results is None:
             return None
         pool = memory.get_persistent_pool(self.queue)
@@ -169,7 +161,8 @@ class _Listener:
         for launch, chosen in self.launches:
             slots = [(place, next(passed) if kind == "fixed" else start[kind] + what) for place, (kind, what) in chosen]
             launches.append((launch, itemgetter(*[x for pair in slots for x in pair])))
-        return Repeat(self.queue, fixed, [(pool.shelf(nbytes), nbytes) for nbytes in self.sizes], launches, results, sorted(self.writes))
+        rooms = [(pool.shelf(nbytes), nbytes) for nbytes in self.sizes]
+        return Repeat(self.queue, fixed, rooms, launches, results, sorted(self.writes), sorted(self.noted))
 
     def _results(self, result: Any) -> _Results | None:
         if type(result) is Tensor:
@@ -201,20 +194,6 @@ def _listened(plain: Callable[..., Any], queue: Any, tensors: Sequence[Tensor], 
         launch_observers.remove(listener.launch)
         recording.stop()
     return result, listener.heard(result) or _NEVER
-
-
-def _by_habit(habit: Habit, plain: Any, at_once: Any, queue: Any, tensors: Sequence[Tensor], args: Any, kwargs: Any) -> Any:
-    """A call whose value waits if that was of use before, else is computed at once."""
-    if habit.waits():
-        result = plain(*args, **kwargs)
-        if type(result) is DeferredTensor:
-            result._source.habit = habit  # type: ignore[union-attr]
-        return result
-    if habit.at_once is None:
-        result, habit.at_once = _listened(at_once, queue, tensors, args, kwargs)
-        return result
-    repeat = habit.at_once
-    return repeat.run(tensors) if type(repeat) is Repeat and repeat.queue is queue else at_once(*args, **kwargs)
 
 
 def _describe(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
@@ -255,11 +234,8 @@ class _Tried:
     heard = refused = 0
 
 
-def repeated(row: Any, plain: Callable[..., Any], at_once: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """An op whose calls are repeated where they can be; ``row`` names it.
-
-    The value of ``plain`` may wait for what follows, with a ``habit`` to fill; ``at_once`` is the op without.
-    """
+def repeated(row: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """An op whose calls are repeated where they can be; ``row`` names it."""
     selector, modes, observers, tried = get_kernel_selector(), fusing_modes, launch_observers, _Tried()
 
     @wraps(plain)
@@ -282,15 +258,9 @@ def repeated(row: Any, plain: Callable[..., Any], at_once: Callable[..., Any] | 
             return found.run(tensors) if found.queue is queue else plain(*args, **kwargs)
         if found == _NEVER or isinstance(queue, CPUQueue):
             return plain(*args, **kwargs)
-        if type(found) is Habit:
-            return _by_habit(found, plain, at_once, queue, tensors, args, kwargs)
-        learned: Any
         if found is None:
             result = plain(*args, **kwargs)
-            if at_once is not None and type(result) is DeferredTensor:
-                learned = result._source.habit = Habit()  # type: ignore[union-attr]
-            else:
-                learned = _ONCE if all([type(x) is Tensor for x in tensors]) else _NEVER  # who leaves inputs waiting may join them
+            learned: Any = _ONCE if all([type(x) is Tensor for x in tensors]) else _NEVER  # who leaves inputs waiting may join them
         else:
             result, learned = _listened(plain, queue, tensors, args, kwargs)
             tried.refused += learned == _NEVER

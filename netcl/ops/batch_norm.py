@@ -9,7 +9,7 @@ import numpy as np
 
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, wrote
 from netcl.ops import fused_rows, fusion, launch, rows
 from netcl.ops.again import repeated
 from netcl.ops.elementwise import fusable, fusing_modes
@@ -122,6 +122,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
         if running[0] is not None and a.size:
             var = np.square(deviation).sum(view.stat_axes) / (view.shared - 1)
             for t, new in zip(running, (mean.reshape(-1), var), strict=True):
+                t._changing()
                 t.array[...] = ((1 - momentum) * t.array + momentum * new).astype(t.array.dtype)
         return y.reshape(a.shape), mean.reshape(-1), rstd.reshape(-1)
 
@@ -293,6 +294,8 @@ def batch_norm_train(
         dtype, channels = statistics_dtype(x), x.shape[1:2]
         rstd = Tensor.full(channels, eps**-0.5, dtype, queue=x.queue)
         return Tensor.empty(x.shape, x.dtype, queue=x.queue), Tensor.zeros(channels, dtype, queue=x.queue), rstd
+    if running_mean is not None:
+        wrote((running_mean, running_var))
     return _train_cl(x, weight, bias, running, momentum, eps)
 
 

@@ -427,11 +427,12 @@ def with_number(row: Pointwise, a: Operand, b: Operand) -> Tensor:
 
 
 def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """``out`` itself, if a result of this shape and dtype fits into it."""
+    """``out`` itself, about to be written, if a result of this shape and dtype fits into it."""
     if out.shape != shape:
         raise ShapeError(message(op, "out has another shape than the result", out=out.shape, result=shape))
     if out.dtype != dtype:
         raise DtypeError(message(op, "out has another dtype than the result", out=out.dtype, result=dtype))
+    out._changing()
     return out
 
 
@@ -541,7 +542,6 @@ def _run_numpy(
     if out is None:
         return made
     target = check_out(row.name, out, shape, result.name)
-    target._changing()
     assert target.array is not None and made.array is not None
     np.copyto(target.array, made.array)
     return out

@@ -210,6 +210,8 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     """``x[index] = value``, in place; gradients do not flow through it. Where an index names a place twice, the last value stays."""
     plan = plan_of(x, index)
     given = _value(x, value)
+    x._changing()
+    x.host_ref = None
     if not plan.arrays:
         shape = _result_shape(plan, ())
         walked = _broadcast(given, shape)

@@ -23,7 +23,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, wrote
 from netcl.ops import codegen, launch
 from netcl.ops.expression import c_name
 from netcl.ops.registry import names, parse
@@ -280,9 +280,7 @@ def apply(
             _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
             _apply_opencl(rule, queue, kinds, part, scalars, {"factor": factor, **given})
-    for name in rule.writes:
-        for t in roles[rule.tensors.index(name)]:
-            t._version += 1
+    wrote([t for name in rule.writes for t in roles[rule.tensors.index(name)]])
 
 
 def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:

@@ -104,7 +104,7 @@ class _Program:
 
 
 class Guards:
-    """What must still hold for a graph to be replayed, and what the host notes after a replay: changed tensors, gradients of leaves."""
+    """What must still hold for a graph to be replayed, and what the host notes after a replay: gradients of leaves."""
 
     def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], cells: Sequence[Any]):
         self.facts = recorder.facts
@@ -119,7 +119,6 @@ class Guards:
         self.owned = owned
         self.outside = [(ref, buffer) for ref, buffer in outside if ref() is not None and id(ref()) not in known]
         self.leaves = [(leaf, leaf.grad) for leaf in recorder.leaves.values()]
-        self.changed = [ref for v in recorder.values if v.kind == OUTSIDE and v.written for ref in v.owners if ref() is not None]
 
     def hold(self) -> bool:
         """Whether the recorded launches still mean what they did."""
@@ -145,10 +144,6 @@ class Guards:
         """After a replay."""
         for leaf, gradient in self.leaves:
             leaf.grad = gradient
-        for ref in self.changed:
-            t = ref()
-            if t is not None:
-                t._version += 1
 
 
 class _Case:

@@ -22,7 +22,7 @@ from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeEr
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, clock, wrote
 
 INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
 MOST_REBINDS = 8  # launches a result may be rebound in before a copy is cheaper
@@ -43,6 +43,12 @@ class Value:
     last: int = -1
     written: bool = False
     owners: list[weakref.ref[Tensor]] = field(default_factory=list)
+    marks: dict[int, list[int]] = field(default_factory=dict)  # where tensors over it keep when it was last written in place
+
+    def noted(self, tensor: Tensor) -> None:
+        """Replays change this tensor in place."""
+        mark = tensor._writes()
+        self.marks[id(mark)] = mark
 
     def held(self) -> Any:
         """The lease, if anything still holds it."""
@@ -217,6 +223,9 @@ class Graph:
         self._sources, self._checks = list(recording.sources), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)
         self._bound = [value.buffer for value in self.inputs]
+        self._changed = [i for i, value in enumerate(self.inputs) if value.marks]
+        lasting = (value for value in self.values if value.kind == OUTSIDE or (value.kind == MADE and value.held() is not None))
+        self._marks = [mark for value in lasting for mark in value.marks.values()]
         self._place_values()
         self._prepare()
         return self
@@ -345,8 +354,15 @@ class Graph:
             self._bind(inputs)
             self._ask_numbers()
             fresh = {value: self._renew(value) for value in self._fresh}
+            self._note_writes(inputs)
             self._run()
             return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
+
+    def _note_writes(self, inputs: Sequence[Tensor]) -> None:
+        wrote([inputs[i] for i in self._changed])
+        now = clock.last
+        for mark in self._marks:
+            mark[0] = now
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         if platforms.forked_child:

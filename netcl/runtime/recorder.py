@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,8 @@ class Recorder:
             value = self.value_of(buffer, arg if isinstance(arg, Tensor) else None)
             told.append(value)
             (reads if only_read else writes).append(value)
+            if value.kind == MADE and not only_read and isinstance(arg, Tensor):
+                value.noted(arg)  # if the step leaves it behind, the next replay overwrites it
         self._append(Node("launch", tuple(told), tuple(reads), tuple(writes), kernel, sizes, local))
 
     def _on(self, queue: Any) -> None:
@@ -160,6 +162,11 @@ class Recorder:
     def copy(self, target: Any, source: Any, nbytes: int) -> None:
         to, of = self.value_of(target), self.value_of(source)
         self._append(Node("copy", (to, of, nbytes), (of,), (to,)))
+
+    def changed(self, tensors: Iterable[Tensor]) -> None:
+        for t in tensors:
+            if t.array is None:
+                self.value_of(t.buffer).noted(t)
 
     # ---- what the host does
 

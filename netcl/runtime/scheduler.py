@@ -99,7 +99,7 @@ class Stream:
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
         view = Tensor(buffer, tensor.shape, tensor.dtype, tensor.context, self.queue, lease)
-        view.host_ref = tensor.host_ref
+        view.host_ref, view._written = tensor.host_ref, tensor._writes()
         return view
 
     def synchronize(self) -> None:
