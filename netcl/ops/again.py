@@ -27,6 +27,8 @@ from netcl.ops.elementwise import cached_plan, fusing_modes
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _ONCE, _NEVER = "called once", "not to be repeated"
 _ENOUGH = 64  # kinds of calls of an op that could not be repeated, until none is listened to any more
+_ALONE = 8  # values of a kind that waited in vain, until such values are computed at once
+_AGAIN = 64  # calls after which one waits again, to see whether something follows by now
 
 
 class Repeat:
@@ -63,6 +65,24 @@ class Repeat:
             return Tensor(leases[at].buffer, shape, dtype, context, queue, leases[at])
         assert form is not None
         return form([Tensor(leases[part[0]].buffer, *part[1:], context, queue, leases[part[0]]) if part else None for part in parts])
+
+
+class Habit:
+    """What became of values of one kind that wait for what follows: ``alone`` were asked for by themselves, ``followed`` were not.
+
+    Waiting takes the host as long as a small product takes the device, so that a kind of which only the first is seen waits no more.
+    """
+
+    __slots__ = ("_calls", "alone", "at_once", "followed")
+
+    def __init__(self) -> None:
+        self.alone = self.followed = self._calls = 0
+        self.at_once: Any = None  # the call as something to repeat, or that it cannot be
+
+    def waits(self) -> bool:
+        """Whether the next value of this kind does."""
+        self._calls += 1
+        return self.followed > 0 or self.alone < _ALONE or self._calls % _AGAIN == 0
 
 
 #: How several results are put together (``None``: there is one), and per result its lease, shape and dtype.
@@ -196,6 +216,20 @@ def _listened(plain: Callable[..., Any], queue: Any, tensors: Sequence[Tensor], 
     return result, listener.heard(result) or _NEVER
 
 
+def _by_habit(habit: Habit, plain: Any, at_once: Any, queue: Any, tensors: Sequence[Tensor], args: Any, kwargs: Any) -> Any:
+    """A call whose value waits if that was of use before, else is computed at once."""
+    if habit.waits():
+        result = plain(*args, **kwargs)
+        if type(result) is DeferredTensor:
+            result._source.habit = habit  # type: ignore[union-attr]
+        return result
+    if habit.at_once is None:
+        result, habit.at_once = _listened(at_once, queue, tensors, args, kwargs)
+        return result
+    repeat = habit.at_once
+    return repeat.run(tensors) if type(repeat) is Repeat and repeat.queue is queue else at_once(*args, **kwargs)
+
+
 def _describe(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     """The tensors among some arguments; what makes the kind of the call goes into ``key``. ``None`` where they do not tell it."""
     tensors: list[Tensor] = []
@@ -234,8 +268,11 @@ class _Tried:
     heard = refused = 0
 
 
-def repeated(row: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """An op whose calls are repeated where they can be; ``row`` names it."""
+def repeated(row: Any, plain: Callable[..., Any], at_once: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """An op whose calls are repeated where they can be; ``row`` names it.
+
+    The value of ``plain`` may wait for what follows, with a ``habit`` to fill; ``at_once`` is the op without.
+    """
     selector, modes, observers, tried = get_kernel_selector(), fusing_modes, launch_observers, _Tried()
 
     @wraps(plain)
@@ -258,9 +295,15 @@ def repeated(row: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
             return found.run(tensors) if found.queue is queue else plain(*args, **kwargs)
         if found == _NEVER or isinstance(queue, CPUQueue):
             return plain(*args, **kwargs)
+        if type(found) is Habit:
+            return _by_habit(found, plain, at_once, queue, tensors, args, kwargs)
+        learned: Any
         if found is None:
             result = plain(*args, **kwargs)
-            learned: Any = _ONCE if all([type(x) is Tensor for x in tensors]) else _NEVER  # who leaves inputs waiting may join them
+            if at_once is not None and type(result) is DeferredTensor:
+                learned = result._source.habit = Habit()  # type: ignore[union-attr]
+            else:
+                learned = _ONCE if all([type(x) is Tensor for x in tensors]) else _NEVER  # who leaves inputs waiting may join them
         else:
             result, learned = _listened(plain, queue, tensors, args, kwargs)
             tried.refused += learned == _NEVER
