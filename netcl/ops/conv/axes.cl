@@ -53,3 +53,19 @@ static inline int end_inside(int from, int in_step, int size, int n) {
   const int hi = left <= 0 ? 0 : (in_step == 1 ? left : (left + in_step - 1) / in_step);
   return hi < n ? hi : n;
 }
+
+// x / d by multiplication, exact for 0 <= x < 2^31: integer division costs tens of instructions on a GPU.
+typedef struct {
+  uint factor;
+  int shift;
+} Divisor;
+
+static inline Divisor divisor(int d) {
+  Divisor by;
+  by.shift = 31;
+  while ((1L << (by.shift - 31)) < d) ++by.shift;
+  by.factor = (uint)((1UL << by.shift) / (uint)d + 1);
+  return by;
+}
+
+static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.factor) >> by.shift); }

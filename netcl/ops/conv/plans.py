@@ -34,7 +34,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv import ending, few, winograd, winograd_cpu, winograd_grads
+from netcl.ops.conv import ending, few, mma, winograd, winograd_cpu, winograd_grads
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
@@ -85,7 +85,8 @@ def plan(job: Job, queue: Any, config: KernelConfig | None = None) -> Launch:
 
 def _stamp() -> tuple[Any, ...]:
     """What a choice depends on beside the problem: it is made again when one of these has changed."""
-    return get_kernel_selector().revision, env.raw("NETCL_CONV_WINOGRAD"), env.raw("NETCL_CONV_TILED_LOCAL")
+    switches = ("NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL", "NETCL_MATRIX_UNITS")
+    return get_kernel_selector().revision, *map(env.raw, switches)
 
 
 def problem_of(job: Job, profile: ExtendedDeviceProfile) -> Problem:
@@ -103,6 +104,8 @@ def _choice(job: Job, queue: Any) -> KernelConfig:
 
 def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
+    if tier != "cpu" and mma.suits(job, config, queue):
+        return mma.plan(job, config, queue)
     variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
     if tier == "cpu" and winograd_cpu.suits(job, variant, config, queue):
         return _widened(job, winograd_cpu.plan(_wide(job), config, queue))

@@ -46,22 +46,6 @@
 #define B_PITCH (BN + 1)
 #define B_SLOTS (BK * BN / ITEMS)
 
-// x / d by multiplication, exact for 0 <= x < 2^31: integer division costs tens of instructions on a GPU.
-typedef struct {
-  uint factor;
-  int shift;
-} Divisor;
-
-static inline Divisor divisor(int d) {
-  Divisor by;
-  by.shift = 31;
-  while ((1L << (by.shift - 31)) < d) ++by.shift;
-  by.factor = (uint)((1UL << by.shift) / (uint)d + 1);
-  return by;
-}
-
-static inline int over(int x, Divisor by) { return (int)(((ulong)(uint)x * by.factor) >> by.shift); }
-
 // ---- forward and input gradient
 
 #if PART != 2

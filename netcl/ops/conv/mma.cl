@@ -1,0 +1,366 @@
+// Convolution of 16-bit values on NVIDIA's matrix units, after a pass that puts the channels of a pixel side by side. It builds on
+// matmul/ptx.cl: LOCAL_AT, COPY_16, COPY_16_NEAR, COPIES_COMMIT, COPIES_WAIT, FRAGMENTS, FRAGMENTS_TURNED, MMA_FLOAT16 and MMA_BFLOAT16.
+//
+// Channels last, with zeros up to a multiple of eight, every tap of every pixel is whole chunks of 16 bytes: they go straight into
+// local memory beside the work, STAGES - 1 steps ahead, and what lies outside the image arrives as zeros. A chunk has its place in a row
+// of local memory exclusive-ored with bits of the row, so that eight rows of a fragment fall into different banks. Sums are float32.
+//
+// C8: chunks of a pixel of one group. CB: chunks of one tap that follow each other, before the other taps of the same channels: what
+// neighbouring taps share is then still in the cache.
+
+#ifndef BM
+#define BM 128  // filters of a work-group
+#endif
+#ifndef BN
+#define BN 128  // pixels of a work-group (weight gradient: columns)
+#endif
+#ifndef WM
+#define WM 64  // of a warp; a multiple of 16
+#endif
+#ifndef WN
+#define WN 64  // of a warp; a multiple of 32
+#endif
+#ifndef STAGES
+#define STAGES 3
+#endif
+#ifndef MMA
+#define MMA MMA_BFLOAT16
+#endif
+#define ITEMS ((BM / WM) * (BN / WN) * 32)
+#define MI (WM / 16)
+#define NI (WN / 8)
+#define STEP 4  // chunks along k of one step
+#define A_BYTES (BM * STEP * 16)
+#define STAGE_BYTES ((BM + BN) * STEP * 16)
+#define A_COPIES (BM * STEP / ITEMS)
+#define B_COPIES (BN * STEP / ITEMS)
+
+// Where a warp's part of the tile begins, and which rows and chunks a work-item copies of those that lie along k.
+#define WARP                                                                                       \
+  const int t = get_local_id(0), lane = t & 31, warp = t >> 5;                                     \
+  const int wm = warp % (BM / WM) * WM, wn = warp / (BM / WM) * WN, chunk = t % STEP, row = t / STEP;
+
+// The fragments of a, 16 rows each, for half a step.
+#define LOAD_A(a, at)                                                                              \
+  _Pragma("unroll") for (int i = 0; i < MI; ++i) FRAGMENTS(a[i][0], a[i][1], a[i][2], a[i][3], (at) + i * 16 * STEP * 16);
+
+#define MULTIPLY(acc, a, b)                                                                        \
+  _Pragma("unroll") for (int i = 0; i < MI; ++i) _Pragma("unroll") for (int j = 0; j < NI; ++j) MMA(acc[i][j], a[i], b[j][0], b[j][1]);
+
+#define CLEAR(acc)                                                                                 \
+  _Pragma("unroll") for (int i = 0; i < MI; ++i) _Pragma("unroll") for (int j = 0; j < NI; ++j)    \
+      _Pragma("unroll") for (int e = 0; e < 4; ++e) acc[i][j][e] = 0;
+
+#if PART == 1
+#define TURN_PIXELS 16  // chunks of a tile
+#define TURN_CHANNELS 32
+
+// last[group][pixel of all images][channel], with zeros up to whole chunks, and packed[group][filter][tap][channel] likewise.
+// Work-groups: tiles of pixels times tiles of channels times groups; then those that pack weights, a chunk per work-item.
+__kernel __attribute__((reqd_work_group_size(256, 1, 1))) void mma_prepare(
+    __global const X_T* restrict x, __global const X_T* restrict w, __global ushort* restrict last, __global ushort* restrict packed,
+    int N, int C, int plane, int M, int taps, int groups, int C8, int tiles, int whole) {
+  __local uint4 tile[TURN_CHANNELS * TURN_PIXELS];
+  __global const ushort* values = (__global const ushort*)x;
+  const int t = get_local_id(0), c_tiles = (C8 + 3) / 4, pixels = N * plane;
+  if (get_group_id(0) >= tiles) {
+    const int i = (get_group_id(0) - tiles) * 256 + t;
+    if (i >= groups * M * taps * C8) return;
+    const int c0 = i % C8 * 8, tap = i / C8 % taps, filter = i / C8 / taps, group = filter / M, m = filter - group * M;
+    ushort chunk[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int c = c0 + e;
+      const size_t of = INPUT_GRAD ? ((size_t)group * C + c) * M + m : ((size_t)group * M + m) * C + c;
+      chunk[e] = c < C ? ((__global const ushort*)w)[of * taps + tap] : 0;
+    }
+    *(__global uint4*)(packed + (size_t)i * 8) = (uint4)(chunk[0] | (uint)chunk[1] << 16, chunk[2] | (uint)chunk[3] << 16,
+                                                          chunk[4] | (uint)chunk[5] << 16, chunk[6] | (uint)chunk[7] << 16);
+    return;
+  }
+  const int c0 = get_group_id(0) % c_tiles * TURN_CHANNELS, rest = get_group_id(0) / c_tiles;
+  const int group = rest % groups, p0 = rest / groups * (TURN_PIXELS * 8);
+  const int chunk = t % TURN_PIXELS, p = p0 + chunk * 8;
+#pragma unroll
+  for (int i = 0; i < TURN_CHANNELS * TURN_PIXELS / 256; ++i) {
+    const int row = t / TURN_PIXELS + i * (256 / TURN_PIXELS), c = c0 + row;
+    uint4 found = (uint4)(0);
+    if (c < C && p < pixels) {
+      if (whole) {
+        const int image = p / plane;
+        found = *(__global const uint4*)(values + ((size_t)(image * groups + group) * C + c) * plane + (p - image * plane));
+      } else {
+        uint eight[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const int image = (p + e) / plane;
+          eight[e] = p + e < pixels ? values[((size_t)(image * groups + group) * C + c) * plane + (p + e - image * plane)] : 0;
+        }
+        found = (uint4)(eight[0] | eight[1] << 16, eight[2] | eight[3] << 16, eight[4] | eight[5] << 16, eight[6] | eight[7] << 16);
+      }
+    }
+    tile[row * TURN_PIXELS + (chunk ^ ((row >> 3 & 3) << 1 | (row & 1)))] = found;
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  // The eight rows of a fragment are chosen so that a lane gets eight channels in a row of one pixel.
+  const int lane = t & 31, i = lane & 7, turned = (i >> 1) * 8 + (lane >> 3) * 2 + (i & 1), c = c0 + (lane & 3) * 8;
+#pragma unroll
+  for (int k = t >> 5; k < TURN_PIXELS; k += 8) {
+    uint4 got;
+    FRAGMENTS_TURNED(got.x, got.y, got.z, got.w, LOCAL_AT(tile) + (turned * TURN_PIXELS + (k ^ i)) * 16);
+    const int pixel = p0 + k * 8 + (lane >> 2);
+    if (pixel < pixels && c < C8 * 8) *(__global uint4*)(last + ((size_t)group * pixels + pixel) * (C8 * 8) + c) = got;
+  }
+}
+
+// y[plane of an image and channel][chunk of pixels], with zeros up to whole chunks.
+__kernel void mma_pad(__global const X_T* restrict x, __global ushort* restrict y, int planes, int plane, int padded) {
+  const int i = get_global_id(0);
+  if (i >= planes * padded) return;
+  const int p = i % padded, which = i / padded;
+  y[i] = p < plane ? ((__global const ushort*)x)[(size_t)which * plane + p] : 0;
+}
+#endif
+
+#if PART == 2
+#ifndef Y_PAIR
+#define Y_PAIR(low, high) pair_bfloat16(low, high)
+#endif
+#ifndef Y_EIGHT
+#define Y_EIGHT 1  // 1: eight results are stored as 16 bytes
+#endif
+
+// Rows are filters, columns pixels. C, M: channels and filters of a group; H, W: plane of x; OH, OW: plane of y.
+// Work-groups: tiles of filters times tiles of pixels, groups times classes of pixels.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
+    __global const ushort* restrict x, __global const ushort* restrict packed, __global const B_T* restrict bias,
+    __global const ADDED_T* restrict added, __global Y_T* restrict y,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int C8, int CB, const REAL scale) {
+  __local uint4 stages[STAGES * STAGE_BYTES / 16];
+#if INPUT_GRAD
+  const int classes = stride_h * stride_w;
+#else
+  const int classes = 1;
+#endif
+  const int group = get_group_id(1) / classes, class = get_group_id(1) - group * classes;
+  const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
+  const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
+  const int plane = h.outs * v.outs, pixels = N * plane, row_tiles = (M + BM - 1) / BM;
+  const int n0 = get_group_id(0) / row_tiles * BN, m0 = get_group_id(0) % row_tiles * BM;
+  if (n0 >= pixels) return;
+  WARP
+
+  const uint base = LOCAL_AT(stages);
+  int weights_at[A_COPIES], y0[B_COPIES], x0[B_COPIES], image_at[B_COPIES];
+#pragma unroll
+  for (int i = 0; i < A_COPIES; ++i) weights_at[i] = (group * M + min(m0 + row + i * (ITEMS / STEP), M - 1)) * KH * KW * C8;
+#pragma unroll
+  for (int i = 0; i < B_COPIES; ++i) {
+    const int p = min(n0 + row + i * (ITEMS / STEP), pixels - 1), image = p / plane, line = (p - image * plane) / v.outs;
+    y0[i] = line * h.in_step + h.first;
+    x0[i] = (p - image * plane - line * v.outs) * v.in_step + v.first;
+    image_at[i] = (group * N + image) * H * W;
+  }
+  // Rows ITEMS / STEP apart have the same bits that their chunks are moved by.
+  const uint a_to = base + (row * STEP + (chunk ^ (row >> 1 & 3))) * 16, b_to = base + A_BYTES + (row * STEP + (chunk ^ (row >> 3 & 3))) * 16;
+  int r = 0, s = 0, c_first = 0, c_in = chunk;
+#define NEXT_TAPS                                                                                          \
+  while (c_in >= CB) {                                                                                     \
+    c_in -= CB;                                                                                            \
+    if (++s == v.taps) {                                                                                   \
+      s = 0;                                                                                               \
+      if (++r == h.taps) r = 0, c_first += CB;                                                             \
+    }                                                                                                      \
+  }
+#define COPY(stage)                                                                                        \
+  {                                                                                                        \
+    const int c = c_first + c_in, live = c_first < C8;                                                     \
+    const int tap = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;                            \
+    _Pragma("unroll") for (int i = 0; i < A_COPIES; ++i)                                                   \
+        COPY_16((stage) + a_to + i * (ITEMS * 16), packed + (size_t)(weights_at[i] + tap * C8 + c) * 8, live ? 16 : 0); \
+    _Pragma("unroll") for (int i = 0; i < B_COPIES; ++i) {                                                 \
+      const int py = y0[i] + r * h.step, px = x0[i] + s * v.step;                                          \
+      const int inside = live && (uint)py < (uint)H && (uint)px < (uint)W;                                 \
+      COPY_16_NEAR((stage) + b_to + i * (ITEMS * 16),                                                      \
+                   x + ((size_t)(image_at[i] + (inside ? py * W + px : 0)) * C8 + c) * 8, inside ? 16 : 0); \
+    }                                                                                                      \
+    c_in += STEP;                                                                                          \
+    NEXT_TAPS                                                                                              \
+  }
+
+  // Columns of fragments are pixels in such an order that a lane ends with eight pixels in a row.
+  const int i8 = lane & 7, side = lane >> 3;
+  const uint a_from = base + (wm + (lane & 15)) * STEP * 16;
+  const uint b_from = base + A_BYTES + (wn + (i8 >> 1) * 8 + (i8 & 1) + (side >> 1) * 2) * STEP * 16;
+  float acc[MI][NI][4];
+  CLEAR(acc)
+  const int steps = (h.taps * v.taps * C8 + STEP - 1) / STEP;
+  if (steps > 0) NEXT_TAPS
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) {
+    if (stage < steps) COPY(stage * STAGE_BYTES)
+    COPIES_COMMIT();
+  }
+  uint from = 0, to = (STAGES - 1) * STAGE_BYTES;
+  for (int step = 0; step < steps; ++step) {
+    COPIES_WAIT(STAGES - 2);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (step + STAGES - 1 < steps) COPY(to)
+    COPIES_COMMIT();
+#pragma unroll
+    for (int k = 0; k < STEP; k += 2) {
+      uint a[MI][4], b[NI][2];
+      LOAD_A(a, from + a_from + (((k + (lane >> 4)) ^ (lane >> 1 & 3)) << 4))
+#pragma unroll
+      for (int j = 0; j < NI; j += 2)
+        FRAGMENTS(b[j][0], b[j][1], b[j + 1][0], b[j + 1][1],
+                  from + b_from + (((k + (side & 1)) ^ (i8 >> 1)) << 4) + (j / 4 * 32 + j % 4 * 2) * STEP * 16);
+      MULTIPLY(acc, a, b)
+    }
+    from = from == (STAGES - 1) * STAGE_BYTES ? 0 : from + STAGE_BYTES;
+    to = to == (STAGES - 1) * STAGE_BYTES ? 0 : to + STAGE_BYTES;
+  }
+
+  const int whole = Y_EIGHT && plane % 8 == 0 && h.out_step == 1 && v.out_step == 1;
+  const int first = m0 + wm + (lane >> 2);
+#define RESULT(i, j, e) acc[i >> 1][(j) * 4 + ((e) >> 1)][(i & 1) * 2 + ((e) & 1)]
+#pragma unroll
+  for (int j = 0; j < WN / 32; ++j) {
+    const int p0 = n0 + wn + j * 32 + (lane & 3) * 8;
+#if Y_EIGHT
+    if (whole) {
+      const int n = p0 / plane;
+      const size_t image = ((size_t)n * groups + group) * M * plane + (p0 - n * plane);
+#pragma unroll
+      for (int i = 0; i < 2 * MI; ++i) {
+        const int m = first + i * 8, filter = group * M + m;
+        const size_t at = image + (size_t)m * plane;
+        if (p0 < pixels && m < M) {
+          uint pairs[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            pairs[e] = Y_PAIR(FINISHED(RESULT(i, j, 2 * e), filter, at + 2 * e), FINISHED(RESULT(i, j, 2 * e + 1), filter, at + 2 * e + 1));
+          *(__global uint4*)(y + at) = (uint4)(pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+      }
+      continue;
+    }
+#endif
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int p = p0 + e, n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
+      const size_t image = ((size_t)n * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
+#pragma unroll
+      for (int i = 0; i < 2 * MI; ++i) {
+        const int m = first + i * 8;
+        const size_t at = image + (size_t)m * OH * OW;
+        if (p < pixels && m < M) Y_STORE(y, at, FINISHED(RESULT(i, j, e), group * M + m, at));
+      }
+    }
+  }
+}
+#endif
+
+#if PART == 3
+#define B_ROW (BN / 8)  // chunks of a row of b, which is a pixel
+
+// Rows are filters, columns the weights of one in the order of CB, k runs over pixels: dy as it is, its planes padded to whole chunks.
+// Work-groups: tiles of filters times tiles of columns times splits, groups; each split sums its own range of chunks.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma_weights(
+    __global const ushort* restrict x, __global const ushort* restrict dy, __global float* restrict parts,
+    int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
+    int dilation_h, int dilation_w, int groups, int C8, int CB, int splits) {
+  __local uint4 stages[STAGES * STAGE_BYTES / 16];
+  const int taps = KH * KW, columns = taps * C8, plane = OH * OW, per_image = (plane + 7) / 8, all = N * per_image;
+  const int row_tiles = (M + BM - 1) / BM, tiles = row_tiles * ((columns + B_ROW - 1) / B_ROW), group = get_group_id(1);
+  const int split = get_group_id(0) / tiles, tile = get_group_id(0) - split * tiles;
+  const int m0 = tile % row_tiles * BM, n0 = tile / row_tiles * B_ROW;
+  const int share = ((all + splits - 1) / splits + STEP - 1) / STEP * STEP, begin = min(all, split * share), end = min(all, begin + share);
+  const Divisor by_image = divisor(per_image), by_width = divisor(OW);
+  WARP
+
+  const uint base = LOCAL_AT(stages);
+  // The column a work-item copies: one tap of eight channels.
+  const int mine = n0 + t % B_ROW, block = mine / (CB * taps), of_block = mine - block * (CB * taps), tap = of_block / CB;
+  const int c = block * CB + of_block - tap * CB, at_y = tap / KW * dilation_h - pad_h, at_x = tap % KW * dilation_w - pad_w;
+  const int b_row = t / B_ROW;
+  const uint a_to = base + (row * STEP + (chunk ^ (row >> 1 & 3))) * 16;
+  int k0 = begin;
+#define COPY_TERMS(stage)                                                                                  \
+  {                                                                                                        \
+    const int of_dy = k0 + chunk, image = over(of_dy, by_image);                                           \
+    const size_t from = ((size_t)(image * groups + group) * M + m0 + row) * per_image + (of_dy - image * per_image); \
+    _Pragma("unroll") for (int i = 0; i < A_COPIES; ++i) {                                                 \
+      const int live = of_dy < end && m0 + row + i * (ITEMS / STEP) < M;                                   \
+      COPY_16((stage) + a_to + i * (ITEMS * 16), dy + (live ? from + (size_t)i * (ITEMS / STEP) * per_image : 0) * 8, live ? 16 : 0); \
+    }                                                                                                      \
+    _Pragma("unroll") for (int i = 0; i < B_COPIES; ++i) {                                                 \
+      const int k = b_row + i * (ITEMS / B_ROW), part = k0 + (k >> 3), n = over(part, by_image);           \
+      const int p = (part - n * per_image) * 8 + (k & 7), line = over(p, by_width);                        \
+      const int py = line * stride_h + at_y, px = (p - line * OW) * stride_w + at_x;                       \
+      const int inside = part < end && p < plane && mine < columns && (uint)py < (uint)H && (uint)px < (uint)W; \
+      COPY_16_NEAR((stage) + base + A_BYTES + (k * B_ROW + ((t % B_ROW) ^ (k & 7))) * 16,                  \
+                   x + ((size_t)((group * N + n) * H * W + py * W + px) * (inside ? C8 : 0) + (inside ? c : 0)) * 8, inside ? 16 : 0); \
+    }                                                                                                      \
+    k0 += STEP;                                                                                            \
+  }
+
+  const int k_row = (lane >> 3 & 1) * 8 + (lane & 7);
+  const uint a_from = base + (wm + (lane & 15)) * STEP * 16, b_from = base + A_BYTES + k_row * B_ROW * 16;
+  float acc[MI][NI][4];
+  CLEAR(acc)
+  const int steps = (end - begin + STEP - 1) / STEP;
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) {
+    if (stage < steps) COPY_TERMS(stage * STAGE_BYTES)
+    COPIES_COMMIT();
+  }
+  uint from = 0, to = (STAGES - 1) * STAGE_BYTES;
+  for (int step = 0; step < steps; ++step) {
+    COPIES_WAIT(STAGES - 2);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (step + STAGES - 1 < steps) COPY_TERMS(to)
+    COPIES_COMMIT();
+#pragma unroll
+    for (int k = 0; k < STEP; k += 2) {
+      uint a[MI][4], b[NI][2];
+      LOAD_A(a, from + a_from + (((k + (lane >> 4)) ^ (lane >> 1 & 3)) << 4))
+#pragma unroll
+      for (int j = 0; j < NI; j += 2)
+        FRAGMENTS_TURNED(b[j][0], b[j][1], b[j + 1][0], b[j + 1][1],
+                         from + b_from + (k * 8 * B_ROW + ((wn / 8 + j + (lane >> 4)) ^ (lane & 7))) * 16);
+      MULTIPLY(acc, a, b)
+    }
+    from = from == (STAGES - 1) * STAGE_BYTES ? 0 : from + STAGE_BYTES;
+    to = to == (STAGES - 1) * STAGE_BYTES ? 0 : to + STAGE_BYTES;
+  }
+
+  const int width = columns * 8;
+  __global float* sums = parts + ((size_t)split * groups + group) * M * width;
+#pragma unroll
+  for (int i = 0; i < 2 * MI; ++i) {
+    const int m = m0 + wm + (lane >> 2) + i * 8;
+#pragma unroll
+    for (int j = 0; j < NI; ++j) {
+      const int column = n0 * 8 + wn + j * 8 + (lane & 3) * 2;
+      if (m < M && column < width)
+        *(__global float2*)(sums + (size_t)m * width + column) = (float2)(acc[i >> 1][j][(i & 1) * 2], acc[i >> 1][j][(i & 1) * 2 + 1]);
+    }
+  }
+}
+#endif
+
+#if PART == 4
+// dw[filter][channel][tap] = the sum of its parts. One work-item per column of a filter.
+__kernel void mma_collect(__global const float* restrict parts, __global Y_T* restrict dw, int filters, int C, int taps, int C8, int CB,
+                          int splits) {
+  const int width = taps * C8 * 8, n = filters * width, i = get_global_id(0);
+  if (i >= n) return;
+  float sum = parts[i];
+  for (int s = 1; s < splits; ++s) sum += parts[(size_t)s * n + i];
+  const int filter = i / width, column = i - filter * width, mine = column / 8, block = mine / (CB * taps), of_block = mine - block * (CB * taps);
+  const int tap = of_block / CB, c = (block * CB + of_block - tap * CB) * 8 + column % 8;
+  if (c < C) Y_STORE(dw, ((size_t)filter * C + c) * taps + tap, sum);
+}
+#endif

@@ -1,0 +1,232 @@
+"""Convolutions of 16-bit tensors on NVIDIA's matrix units (``mma.cl``): when they are used, in which tiles, in how many parts.
+
+One launch puts the channels of every pixel side by side and packs the weights; the next is the convolution, as a product whose right
+side is gathered on its way into local memory. A weight gradient is summed in parts, which a last launch adds and rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.device import handle_of
+from netcl.core.errors import KernelBuildError
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.kernels import primitives, program
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv import arrays, ending
+from netcl.ops.conv.geometry import geometry
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.finish import HALVES
+from netcl.ops.matmul import nvidia
+from netcl.ops.strided import alignment
+
+log = logging.getLogger("netcl")
+
+CHUNK = 8  # values of 16 bytes
+STEP = 4  # chunks along k in one step
+TURN_ITEMS, TURN_PIXELS = 256, 128  # of a work-group that puts channels last
+LEAST_WORK = 1 << 22  # multiply-adds; below, launches are what takes time
+MOST_EMPTY = 24  # values that a tile computes for one that is wanted: portable kernels are slower by more
+MOST_INT = 2**31 - 2**20
+FILL = 128  # terms in whose time a work-group begins and ends
+ALONE = 1.4  # what fewer work-groups than can be resident achieve, against their share
+PART_COST = 300  # multiply-adds of a compute unit in the time that writing and adding a partial sum takes
+
+
+class Tile(NamedTuple):
+    """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` of them share a compute unit, at a ``rate``."""
+
+    m: int
+    n: int
+    warp_m: int
+    warp_n: int
+    stages: int
+    resident: int
+    rate: float
+
+    @property
+    def items(self) -> int:
+        return self.m // self.warp_m * (self.n // self.warp_n) * 32
+
+    def macros(self, dtype: str) -> dict[str, Any]:
+        sizes = {"BM": self.m, "BN": self.n, "WM": self.warp_m, "WN": self.warp_n, "STAGES": self.stages}
+        return sizes | {"MMA": f"MMA_{dtype.upper()}"}
+
+    def time(self, rows: int, columns: int, depth: int, planes: int, units: int) -> float:
+        """How long many of them take, as multiply-adds of a compute unit: full waves, and what is left at the end."""
+        waves, left = divmod(max(1, planes * -(-rows // self.m) * -(-columns // self.n)), units * self.resident)
+        last = -(-left // units)
+        alone = min(1.0, ALONE * last / self.resident) or 1.0
+        return self.m * self.n * (depth + FILL) * (waves * self.resident + last / alone) / self.rate
+
+
+TILES = (
+    Tile(128, 128, 64, 64, stages=3, resident=2, rate=1.0),
+    Tile(64, 128, 64, 32, stages=4, resident=3, rate=0.8),
+    Tile(128, 64, 64, 32, stages=4, resident=3, rate=0.8),
+    Tile(64, 64, 32, 32, stages=4, resident=4, rate=0.6),
+)
+
+
+def chunks(job: Job) -> tuple[int, int]:
+    """Chunks of a pixel of the gathered input, and how many of them one tap has before the next one's follow."""
+    whole = -(-job.sizes[1] // CHUNK)
+    return whole, STEP if whole % STEP == 0 else whole
+
+
+def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
+    """Whether a device has matrix units that are right, and this convolution may use them: by name, or by policy where they pay."""
+    wanted = config.extra.get("form") == "mma" or ("why" in config.extra and pays(job))
+    return job.dtype in HALVES and wanted and nvidia.capable(handle_of(queue).profile) and fits(job) and _trusted(queue, job.dtype)
+
+
+def pays(job: Job) -> bool:
+    """Whether there is enough to do, and most of it is wanted."""
+    g, rows, (whole, _) = job.g, min(tile.m for tile in TILES), chunks(job)
+    work = g.n * g.oh * g.ow * g.f * g.c // g.groups * g.taps
+    computed = -(-job.filters // rows) * rows * whole * CHUNK
+    return work >= LEAST_WORK and computed <= MOST_EMPTY * job.filters * job.sizes[1]
+
+
+def fits(job: Job) -> bool:
+    """Whether there is something to compute, and 32 bits number all of its values."""
+    g = job.g
+    wide = chunks(job)[0] * CHUNK * g.groups
+    values = (g.n * wide * max(g.h * g.w, g.oh * g.ow), g.n * g.f * (g.oh * g.ow + CHUNK), g.f * wide * g.taps)
+    return min(values) > 0 and max(values) < MOST_INT
+
+
+def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    """The launches of a convolution or a gradient."""
+    return (_weight_grad if job.kind == WEIGHT_GRAD else _convolution)(job, config, queue)
+
+
+def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[Tile, int]:
+    """The tile of a job and in how many parts it is summed: what a configuration names, else the fastest by the model."""
+    named = [tile for tile in TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
+    splits, depth = config.extra.get("splits"), chunks(job)[0] * CHUNK * job.g.taps // job.classes
+    if job.kind != WEIGHT_GRAD:
+        planes = job.g.groups * job.classes
+        return min(((tile, 1) for tile in named or TILES), key=lambda way: way[0].time(job.filters, job.pixels, depth, planes, units))
+    ways = [(tile, parts) for tile in named or TILES for parts in ([splits] if splits else _useful_splits(job, tile, depth, units))]
+    sums = job.g.f * depth
+
+    def time(way: tuple[Tile, int]) -> float:
+        tile, parts = way
+        return tile.time(job.filters, depth, -(-job.pixels // parts), job.g.groups * parts, units) + PART_COST * sums * parts / units
+
+    return min(ways, key=time)
+
+
+def _useful_splits(job: Job, tile: Tile, columns: int, units: int) -> list[int]:
+    """Parts that give every compute unit as many work-groups as it takes at once, twice that, ...; each long enough to be worth it."""
+    tiles = job.g.groups * -(-job.filters // tile.m) * -(-columns // tile.n)
+    most = max(1, job.pixels // (4 * FILL))
+    return sorted({1, *(max(1, min(most, times * units // tiles)) for times in range(1, 2 * tile.resident + 1))})
+
+
+# ---- launches
+
+
+def _kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
+    operands = {"X": job.dtype, "Y": result or job.dtype}
+    fixed = {"PART": part, "INPUT_GRAD": job.kind == INPUT_GRAD}
+    return launch.kernel(queue, __file__, "axes.cl mma.cl", name, operands, fixed | defines, _instructions())
+
+
+def _instructions() -> str:
+    return primitives.cl_source(nvidia.__file__, "ptx.cl")
+
+
+def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
+    """``prepare(queue, source, weight)`` gives the source with the channels of a pixel side by side, and, if asked, packed weights."""
+    (n, c, high, wide, m), groups, taps, (c8, _) = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
+    plane, weights = high * wide, groups * m * taps * c8 if packs else 0
+    tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // STEP) * groups
+    kernel = _kernel(queue, job, 1, "mma_prepare", {})
+    size = ((tiles - (-weights // TURN_ITEMS)) * TURN_ITEMS,)
+
+    def prepare(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        last = Tensor.empty((groups * n * plane * c8 * CHUNK,), job.dtype, queue=queue)
+        packed = Tensor.empty((weights * CHUNK,), job.dtype, queue=queue) if packs else weight
+        whole = plane % CHUNK == 0 and alignment(source) == 16
+        kernel(queue, size, (TURN_ITEMS,), source, weight, last, packed, n, c, plane, m, taps, groups, c8, tiles, int(whole))
+        return last, packed
+
+    return prepare
+
+
+def _convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    tile, _ = tile_of(job, config, handle_of(queue).profile.max_compute_units)
+    stored = job.ending.stored
+    macros = tile.macros(job.dtype) | {"PART": 2, "Y_EIGHT": stored in HALVES}
+    macros |= {"Y_PAIR(low, high)": f"pair_{stored}(low, high)"} if stored in HALVES else {}
+    kernel = ending.kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
+    size = (-(-job.filters // tile.m) * -(-job.pixels // tile.n) * tile.items, job.g.groups * job.classes)
+    return ending.Ending(kernel, size, (tile.items, 1), (*job.sizes, *chunks(job)), _channels_last(job, queue, packs=True))
+
+
+def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    g, (c8, block) = job.g, chunks(job)
+    tile, splits = tile_of(job, config, handle_of(queue).profile.max_compute_units)
+    width, plane = g.taps * c8 * CHUNK, g.oh * g.ow
+    padded, planes = -(-plane // CHUNK) * CHUNK, g.n * g.f
+    prepare = _channels_last(job, queue, packs=False)
+    multiply = _kernel(queue, job, 3, "conv_mma_weights", tile.macros(job.dtype))
+    collect = _kernel(queue, job, 4, "mma_collect", {})
+    pad = functools.partial(_kernel, queue, job, 1, "mma_pad", {})
+    tiles = -(-job.filters // tile.m) * -(-width // tile.n)
+
+    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
+        last, _ = prepare(queue, x, x)
+        if padded != plane or alignment(dy) != 16:
+            given, dy = dy, Tensor.empty((planes * padded,), job.dtype, queue=queue)
+            pad()(queue, (dy.size,), (launch.LOCAL_1D,), given, dy, planes, plane, padded)
+        parts = Tensor.empty((splits * g.f * width,), "float32", queue=queue)
+        size = (tiles * splits * tile.items, g.groups)
+        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, block, splits)
+        collect(queue, (g.f * width,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, block, splits)
+
+    return go
+
+
+# ---- trust
+
+
+def _trusted(queue: Any, dtype: str) -> bool:
+    """Whether the kernels build and are right for a dtype; asked once per context."""
+    state, key = program.state(queue), ("conv2d", "mma", dtype)
+    if key not in state:
+        state[key] = _right(queue, dtype)
+        log.info(
+            "[conv2d] matrix units of %s are %s; device=%s", dtype, "used" if state[key] else "not used: they failed", state.device.name
+        )
+    return state[key]
+
+
+def _right(queue: Any, dtype: str) -> bool:
+    """A strided convolution of odd sizes and its gradients, against the exact ones."""
+    g = geometry("conv2d", (3, 20, 9, 11), (37, 20, 3, 3), (2, 1), 1, 1, 1)
+    rng = np.random.default_rng(0)
+    x, w, dy = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in (g.x_shape, g.w_shape, g.y_shape))
+    exact_x, exact_w, exact_dy = (t.to_host().astype(np.float64) for t in (x, w, dy))
+    cases = ((FORWARD, (x, w, w), g.y_shape, arrays.forward(exact_x, exact_w, None, g=g)),
+             (INPUT_GRAD, (dy, w, w), g.x_shape, arrays.input_grad(exact_dy, exact_w, None, g=g)),
+             (WEIGHT_GRAD, (x, dy), g.w_shape, arrays.weight_grad(exact_dy, exact_x, g=g)))  # fmt: skip
+    return all(_close(queue, Job(kind, g, dtype), given, shape, exact) for kind, given, shape, exact in cases)
+
+
+def _close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
+    result = Tensor.empty(shape, job.dtype, queue=queue)
+    try:
+        plan(job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), queue)(queue, *given, result)
+    except KernelBuildError as error:
+        log.info("[conv2d] the matrix units' kernels do not build: %s", str(error).splitlines()[0])
+        return False
+    unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]
+    return bool(np.abs(result.to_host() - exact).max() <= unit * np.abs(exact).max())
