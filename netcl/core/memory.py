@@ -1,7 +1,8 @@
 """Device memory: the pools every buffer comes from, and probes of how a device shares memory with the host.
 
 A fresh buffer costs 4 to 11 times a reused one (page faults on CPUs, 60-120 us at first use on GPUs), so buffers are
-recycled. A lease is the Python lifetime of its :class:`BufferHandle`; all tensors over one buffer share the handle.
+recycled: small ones by size, large ones as pieces of segments (:mod:`netcl.core.arena`). A lease is the Python lifetime of its
+:class:`BufferHandle`; all tensors over one buffer share the handle.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import Any
 import numpy as np
 
 from netcl.core import env, platforms, recording
+from netcl.core.arena import Arena
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
+LARGE = 256 << 10  # bytes from which a tensor is a piece of a segment: finding one takes 3 us, an op of this size more than ten times that
+GRAIN = 16 << 10  # bytes that pieces are multiples of; every device's alignment of sub-buffers divides it
 _MOST_SIZES = 8192  # whose shelves are remembered; programs with ever new sizes must not grow without bound
 
 
@@ -129,6 +133,11 @@ def eighth_steps(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+def pieces(nbytes: int) -> int:
+    """The bytes that :class:`PersistentBufferPool` takes for a request: a bucket of small ones, of large ones whole grains."""
+    return eighth_steps(nbytes) if nbytes < LARGE else -(-nbytes // GRAIN) * GRAIN
+
+
 class BufferPool:
     """Free lists of device buffers keyed by power-of-two sizes; it grows as needed and shrinks by :meth:`clear`.
 
@@ -168,14 +177,17 @@ class BufferPool:
         """Where buffers for ``nbytes`` are kept."""
         if nbytes < 0:
             raise ShapeError(message("allocate", "a size cannot be negative", nbytes=nbytes))
-        bucket = self.bucket_of(nbytes)
         with self._lock:
             if len(self._by_size) >= _MOST_SIZES:
                 self._by_size.clear()
-            if bucket not in self._shelves:
-                self._shelves[bucket] = self._new_shelf(bucket)
-            shelf = self._by_size[nbytes] = self._shelves[bucket]
+            shelf = self._by_size[nbytes] = self._shelf_of(nbytes)
             return shelf
+
+    def _shelf_of(self, nbytes: int) -> Shelf:
+        bucket = self.bucket_of(nbytes)
+        if bucket not in self._shelves:
+            self._shelves[bucket] = self._new_shelf(bucket)
+        return self._shelves[bucket]
 
     def _new_shelf(self, bucket: int) -> Shelf:
         return Shelf(self, bucket)
@@ -301,34 +313,79 @@ class _Unpooled(Shelf):
         del buffer
 
 
-class PersistentBufferPool(BufferPool):
-    """The pool tensors use: buckets from 1 KB to 256 MB, a cap on cached bytes and on buffers per bucket.
+class _Cut(Shelf):
+    """Of pieces of one size: they come from segments, and go back there."""
 
-    Over the cap, buffers of the bucket that was used least recently go back to the driver first.
+    __slots__ = ()
+
+    def lease(self, nbytes: int, what: str = "") -> BufferHandle:
+        return BufferHandle(self, self.pool.arena.take(self.bucket, what), nbytes)
+
+    def take_back(self, buffer: Any) -> None:
+        if not platforms.forked_child:
+            self.pool.arena.give(buffer)
+            if self.pool.capped:
+                self.pool._trim(wait=False)
+
+
+class PersistentBufferPool(BufferPool):
+    """The pool tensors use: buckets from 1 KB on, from 256 KB on pieces of segments, a cap on cached bytes and on buffers per bucket.
+
+    Over the cap, whole segments and buffers of the bucket that were used least recently go back to the driver first.
     """
 
-    bucket_of = staticmethod(eighth_steps)
+    bucket_of = staticmethod(pieces)
 
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):
         super().__init__(context)
         cap = env.value("NETCL_MAX_CACHED_GB") * (1 << 30) if max_cached_bytes is None else max_cached_bytes
         self.max_cached_bytes = int(cap)
         self.max_per_bucket = max_per_bucket
-        self._pooled = 0  # bytes of all shelves, leased or free: while they are below the cap, nothing has to be watched
-        self._cached = 0  # no fewer bytes than are free, while they are watched
+        self.arena = Arena(self._new_segment, self._resized, self._limit)
+        self._pooled = 0  # bytes of all shelves and segments, leased or free: while they are below the cap, nothing has to be watched
+        self._cached = 0  # no fewer bytes than are free on shelves, while they are watched
+
+    @property
+    def capped(self) -> bool:
+        """Whether there is so much memory that the cap could be exceeded."""
+        return self._pooled > self.max_cached_bytes
+
+    @property
+    def stats(self) -> PoolStats:
+        """The counters as they are now."""
+        s, free = super().stats, self.arena.free_bytes
+        return PoolStats(s.hits + self.arena.hits, s.misses + self.arena.misses, s.bytes_allocated, s.bytes_cached + free)
+
+    def _shelf_of(self, nbytes: int) -> Shelf:
+        if nbytes < LARGE:
+            return super()._shelf_of(nbytes)
+        # Rounded up, a request may exceed what the device allows; one that itself does is refused by the driver's side.
+        return _Cut(self, max(nbytes, min(self.bucket_of(nbytes), self._limit)), False)
 
     def _new_shelf(self, bucket: int) -> Shelf:
-        return Shelf(self, bucket, self._pooled <= self.max_cached_bytes)
+        return Shelf(self, bucket, not self.capped)
+
+    def _new_segment(self, nbytes: int, what: str) -> Any:
+        return self._new(nbytes, self._flags, what)
 
     def _count(self, shelf: Shelf, change: int) -> None:
         super()._count(shelf, change)
-        before = self._pooled > self.max_cached_bytes
-        self._pooled += change * shelf.bucket
-        capped = self._pooled > self.max_cached_bytes
-        for one in list(self._shelves.values()) if capped != before else (shelf,):
-            one.plain = not capped and one.made <= self.max_per_bucket
-        if capped and not before:
-            self._cached = self.stats.bytes_cached
+        self._grown(change * shelf.bucket)
+        shelf.plain = not self.capped and shelf.made <= self.max_per_bucket
+
+    def _resized(self, change: int) -> None:
+        """Segments came from the driver, or went back to it."""
+        with self._lock:
+            self._held += change
+            self._grown(change)
+
+    def _grown(self, change: int) -> None:
+        before = self.capped
+        self._pooled += change
+        if self.capped != before:
+            for shelf in list(self._shelves.values()):
+                shelf.plain = before and shelf.made <= self.max_per_bucket
+            self._cached = super().stats.bytes_cached
 
     def _take_back(self, shelf: Shelf, buffer: Any) -> None:
         if platforms.forked_child:
@@ -343,16 +400,28 @@ class PersistentBufferPool(BufferPool):
                 self._keep_to_the_cap()
 
     def _keep_to_the_cap(self) -> None:
-        self._cached = self.stats.bytes_cached
+        self._cached = super().stats.bytes_cached
         for shelf in list(self._shelves.values()):
             while shelf.free and self._cached > self.max_cached_bytes:
                 self._evict(shelf, 1)
                 self._cached -= shelf.bucket
 
+    def _trim(self, wait: bool) -> None:
+        """Keep free memory of segments to what the cap leaves beside that on shelves."""
+        self.arena.trim(max(0, self.max_cached_bytes - self._cached), wait)
+
+    def clear(self) -> None:
+        super().clear()
+        self.arena.trim()
+
+    def buffers(self) -> list[Any]:
+        return super().buffers() + self.arena.buffers()
+
     def get_stats(self) -> dict[str, Any]:
-        """Counters and the number of free buffers per bucket."""
+        """Counters and the number of free buffers per bucket, and of free stretches of segments by their bytes."""
         s = self.stats
-        buckets = {bucket: len(shelf.free) for bucket, shelf in sorted(self._shelves.items()) if shelf.free}
+        shelves = {bucket: len(shelf.free) for bucket, shelf in sorted(self._shelves.items()) if shelf.free}
+        buckets = shelves | dict(sorted(self.arena.stretches().items()))
         return {"hits": s.hits, "misses": s.misses, "hit_rate": s.hit_rate, "bytes_allocated": s.bytes_allocated,
                 "bytes_cached": s.bytes_cached, "buckets": buckets}  # fmt: skip
 
