@@ -107,7 +107,8 @@ class DataLoader:
     def _arrays(self, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
         """The batches as arrays; for a device they may still lie in a slot of the ring."""
         if not self.num_workers:
-            yield from map(self._fetch, self._tasks(epoch, start))
+            for task in self._tasks(epoch, start):  # not map(): a StopIteration of the dataset would end the epoch without a word
+                yield self._fetch(task)
         elif tasks := list(self._tasks(epoch, start)):
             pool = self._workers(tasks[0])
             copied = pool.shares_memory and self.device_queue is None

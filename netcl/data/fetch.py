@@ -103,7 +103,15 @@ class Fetch:
         sample = _fields(self.dataset[index])
         for step in self.transforms:
             sample = step(sample, rng)
-        return tuple(np.asarray(field) for field in sample)
+        return tuple(_array(field, index) for field in sample)
+
+
+def _array(field: Any, index: int) -> np.ndarray:
+    array = np.asarray(field)
+    if array.dtype.hasobject:
+        what = f"sample {index} has a {type(field).__name__} where numbers or an array belong"
+        raise SampleError(message("DataLoader", what, "samples are arrays, numbers, or tuples of them: return (x, y)"))
+    return array
 
 
 def _fields(sample: Any) -> tuple[Any, ...]:
@@ -111,6 +119,10 @@ def _fields(sample: Any) -> tuple[Any, ...]:
 
 
 def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], index: int) -> None:
+    for field, before in zip(sample, first, strict=False):
+        if not np.can_cast(field.dtype, before.dtype, "same_kind"):
+            what = f"sample {index} has another dtype than the first of its batch, which cannot hold it"
+            raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
     shapes = [[field.shape for field in fields] for fields in (sample, first)]
     if shapes[0] != shapes[1]:
         what, remedy = f"sample {index} has another shape than the first of its batch", "pad or crop the samples in transforms"

@@ -40,14 +40,16 @@ _GUARD = "a program that starts workers keeps its own work under `if __name__ ==
 class _Caught:
     """Keeps the error of a block instead of raising it: what a dataset raises is for the one who waits for the batch."""
 
-    error: BaseException | None = None
+    def __init__(self, kind: type[BaseException] = Exception):
+        self.kind = kind
+        self.error: BaseException | None = None
 
     def __enter__(self) -> _Caught:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         self.error = error
-        return isinstance(error, Exception)
+        return isinstance(error, self.kind)
 
 
 class _Failure(NamedTuple):
@@ -205,6 +207,7 @@ class Pool:
     def __init__(self, ahead: int, timeout: float):
         self.ahead, self.timeout = ahead, timeout
         self._pending: deque[Task] = deque()
+        self._lent: Task | None = None
 
     def run(self, tasks: Sequence[Task], following: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
         """The batches of the tasks, in their order, each valid until the next is asked for.
@@ -212,6 +215,7 @@ class Pool:
         Towards the end the ``following`` tasks are begun: if the next run has them, no worker has been idle in between.
         """
         with _Closing(self):
+            self._take_back(self._lent)  # of an iteration that was left and is still held by someone
             while self._pending and not self._pending[0].same_as(tasks[0]):
                 self._discard(self._pending.popleft())
             coming = chain(tasks[len(self._pending) :], following)
@@ -221,11 +225,17 @@ class Pool:
                     raise WorkerError(message("DataLoader", "the loader was closed in the middle of an iteration"))
                 task = self._pending.popleft()
                 arrays = self._receive(task)
+                self._lent = task
                 self._fill(coming)
                 try:
                     yield arrays
                 finally:
-                    self._release(task)
+                    self._take_back(task)
+
+    def _take_back(self, task: Task | None) -> None:
+        if task is not None and self._lent is task:
+            self._lent = None
+            self._release(task)
 
     def _fill(self, coming: Iterator[Task]) -> None:
         while len(self._pending) < self.ahead and (task := next(coming, None)) is not None:
@@ -352,7 +362,7 @@ class _Thread:
     def _serve(self) -> None:
         while (task := self.inbox.get()) is not None:
             arrays = None
-            with _Caught() as caught:
+            with _Caught(BaseException) as caught:  # a sys.exit() too: nobody would hear of a thread that ended
                 arrays = self.fetch(task, self._beat)
             self.outbox.put(caught.error or arrays)
 

@@ -1,5 +1,6 @@
 """Batches, their order, and the position in it. Worker processes are in tests/faults/test_loader.py."""
 
+import sys
 import time
 
 import numpy as np
@@ -132,6 +133,44 @@ def test_an_iteration_left_early_is_over():
         assert len(other) == 6 and loader.epoch == 2
         with pytest.raises(RuntimeError, match="another one of the same loader began"):
             next(first)
+
+
+class Odd(Dataset):
+    """Three good samples, then whatever the function gives."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return (np.zeros(2, np.float32), 1) if index < 3 else self.function()
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda: {"x": 1}, "sample 3 has a dict where numbers or an array belong"),
+        (lambda: (np.zeros(2, np.float32), 0.5), "sample 3 has another dtype than the first of its batch, which cannot hold it"),
+        (lambda: next(iter(())), "StopIteration"),  # must not pass for the end of the epoch
+    ],
+)
+def test_what_is_no_sample_ends_the_epoch_by_name(function, told):
+    for workers in (0, 1):
+        with (
+            DataLoader(Odd(function), 4, shuffle=False, num_workers=workers, use_shared_mem=False) as loader,
+            pytest.raises((ValueError, RuntimeError), match=told),
+        ):
+            list(loader)
+
+
+def test_a_dataset_that_ends_its_thread_is_named_at_once():
+    with (
+        DataLoader(Odd(sys.exit), 1, shuffle=False, num_workers=2, use_shared_mem=False) as loader,
+        pytest.raises(WorkerError, match="worker 1 raised SystemExit"),
+    ):
+        list(loader)
 
 
 def test_a_loader_closed_in_the_middle_says_so():
