@@ -8,58 +8,64 @@ The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both oper
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.ops.finish import HALVES
-from netcl.ops.matmul import gemm, nvidia
+from netcl.ops.matmul import gemm, mma, nvidia
 from netcl.ops.matmul.gemm import Launch, Plan, Product
 
 V = KernelVariant
 TIER = "wgmma"
 CAPABILITY = (9, 0)
-LEAST_WORK = 2**26  # multiply-adds: below, three warpgroups take longer to begin than smaller tiles take for all of it
 ROWS, ITEMS = 128, 384  # of a tile, of a work-group: as in wgmma.cl
 _RING = 192 * 1024  # bytes of local memory for stages; static arrays may have 224 KB, whatever the driver reports
 _INSTRUCTION = {"float32": "tf32", "float16": "f16", "bfloat16": "bf16"}
 
 
 class Tile(NamedTuple):
-    """What a work-group computes at a time: 128 x ``columns`` of the result, of its transpose where ``swapped``, over a part of k.
+    """What a work-group computes at a time: m x n of the result over stages k deep; ``swapped`` ones as n x m of its transpose.
 
-    ``rate`` is how many multiply-adds such tiles do in the time of one of the fastest of its kind.
+    The rest is what the cost model of :func:`gemm.cost` asks of a block. ``rate`` is against the fastest portable one.
     """
 
-    columns: int
+    m: int
+    n: int
+    k: int
+    rate: float
+    fill: int
     swapped: bool = False
+    resident: int = 1
     splits: int = 1
-    rate: float = 1.0
 
-    def count(self, p: Product) -> int:
-        rows, columns = (p.n, p.m) if self.swapped else (p.m, p.n)
-        return p.batches * -(-rows // ROWS) * -(-columns // self.columns) * self.splits
+    @property
+    def columns(self) -> int:
+        """Of the instruction's sums, beside 128 rows."""
+        return self.m if self.swapped else self.n
 
-    def stages(self, p: Product) -> int:
-        parts = 2 if DTYPES[p.a].itemsize == 4 else 1
+    @property
+    def stages(self) -> int:
+        parts = 2 if self.k == 32 else 1  # those of the right operand, where float32 is split
         return _RING // ((ROWS + parts * self.columns) * 128)
 
     def config(self) -> KernelConfig:
         """What names this tile to a tuner."""
-        extra = {"tier": TIER, "swapped": int(self.swapped), "splits": self.splits}
-        return KernelConfig(V.MATMUL_REGISTER_TILED, ROWS, self.columns, extra=extra)
+        return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": TIER, "swapped": int(self.swapped)})
 
 
-#: By bytes of a value; rates against the fastest, measured on an H200.
+#: By bytes of a value.
 TILES = {
-    2: (Tile(256), Tile(128, rate=0.85)),
-    4: (Tile(128), Tile(64, rate=0.82), Tile(128, True), Tile(64, True, rate=0.82)),
+    2: (Tile(128, 256, 64, 13.4, 300), Tile(128, 128, 64, 11.4, 250)),
+    4: (
+        Tile(128, 128, 32, 2.6, 60),
+        Tile(128, 64, 32, 2.2, 60),
+        Tile(64, 128, 32, 2.2, 60, swapped=True),
+        Tile(128, 128, 32, 2.5, 60, swapped=True),
+    ),
 }
-# In multiply-adds of a processor that does one product of 16-bit values after the other; of split float32 it does a fifth of them.
-_BEGIN = {2: 2_500_000, 4: 600_000}  # what a tile costs beside its sums
-_ADDING, _PER_SUM = {2: 20_000_000, 4: 5_000_000}, {2: 200, 4: 40}  # a second launch, and of all of them, each sum of a part
 
 
 def takes(p: Product) -> bool:
@@ -73,26 +79,17 @@ def takes(p: Product) -> bool:
     )  # fmt: skip
 
 
-def choices(p: Product, units: int) -> Iterator[Tile]:
-    """The tiles of a product's kind, with the parts of k that give every processor one, two, ... of them."""
-    steps = -(-p.k * DTYPES[p.a].itemsize // 128)
-    for tile in TILES[DTYPES[p.a].itemsize]:
-        wanted = {min(times * units // max(1, tile.count(p)), steps // 4) for times in (1, 2, 3)}
-        yield from (tile._replace(splits=splits) for splits in sorted({1} | {n for n in wanted if n > 1}))
-
-
-def cost(p: Product, tile: Tile, units: int) -> float:
-    """How long a product takes, as multiply-adds of a processor: tiles in turn, and the addition of parts."""
-    size = DTYPES[p.a].itemsize
-    depth = -(-p.k // tile.splits)
-    sums = ROWS * tile.columns * depth / tile.rate + _BEGIN[size] * tile.columns / 128
-    added = _ADDING[size] + _PER_SUM[size] * p.batches * p.m * p.n * (tile.splits + 1) / units if tile.splits > 1 else 0.0
-    return -(-tile.count(p) // units) * sums + added
-
-
-def best(p: Product, units: int) -> Tile:
-    """The fastest tile by the model."""
-    return min(choices(p, units), key=lambda tile: cost(p, tile, units))
+def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
+    """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
+    tiles: Sequence[Tile] = TILES[DTYPES[p.a].itemsize]
+    extra = config.extra if config else {}
+    if config and extra.get("tier") == TIER:
+        wanted = (config.tile_m, config.tile_n, bool(extra.get("swapped")))
+        tiles = [tile for tile in tiles if (tile.m, tile.n, tile.swapped) == wanted] or tiles
+    splits = (extra["splits"],) if "splits" in extra else None
+    found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
+    costs = [gemm.cost(p, tile, units) for tile in found]
+    return found[costs.index(min(costs))], min(costs)
 
 
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
@@ -126,18 +123,18 @@ def instructions(p: Product, tile: Tile) -> str:
 def plan(queue: Any, p: Product, tile: Tile | None = None, **named: Any) -> Plan:
     """One launch over as many work-groups as there are processors, and one that adds parts where k is split."""
     units = int(queue.device.max_compute_units)
-    tile = tile or best(p, units)
+    tile = tile or best(p, units)[0]
     inner = p if tile.splits == 1 else p.bare()
     macros: dict[str, Any] = {
-        "COLUMNS": tile.columns, "STAGES": tile.stages(p), "SIZE": DTYPES[p.a].itemsize, "TRANS_A": int(p.trans_a),
+        "COLUMNS": tile.columns, "STAGES": tile.stages, "SIZE": DTYPES[p.a].itemsize, "TRANS_A": int(p.trans_a),
         "TRANS_B": int(p.trans_b), "SWAPPED": int(tile.swapped), "C_WIDTH": 1 if tile.swapped else _width(inner),
     }  # fmt: skip
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
     kernel = gemm.compiled(queue, "ptx.cl wgmma.cl", "gemm_wgmma", inner, text=instructions(p, tile), **macros | named)
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), p.batches, tile.splits)
-    groups = min(tile.count(p), units)
-    first = Launch(kernel, groups * ITEMS, ITEMS, "abdrc" if tile.splits == 1 else "abdrs", args, tile.splits == 1)
+    groups = gemm.groups_of(p, tile.m, tile.n) * tile.splits
+    first = Launch(kernel, min(groups, units) * ITEMS, ITEMS, "abdrc" if tile.splits == 1 else "abdrs", args, tile.splits == 1)
     if tile.splits == 1:
         return Plan((first,))
     return Plan((first, gemm.add_parts(queue, p, tile.splits)), sums=tile.splits * p.batches * p.m * p.n)
@@ -149,16 +146,20 @@ def _width(p: Product) -> int:
 
 
 def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
-    """``"wgmma"`` for a product that this tier takes over."""
-    if not nvidia.capable(profile, CAPABILITY, CAPABILITY) or not takes(p) or p.batches * p.m * p.n * p.k < LEAST_WORK:
+    """``"wgmma"`` for a product that this tier takes over: where the device can, and it is faster than the tiers below."""
+    if not nvidia.capable(profile, CAPABILITY, CAPABILITY) or not takes(p):
+        return None
+    units = profile.max_compute_units
+    if best(p, units)[1] >= min(mma.best(p, units)[1], gemm.portable_cost(p, profile)):
         return None
     return TIER if nvidia.trusted(queue, TIER, p.a, plan) else None
 
 
 def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    extra = config.extra
-    tile = Tile(config.tile_n, bool(extra["swapped"]), extra["splits"]) if "splits" in extra else None
-    return plan(queue, p, tile, **extra.get("macros", {}))
+    """What the configuration names, or the best; the tier below for a product or a device that these instructions are not for."""
+    if not (takes(p) and nvidia.capable(profile, CAPABILITY, CAPABILITY) and nvidia.trusted(queue, TIER, p.a, plan)):
+        return gemm.TIERS[mma.TIER][V.MATMUL_REGISTER_TILED](queue, p, config, profile)
+    return plan(queue, p, best(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
 gemm.TIERS[TIER] = dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED, V.MATMUL_NAIVE), _planner)
