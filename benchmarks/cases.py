@@ -43,6 +43,9 @@ def convolutions(gpu: bool) -> list[Case]:
     rows = [problems.conv(batch, 64, 56, 64, part=part, targets={"cpu": 1.0, "gpu": limits[part], "gpu portable": 1.3}) for part in PARTS]
     for c, size, filters, kernel, stride in RESNET_LAYERS:
         rows += [problems.conv(128 if gpu else 8, c, size, filters, kernel, stride, part) for part in PARTS]
+    if gpu:
+        layers = [(64, 64, 56, 64, 3, 1), *((128, *layer) for layer in RESNET_LAYERS)]
+        rows += [problems.conv(*layer, part, dtype="bfloat16") for layer in layers for part in PARTS]
     return rows
 
 
@@ -70,11 +73,13 @@ def training(gpu: bool) -> list[Case]:
     if gpu:
         resnet.append(Comparison("amp", "torch amp", {"gpu": 0.8}))
     gpt = [Comparison(name, targets={"cpu": 1.0, "gpu": 1.0}) for name in ("ours", "compiled")]
+    gpt += [Comparison("amp", "torch amp")] if gpu else []
     cost = [Comparison(yardstick=None, targets={"intel": 8e-6, "portable computing language": 5e-6, "gpu": 9e-6})]
     replay = [Comparison(yardstick=None, targets={"gpu": 6.5e-6})]
     start = [Comparison(yardstick=None, targets={"cpu": 1.5, "gpu": 3.0})]
     return [
-        steps.adam(adam), steps.mlp_step(64, mlp), steps.resnet_step(128 if gpu else 8, resnet, amp), steps.gpt_step(64 if gpu else 4, gpt),
+        steps.adam(adam), steps.mlp_step(64, mlp), steps.resnet_step(128 if gpu else 8, resnet, amp),
+        steps.gpt_step(64 if gpu else 4, gpt, amp=amp),
         steps.resnet_memory(128 if gpu else 8, [Comparison(targets={"gpu": 1.0})]), steps.call_cost(cost), steps.replay_cost(replay),
         steps.fresh_process(start),
     ]  # fmt: skip
@@ -83,5 +88,5 @@ def training(gpu: bool) -> list[Case]:
 QUICK = {
     "matmul 512", "matmul 1024", "linear 64x784x128", "attention scores 64 x 64x64x32", "conv 3x3 8x64x56x56 to 64 forward",
     "conv 3x3 64x64x56x56 to 64 forward", "softmax 2048x2048", "softmax 16384x16384", "sum 2^24", "sum 2^28", "chain 2^24", "chain 2^28",
-    "MLP 784-128-10 step, batch 64", "host cost of one op",
+    "conv 3x3 64x64x56x56 to 64 forward bfloat16", "MLP 784-128-10 step, batch 64", "host cost of one op",
 }  # fmt: skip

@@ -124,32 +124,36 @@ def linear(rows: int, features: int, outputs: int, targets: Targets | None = Non
 
 
 def conv(n: int, c: int, size: int, filters: int, kernel: int = 3, stride: int = 1, part: str = "forward",
-         targets: Targets | None = None) -> Case:  # fmt: skip
-    """A convolution as residual networks have them, or one of its gradients."""
-    pad, out = kernel // 2, -(-size // stride)
+         targets: Targets | None = None, dtype: str = "float32") -> Case:  # fmt: skip
+    """A convolution as residual networks have them, or one of its gradients; in 16 bits torch's tensors have their channels last."""
+    pad, out, half = kernel // 2, -(-size // stride), dtype != "float32"
     options: dict[str, Any] = {"stride": stride, "padding": pad}
 
     def make(where: Setting) -> dict[str, Way]:
         x, w, g = values(n, c, size, size), values(filters, c, kernel, kernel, seed=1) * 0.1, values(n, filters, out, out, seed=2)
-        a, b, d = (where.tensor(z) for z in (x, w, g))
+        a, b, d = (F.cast(where.tensor(z), dtype) for z in (x, w, g))
         run = {
             "forward": lambda: F.conv2d(a, b, **options),
             "input gradient": lambda: F.conv2d_input_grad(d, b, size=(size, size), **options),
             "weight gradient": lambda: F.conv2d_weight_grad(d, a, kernel=(kernel, kernel), **options),
         }[part]
-        return {"ours": where.ours(run), "torch": where.theirs(_torch_conv(where, x, w, g, stride, pad, part))}
+        return {"ours": where.ours(run), "torch": where.theirs(_torch_conv(where, x, w, g, stride, pad, part, dtype if half else ""))}
 
-    name = f"conv {kernel}x{kernel}{f'/{stride}' if stride > 1 else ''} {n}x{c}x{size}x{size} to {filters} {part}"
-    moved = 4.0 * (n * c * size**2 + filters * c * kernel**2 + n * filters * out**2)
+    name = f"conv {kernel}x{kernel}{f'/{stride}' if stride > 1 else ''} {n}x{c}x{size}x{size} to {filters} {part}" + f" {dtype}" * half
+    moved = (2.0 if half else 4.0) * (n * c * size**2 + filters * c * kernel**2 + n * filters * out**2)
     work = {"flop": 2.0 * n * filters * c * kernel**2 * out**2, "bytes": moved}
     # cuDNN takes Winograd for some weight gradients: against float64 those were off by 5e-5 of the largest, ours by 3e-6 at most.
-    return Case(name, make, [Comparison(targets=targets or {})], 1e-3 if part == "weight gradient" else 1e-4, work)
+    tolerance = 2e-2 if half else 1e-3 if part == "weight gradient" else 1e-4
+    return Case(name, make, [Comparison(targets=targets or {})], tolerance, work)
 
 
-def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, stride: int, pad: int, part: str) -> Callable[[], Any]:
+def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, stride: int, pad: int, part: str,
+                half: str) -> Callable[[], Any]:  # fmt: skip
     if where.torch is None:
         return lambda: None
     a, b, d = (where.torch_tensor(z) for z in (x, w, g))
+    if half:
+        a, b, d = (t.to(getattr(where.torch, half), memory_format=where.torch.channels_last) for t in (a, b, d))
     if part == "forward":
         return lambda: where.torch.nn.functional.conv2d(a, b, None, stride, pad)
     mask, pick = ([True, False, False], 0) if part == "input gradient" else ([False, True, False], 1)

@@ -168,7 +168,7 @@ def resnet_memory(batch: int, comparisons: Sequence[Comparison]) -> Case:
     return Case(f"ResNet-18 step, batch {batch}, memory", make, comparisons, unit="bytes")
 
 
-def gpt_step(batch: int, comparisons: Sequence[Comparison], n_layer: int = 6, n_embd: int = 384, context: int = 256) -> Case:
+def gpt_step(batch: int, comparisons: Sequence[Comparison], n_layer: int = 6, n_embd: int = 384, context: int = 256, amp: str = "") -> Case:
     """A GPT of characters with AdamW."""
     sizes: dict[str, Any] = {"vocab_size": 65, "block_size": context, "n_layer": n_layer, "n_head": 6, "n_embd": n_embd}
 
@@ -177,7 +177,7 @@ def gpt_step(batch: int, comparisons: Sequence[Comparison], n_layer: int = 6, n_
         return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
 
     return train_step(f"GPT step, batch {batch}", lambda: nn.GPT(**sizes), lambda torch: yardsticks.gpt(torch, **sizes), data, "AdamW",
-                      {"lr": 3e-4, "weight_decay": 0.1}, comparisons)  # fmt: skip
+                      {"lr": 3e-4, "weight_decay": 0.1}, comparisons, amp)  # fmt: skip
 
 
 def adam(comparisons: Sequence[Comparison]) -> Case:
