@@ -21,6 +21,8 @@ from netcl.ops import update
 
 Tensors = Sequence[Tensor]
 
+HALVES = ("float16", "bfloat16")  # their sums are made in float32
+
 _ON_DEVICE = {"sum": ops.add, "mean": ops.add, "max": ops.maximum, "min": ops.minimum}
 
 
@@ -63,19 +65,16 @@ def _one_queue(given: Tensors) -> bool:
     return all(t.queue is given[0].queue for t in given)
 
 
-def reduced(name: str, given: Sequence[Tensor], op: str, copies: Sequence[Any] = ()) -> np.ndarray:
+def reduced(given: Sequence[Tensor], op: str, copies: Sequence[Any] = ()) -> np.ndarray:
     """The reduction over all tensors, on the host, in the dtype sums are made in; ``copies`` are theirs, if they are under way already."""
-    row = dtypes.DTYPES[given[0].dtype]
     under_way = copies or [t.to_host_async() for t in given]
-    wide = np.dtype(np.float32) if row.name in ("float16", "bfloat16") else row.host
-    if op == "mean" and not row.is_float:
-        raise DtypeError(message(name, "a mean needs floats", dtype=row.name))
+    wide = np.dtype(np.float32) if given[0].dtype in HALVES else dtypes.DTYPES[given[0].dtype].host
     return combine(op, [copy.wait().astype(wide, copy=False) for copy in under_way])
 
 
 def _reduced_on_device(given: Sequence[Tensor], op: str) -> Tensor:
-    total = given[0]
-    for t in given[1:]:
+    total, *others = [t.detach().to("float32") if t.dtype in HALVES else t for t in given]
+    for t in others:
         total = _ON_DEVICE[op](total, t)
     return ops.mul(total, 1.0 / len(given)) if op == "mean" else total
 
@@ -87,15 +86,15 @@ def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
     >>> [t.tolist() for t in all_reduce([a, b])]
     [[11.0, 22.0], [11.0, 22.0]]
     """
-    check_op("all_reduce", op)
     given = _check("all_reduce", tensors)
+    check_op("all_reduce", op, given[0].dtype)
     if len(given) == 1:
         return given
     if _one_queue(given):
         total = _reduced_on_device(given, op)
         update.copy(given, [total] * len(given))
         return given
-    values = reduced("all_reduce", given, op)
+    values = reduced(given, op)
     return [t.from_host(values) for t in given]
 
 
@@ -129,7 +128,7 @@ def _finish(rows: Sequence[tuple[list[Tensor], list[Any]]], op: str) -> None:
         if not copies:
             all_reduce(row, op)
             continue
-        values = reduced("all_reduce", row, op, copies)
+        values = reduced(row, op, copies)
         for t in row:
             t.from_host(values)
 
@@ -139,8 +138,8 @@ def all_reduce_p2p(tensors: Tensors, op: str = "sum") -> list[Tensor]:
 
     Device i is sent its piece by all others, reduces it, and sends the result to all: the ring's amount of bytes per device.
     """
-    check_op("all_reduce_p2p", op)
     given = _check("all_reduce_p2p", tensors)
+    check_op("all_reduce_p2p", op, given[0].dtype)
     if len(given) == 1 or _one_queue(given) or not given[0].size:
         return all_reduce(given, op)
     cuts = np.array_split(np.arange(given[0].size), len(given))
@@ -157,13 +156,13 @@ def all_reduce_p2p(tensors: Tensors, op: str = "sum") -> list[Tensor]:
 
 def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
     """The reduction of the tensors, written into the one at ``root``, which is returned."""
-    check_op("reduce", op)
     given = _check("reduce", tensors)
+    check_op("reduce", op, given[0].dtype)
     _check_root("reduce", given, root)
     if _one_queue(given):
         update.copy([given[root]], [_reduced_on_device(given, op)])
         return given[root]
-    return given[root].from_host(reduced("reduce", given, op))
+    return given[root].from_host(reduced(given, op))
 
 
 def broadcast(tensors: Tensors, root: int = 0) -> list[Tensor]:
@@ -200,14 +199,21 @@ def split_rows(values: Any, count: int, weights: Sequence[float] | None = None) 
     return [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
+def _joined(name: str, given: Tensors, axis: int) -> np.ndarray:
+    """All tensors joined along an axis, on the host."""
+    if not -given[0].ndim <= axis < given[0].ndim or len({(*t.shape[:axis], *t.shape[axis:][1:], t.ndim) for t in given}) > 1:
+        raise ShapeError(message(name, "shapes may differ only along the axis", shapes=[t.shape for t in given], axis=axis))
+    copies = [t.to_host_async() for t in given]
+    return np.concatenate([copy.wait() for copy in copies], axis)
+
+
 def gather(tensors: Tensors, root: int = 0, axis: int = 0) -> Tensor:
     """All tensors joined along ``axis`` on the device of the one at ``root``."""
     given = _check("gather", tensors, alike=False)
     _check_root("gather", given, root)
     if _one_queue(given):
         return ops.cat(given, axis)
-    copies = [t.to_host_async() for t in given]
-    return Tensor.from_host(given[root].queue, np.concatenate([copy.wait() for copy in copies], axis), given[root].dtype)
+    return Tensor.from_host(given[root].queue, _joined("gather", given, axis), given[root].dtype)
 
 
 def all_gather(tensors: Tensors, axis: int = 0) -> list[Tensor]:
@@ -216,6 +222,5 @@ def all_gather(tensors: Tensors, axis: int = 0) -> list[Tensor]:
     if _one_queue(given):
         joined = ops.cat(given, axis)
         return [joined, *(joined._copy() for _ in given[1:])]
-    copies = [t.to_host_async() for t in given]
-    values = np.concatenate([copy.wait() for copy in copies], axis)
+    values = _joined("all_gather", given, axis)
     return [Tensor.from_host(t.queue, values, t.dtype) for t in given]

@@ -19,7 +19,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import env
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, message
 
 Arrays = list[np.ndarray]
 #: Elements of a piece of a large array: counts of bytes must fit MPI's 32 bits.
@@ -34,10 +34,12 @@ class LostRankError(RuntimeError):
     """A rank died, never arrived, or came with something else than the others."""
 
 
-def check_op(name: str, op: str) -> None:
-    """``ValueError`` unless ``op`` is a known reduction."""
+def check_op(name: str, op: str, dtype: str) -> None:
+    """Raise unless ``op`` is a known reduction that values of ``dtype`` have."""
     if op not in _COMBINE:
         raise ValueError(message(name, "unknown reduction", f"known: {', '.join(_COMBINE)}", op=repr(op)))
+    if op == "mean" and not dtypes.lookup(dtype, name).is_float:
+        raise DtypeError(message(name, "a mean needs floats", dtype=dtype))
 
 
 def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -113,8 +115,8 @@ class World:
         ``compress="bfloat16"`` sends float32 values as 16 bits (sums are float32); ``check=False`` leaves out the comparison of
         shapes, a round trip that a caller who has made it once can save.
         """
-        check_op("all_reduce", op)
         given = np.asarray(array)
+        check_op("all_reduce", op, given.dtype.name)
         if check:
             self.agree("all_reduce", "what is reduced", [op, list(given.shape), given.dtype.name, compress])
         if self.size == 1:

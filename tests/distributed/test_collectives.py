@@ -64,6 +64,14 @@ def test_other_dtypes(queues, dtype):
         np.testing.assert_array_equal(t.to_host(), np.arange(15).reshape(5, 3) * 6)
 
 
+@pytest.mark.parametrize("call", [distributed.all_reduce, distributed.all_reduce_p2p])
+def test_means_of_halves_do_not_overflow_and_ints_have_none(queues, call):
+    large = [Tensor.from_host(q, np.full(4, 6e4), "float16") for q in queues]
+    assert all((t.to_host() == np.float16(6e4)).all() for t in call(large, "mean"))
+    with pytest.raises(TypeError, match="a mean needs floats; dtype=int64"):
+        call(tensors(queues, dtype="int64"), "mean")
+
+
 def test_sync_grads(queues):
     replicas = distributed.replicate_params([Tensor.from_host([1.0, 2.0], requires_grad=True), Tensor.from_host([3.0])], queues)
     distributed.sync_grads(replicas)  # no gradients at all: nothing to do
@@ -89,5 +97,8 @@ def test_refusals(queues):
         distributed.broadcast([a, Tensor.from_host(b.queue, np.zeros((5, 3), np.int64))])
     with pytest.raises(ValueError, match=r"\[gather\] there is no such tensor; root=3, tensors=3"):
         distributed.gather([a, b, c], root=3)
+    for call, axis, other in ((distributed.gather, 0, (5, 4)), (distributed.all_gather, 1, (4, 3)), (distributed.gather, 2, (5, 3))):
+        with pytest.raises(ValueError, match=r"\[\w+\] .*axis"):
+            call([a, Tensor.from_host(b.queue, np.zeros(other, np.float32))], axis=axis)
     with pytest.raises(ValueError, match=r"unknown reduction; op='and'"):
         distributed.reduce([a, b], op="and")

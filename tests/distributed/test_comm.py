@@ -140,6 +140,8 @@ def test_duplicates_do_not_disturb_each_other():
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match=r"\[all_reduce\] unknown reduction; op='product'; known: sum"):
         World().all_reduce(np.ones(1), "product")
+    with pytest.raises(TypeError, match=r"\[all_reduce\] a mean needs floats; dtype=int64"):
+        World().all_reduce(np.ones(1, np.int64), "mean")
     with pytest.raises(ValueError, match=r"there is no such rank; root=1, world=1"):
         World().broadcast(np.ones(1), 1)
     with pytest.raises(ValueError, match=r"unknown compression"):
