@@ -185,5 +185,5 @@ def _products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = 
                      aligned=aligned, placed=True)  # fmt: skip
     if launch.on_cpu_device(queue):
         return gemm.plan_for(queue, p)
-    extra = {"tier": "simt", "why": "one for every element of a tile"}
+    extra = {"why": "one for every element of a tile"}
     return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 64, 64, 16, 8, extra=extra))

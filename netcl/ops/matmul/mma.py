@@ -73,6 +73,12 @@ TILES = {
 }
 
 
+def configurations(profile: DeviceProfile, dtype: str) -> Iterator[KernelConfig]:
+    """What a tuner may try on a device, for operands of a dtype."""
+    if nvidia.capable(profile) and dtype in _FLOATS:
+        yield from (tile.config() for tile in TILES[DTYPES[dtype].itemsize])
+
+
 class _Side(NamedTuple):
     """An operand as it is stored: lines of ``width`` values, in stacks of ``lines`` numbered over two axes."""
 
