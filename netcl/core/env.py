@@ -114,7 +114,7 @@ _ROWS = (
              "Whether unmeasured kernel configurations are measured at first use; the seconds are for the whole process, 10 by default."),
     Variable("NETCL_FUSION", _elements, "1", "0, 1, or a number of elements",
              "Chains of pointwise ops over large tensors, and products with what follows them, run as one kernel in plain eager code, when "
-             "a value is first needed. 0 turns that off, a number says from how many elements on."),
+             "a value is first needed. 0 turns that off, a number says from how many elements on. Read once, when netcl is loaded."),
     Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
     Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds",
@@ -134,6 +134,15 @@ def value(name: str) -> Any:
 def raw(name: str) -> str | None:
     """What the user set, unparsed; ``None`` if unset. For ``netcl env`` and for variables of other projects."""
     return os.environ.get(name)
+
+
+def reader(*names: str) -> Callable[[], tuple[Any, ...]]:
+    """A function that tells what is set of some variables, for comparing: an op that asks at every call cannot wait 3 us for each."""
+    stored = getattr(os.environ, "_data", None)  # where CPython keeps them, encoded
+    if type(stored) is not dict:
+        return lambda: tuple([raw(name) for name in names])
+    keys, get = [os.environ.encodekey(name) for name in names], stored.get
+    return lambda: tuple([get(key) for key in keys])
 
 
 def set_for_loader(name: str, text: str) -> None:

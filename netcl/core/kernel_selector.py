@@ -185,8 +185,8 @@ RULES |= {gradient: RULES[op] for gradient, op in GRADIENTS.items()}
 TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer a tuner more than one configuration
 
 # The variables an op's answers depend on; programs and tests may change them.
-_CONV_SWITCHES = ("NETCL_KERNEL_STRATEGY", "NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL")
-SWITCHES = {"matmul": ("NETCL_KERNEL_STRATEGY",), **dict.fromkeys(("conv2d", *GRADIENTS), _CONV_SWITCHES)}
+_CONV_SWITCHES = env.reader("NETCL_KERNEL_STRATEGY", "NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL", "NETCL_MATRIX_UNITS")
+SWITCHES = {"matmul": env.reader("NETCL_KERNEL_STRATEGY"), **dict.fromkeys(("conv2d", *GRADIENTS), _CONV_SWITCHES)}
 
 
 def conv_output(p: Problem) -> tuple[int, int]:
@@ -348,7 +348,7 @@ class KernelSelector:
             explicit = self._find_registered(GRADIENTS[op], shapes, device)
         if explicit is not None:
             return explicit
-        slot = (problem.key, device.platform, device.name, device.driver_version, _precision, *map(env.raw, SWITCHES.get(op, ())))
+        slot = (problem.key, device.platform, device.name, device.driver_version, _precision, *SWITCHES.get(op, tuple)())
         if slot not in self._cache:
             self._cache[slot] = decide(problem)
         return self._cache[slot]

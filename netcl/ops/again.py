@@ -36,16 +36,21 @@ class Repeat:
 
     def __init__(
         self, queue: Any, fixed: list[Any], rooms: list[tuple[Any, int]], launches: list[tuple[Sized, Any]], results: _Results,
-        writes: Sequence[int], noted: Sequence[int],
+        writes: Sequence[int], noted: Sequence[int], facts: dict[Callable[[], Any], Any],
     ):  # fmt: skip
         self.queue = queue
         self.writes = writes
         self.noted = noted
+        self.facts = facts
         self.context = queue.context
         self.fixed = fixed
         self.rooms = rooms
         self.launches = launches
         self.results = results
+
+    def holds(self) -> bool:
+        """Whether the call would still do the same."""
+        return all([fact() == said for fact, said in self.facts.items()])
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """The call again, over other tensors of the same kind."""
@@ -102,6 +107,7 @@ class _Listener:
         self.sizes: list[int] = []
         self.launches: list[tuple[Sized, list[tuple[int, Any]]]] = []
         self.writes: set[int] = set()  # inputs that kernels may write to
+        self.facts: dict[Callable[[], Any], Any] = {}
         self.noted: set[int] = set()  # and those of which the op says that it does
 
     def allocated(self, handle: Any) -> None:
@@ -151,7 +157,10 @@ class _Listener:
         """Something that is no launch."""
         self.problem = True
 
-    upload = fill = copy = read = host_work = requires = depends = leaf = _more
+    upload = fill = copy = read = host_work = depends = leaf = _more
+
+    def requires(self, fact: Callable[[], Any]) -> None:
+        self.facts[fact] = fact()
 
     def again(self, function: Callable[[], Any]) -> Any:
         self.problem = True
@@ -182,7 +191,7 @@ class _Listener:
             slots = [(place, next(passed) if kind == "fixed" else start[kind] + what) for place, (kind, what) in chosen]
             launches.append((launch, itemgetter(*[x for pair in slots for x in pair])))
         rooms = [(pool.shelf(nbytes), nbytes) for nbytes in self.sizes]
-        return Repeat(self.queue, fixed, rooms, launches, results, sorted(self.writes), sorted(self.noted))
+        return Repeat(self.queue, fixed, rooms, launches, results, sorted(self.writes), sorted(self.noted), self.facts)
 
     def _results(self, result: Any) -> _Results | None:
         if type(result) is Tensor:
@@ -223,7 +232,7 @@ def _by_habit(habit: Habit, plain: Any, at_once: Any, queue: Any, tensors: Seque
         if type(result) is DeferredTensor:
             result._source.habit = habit  # type: ignore[union-attr]
         return result
-    if habit.at_once is None:
+    if habit.at_once is None or (type(habit.at_once) is Repeat and not habit.at_once.holds()):
         result, habit.at_once = _listened(at_once, queue, tensors, args, kwargs)
         return result
     repeat = habit.at_once
@@ -291,7 +300,7 @@ def repeated(row: Any, plain: Callable[..., Any], at_once: Callable[..., Any] | 
             found = queue._netcl_state["plans"].get(signature)
         except (AttributeError, KeyError):  # a NumPy queue, a new context
             found = None
-        if type(found) is Repeat:
+        if type(found) is Repeat and (not found.facts or found.holds()):
             return found.run(tensors) if found.queue is queue else plain(*args, **kwargs)
         if found == _NEVER or isinstance(queue, CPUQueue):
             return plain(*args, **kwargs)

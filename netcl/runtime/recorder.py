@@ -189,7 +189,8 @@ class Recorder:
         return answer
 
     def requires(self, fact: Callable[[], Any]) -> None:
-        self.facts.append((fact, fact()))
+        if all(known is not fact for known, _ in self.facts):
+            self.facts.append((fact, fact()))
 
     def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str]) -> None:
         if id(owner) not in self.dependencies:

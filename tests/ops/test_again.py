@@ -11,6 +11,7 @@ from netcl.core.kernels import program
 from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops import again
+from netcl.ops.conv import plans
 from netcl.ops.fusion import eager_fusion
 from netcl.runtime.capture import compile as compiled
 
@@ -51,6 +52,22 @@ def test_what_a_call_is_told_makes_its_kind(cl_device, repeats):
             np.testing.assert_allclose(ops.sum(x, axis=axis).to_host(), host.sum(axis), rtol=1e-5)
         np.testing.assert_allclose(ops.sum(x, axis=1, keepdims=True).to_host(), host.sum(1, keepdims=True), rtol=1e-5)
     assert len({id(repeat) for repeat in repeats}) == 5
+
+
+def test_a_switch_reaches_calls_that_are_repeated_or_replayed(cl_device, repeats, monkeypatch):
+    x, w, planned, plan = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans._plan
+    monkeypatch.setattr(plans, "_plan", lambda job, *rest: planned.append(job.kind) or plan(job, *rest))
+    step = compiled(lambda x: ops.conv2d(x, w))
+    for turn, switch in enumerate("0101", 1):
+        monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
+        for _ in range(4):
+            ops.conv2d(x, w)
+        assert (len(planned), len(repeats)) == (turn, 3 * turn - 1)  # a kind is listened to anew, and before that called once
+    for turn, switch in enumerate("01", 5):
+        monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
+        for _ in range(5):
+            step(x)
+        assert len(planned) == turn and len(step.graphs) == 1
 
 
 def test_results_of_several_kinds_of_memory_stay_apart(cl_device, repeats):

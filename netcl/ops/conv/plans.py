@@ -27,10 +27,10 @@ from dataclasses import replace
 from typing import Any
 
 from netcl.core import dtype as dtypes
-from netcl.core import env
+from netcl.core import recording
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector
+from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -75,18 +75,14 @@ def run(job: Job, queue: Any, *tensors: Tensor, config: KernelConfig | None = No
 
 def plan(job: Job, queue: Any, config: KernelConfig | None = None) -> Launch:
     """The launch of a job, made once; an :class:`Ending` if its kernel ends in what follows."""
-    state, stamp = program.state(queue), _stamp()
+    switches, selector = SWITCHES[job.kind], get_kernel_selector()
+    recording.requires(switches)
+    state, stamp = program.state(queue), (selector.revision, *switches())
     slot = job if config is None else (job, repr(config))
     known = state.get(slot)
     if known is None or known[0] != stamp:
         known = state[slot] = (stamp, _plan(job, config or _choice(job, queue), queue))
     return known[1]
-
-
-def _stamp() -> tuple[Any, ...]:
-    """What a choice depends on beside the problem: it is made again when one of these has changed."""
-    switches = ("NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL", "NETCL_MATRIX_UNITS")
-    return get_kernel_selector().revision, *map(env.raw, switches)
 
 
 def problem_of(job: Job, profile: ExtendedDeviceProfile) -> Problem:
