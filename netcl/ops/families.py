@@ -21,6 +21,7 @@ from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.tensor import Tensor
 from netcl.ops.conv import arrays, plans
+from netcl.ops.conv import mma as conv_mma
 from netcl.ops.conv.geometry import Geometry, geometry
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, mma
@@ -152,6 +153,7 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
         for tile in _WINOGRAD_TILES[_registers(problem.profile)] if panels else ():
             yield KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **tile})
     if not problem.is_cpu:
+        yield from conv_mma.configurations(problem.profile, problem.dtype)
         for m, n in _TAPS_TILES:
             yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "simt", "form": "taps", "BM": m, "BN": n})
         for config in _simt(V.CONV2D_IMPLICIT_GEMM):

@@ -17,6 +17,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_s
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import registry
+from netcl.ops.matmul import nvidia
 
 _spec = importlib.util.spec_from_file_location("image_cases", Path(__file__).parents[1] / "golden" / "image_cases.py")
 golden = importlib.util.module_from_spec(_spec)
@@ -94,6 +95,23 @@ def test_kernels_take_every_dtype(cl_queue, kernel, dtype, tol):
             want = row.ref(*(None if a is None else a.astype(np.float64) for a in arrays), **row.samples[1].kwargs)
             scale = np.abs(want).max()
             np.testing.assert_allclose(got / scale, want / scale, **tol[dtype], err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", OPS)
+def test_matrix_units_meet_the_samples(cl_device, name, dtype, tol, monkeypatch):
+    monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
+    if not nvidia.capable(cl_device.profile):
+        pytest.skip("the device has no matrix units that are known")
+    row = registry.lookup(name)
+    with forced(KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "simt", "form": "mma"})):
+        for sample in row.samples:
+            arrays = [None if a is None else rounded(a, dtype) for a in sample.arrays(dtype=dtype)]
+            got = call(name, cl_device.queue, arrays, sample.kwargs, dtype)
+            want = row.ref(*(None if a is None else a.astype(np.float64) for a in arrays), **sample.kwargs)
+            scale = np.abs(want).max()
+            np.testing.assert_allclose(got / scale, want / scale, **tol[dtype], err_msg=str(sample))
+    assert program.state(cl_device.queue)[("conv2d", "mma", dtype)], "the kernels failed their own check: portable ones were seen"
 
 
 def rounded(array, dtype):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
@@ -71,6 +72,13 @@ TILES = (
     Tile(128, 64, 64, 32, stages=4, resident=3, rate=0.8),
     Tile(64, 64, 32, 32, stages=4, resident=4, rate=0.6),
 )
+
+
+def configurations(profile: DeviceProfile, dtype: str) -> list[KernelConfig]:
+    """What a tuner may try on a device."""
+    tiles = TILES if dtype in HALVES and nvidia.capable(profile) else ()
+    named = ({"tier": "simt", "form": "mma", "BM": tile.m, "BN": tile.n} for tile in tiles)
+    return [KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra=extra) for extra in named]
 
 
 def chunks(job: Job) -> tuple[int, int]:

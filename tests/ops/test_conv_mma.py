@@ -1,0 +1,85 @@
+"""How convolutions are laid out for matrix units; what their kernels compute is held in test_conv.py, on devices that have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.ops.conv import mma
+from netcl.ops.conv.geometry import geometry
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job
+
+UNITS = 132
+POLICY = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"why": "policy"})
+NAMED = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"form": "mma", "BM": 128, "BN": 64, "splits": 5})
+
+
+def job(kind, n, c, size, filters, kernel=3, stride=1, groups=1, dtype="bfloat16"):
+    g = geometry("conv2d", (n, c, size, size), (filters, c // groups, kernel, kernel), stride, kernel // 2, 1, groups)
+    return Job(kind, g, dtype)
+
+
+def work_groups(j, tile, splits):
+    columns = j.g.taps * mma.chunks(j)[0] * mma.CHUNK if j.kind == WEIGHT_GRAD else j.pixels
+    return -(-j.filters // tile.m) * -(-columns // tile.n) * j.g.groups * j.classes * splits
+
+
+@pytest.mark.parametrize("tile", mma.TILES, ids=lambda tile: f"{tile.m}x{tile.n}")
+def test_tiles_are_whole_warps_within_local_memory(tile):
+    assert tile.warp_m % 16 == tile.warp_n % 32 == 0 and tile.items in (128, 256)
+    assert tile.m % tile.warp_m == tile.n % tile.warp_n == 0
+    assert tile.m * mma.STEP % tile.items == tile.n * mma.STEP % tile.items == 0, "every work-item copies as many chunks"
+    assert tile.stages * (tile.m + tile.n) * mma.STEP * 16 <= 48 * 1024
+
+
+@pytest.mark.parametrize("kind", [FORWARD, INPUT_GRAD, WEIGHT_GRAD])
+@pytest.mark.parametrize("layer", [(64, 32), (128, 16), (256, 8), (512, 4)])
+def test_layers_of_a_residual_network_occupy_every_unit(kind, layer):
+    channels, size = layer
+    j = job(kind, 128, channels, size, channels)
+    tile, splits = mma.tile_of(j, POLICY, UNITS)
+    assert work_groups(j, tile, splits) >= UNITS
+    assert tile.m <= max(64, channels), "no tile is half empty"
+
+
+def test_a_configuration_names_tile_and_parts():
+    tile, splits = mma.tile_of(job(WEIGHT_GRAD, 8, 64, 8, 64), NAMED, UNITS)
+    assert (tile.m, tile.n, splits) == (128, 64, 5)
+
+
+@pytest.mark.parametrize(("channels", "expected"), [(3, (1, 1)), (8, (1, 1)), (32, (4, 4)), (64, (8, 4)), (72, (9, 9)), (20, (3, 3))])
+def test_chunks_of_a_pixel(channels, expected):
+    assert mma.chunks(job(FORWARD, 1, channels, 8, 16)) == expected
+
+
+def test_the_gathered_side_of_an_input_gradient_is_that_of_the_filters():
+    assert mma.chunks(job(INPUT_GRAD, 1, 3, 8, 64)) == (8, 4)
+
+
+def test_where_it_pays():
+    assert mma.pays(job(FORWARD, 128, 3, 32, 64)) and mma.pays(job(WEIGHT_GRAD, 128, 64, 32, 64))
+    assert not mma.pays(job(FORWARD, 1, 16, 8, 16)), "launches take longer"
+    assert not mma.pays(job(FORWARD, 64, 256, 32, 256, groups=256)), "one filter in a tile of 64"
+
+
+def test_nothing_and_too_much_do_not_fit():
+    assert mma.fits(job(FORWARD, 1, 1, 1, 1, kernel=1)) and not mma.fits(job(WEIGHT_GRAD, 0, 64, 8, 64))
+    assert not mma.fits(job(FORWARD, 1 << 16, 64, 32, 64))
+
+
+def test_other_devices_and_dtypes_keep_their_kernels(cl_device, monkeypatch):
+    monkeypatch.setattr(mma.nvidia, "capable", lambda profile: False)
+    assert not mma.suits(job(FORWARD, 128, 64, 32, 64), NAMED, cl_device.queue)
+    monkeypatch.setattr(mma.nvidia, "capable", lambda profile: True)
+    monkeypatch.setattr(mma, "_trusted", lambda queue, dtype: True)
+    assert mma.suits(job(FORWARD, 128, 64, 32, 64), NAMED, cl_device.queue)
+    assert mma.suits(job(FORWARD, 128, 64, 32, 64), POLICY, cl_device.queue)
+    assert not mma.suits(job(FORWARD, 128, 64, 32, 64, dtype="float32"), NAMED, cl_device.queue)
+    other = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"form": "taps"})
+    assert not mma.suits(job(FORWARD, 128, 64, 32, 64), other, cl_device.queue)
+
+
+def test_a_tuner_is_offered_the_tiles_where_there_are_units(monkeypatch):
+    monkeypatch.setattr(mma.nvidia, "capable", lambda profile: True)
+    offered = {(config.extra["BM"], config.extra["BN"]) for config in mma.configurations(None, "float16")}
+    assert offered == {(tile.m, tile.n) for tile in mma.TILES} and not mma.configurations(None, "float32")
