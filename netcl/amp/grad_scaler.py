@@ -204,7 +204,9 @@ def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
 
 
 def _gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:
-    given = [p for group in optimizer.param_groups for p in group["params"]] if params is None else list(params)
+    if params is None:  # of an optimizer in shares, ``params`` are those of all ranks: all must come to one verdict
+        params = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
+    given = list(params)
     found = [p.grad for p in given if p.grad is not None]
     if not found:
         raise RuntimeError(message("GradScaler", "no parameter has a gradient", "call scaler.scale_loss(loss).backward() first"))

@@ -31,6 +31,8 @@ class ShardedOptimizer:
     2
     """
 
+    skips_on_device = True  # or by asking, but never by leaving a step out: the other ranks wait in it
+
     def __init__(self, params: Iterable[Tensor], make: Callable[[list[Tensor]], Any], world: World | None = None):
         self.world = world or comm.world()
         self.params = list(params)
@@ -44,14 +46,22 @@ class ShardedOptimizer:
         """The groups of this rank's part; schedulers change options here, the same on all ranks."""
         return self.inner.param_groups
 
-    def step(self, max_norm: float | None = None) -> Any:
-        """Update this rank's parameters, collect the others'. ``max_norm`` bounds the norm of *all* gradients, as without shares."""
+    def step(self, max_norm: float | None = None, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> Any:
+        """Update this rank's parameters, collect the others'. ``max_norm`` bounds the norm of *all* gradients, as without shares.
+
+        ``grad_scale`` and ``found_inf`` are for a :class:`~netcl.amp.grad_scaler.GradScaler`, as of any optimizer.
+        """
         total = None
-        if max_norm is not None:
-            gradients = [p.grad for p in self.params if p.grad is not None]
+        gradients = [p.grad for p in self.params if p.grad is not None]
+        if grad_scale is not None:
+            update.scale(gradients, grad_scale)
+        if max_norm is not None and gradients:
             total, factor = update.norm(gradients, 2.0, max_norm)
             update.scale(gradients, factor)
-        self.inner.step()
+        if found_inf is None or self.inner.skips_on_device:
+            self.inner.step(**({} if found_inf is None else {"found_inf": found_inf}))
+        elif not found_inf.item():
+            self.inner.step()
         if self.world.size > 1:
             self._collect()
         return total
