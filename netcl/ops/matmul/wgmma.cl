@@ -75,8 +75,8 @@
 #define MOVES_REGISTERS (SIZE == 4 && COLUMNS == 128)
 #endif
 #if MOVES_REGISTERS
-#define FEWER_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 72;")
-#define MORE_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.inc.sync.aligned.u32 216;")
+#define FEWER_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 88;")
+#define MORE_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.inc.sync.aligned.u32 208;")
 #else
 #define FEWER_REGISTERS()
 #define MORE_REGISTERS()
@@ -90,8 +90,14 @@ static inline void await(const uint at, const uint phase) {
   } while (!there);
 }
 
-// What the unit leaves out of a float32, which is its lowest 13 bits; rounded, since it cuts this number too.
-#define REST(x) (as_uint(as_float(x) - as_float((x) & 0xffffe000u)) + 0x1000u)
+// The unit cuts the lowest 13 bits of a float32: a value is given to it as the nearest one without them, and what is left as another.
+// What is NaN stays NaN in one of the two, an infinity becomes NaN in either.
+#define NEAREST(x) ((x) + 0x1000u)
+#define REST(x) as_uint(as_float(x) - as_float(NEAREST(x) & 0xffffe000u))
+#define CUT_REST(x) (as_uint(as_float(x) - as_float((x) & 0xffffe000u)) + 0x1000u)
+#ifndef ROUNDS_RIGHT
+#define ROUNDS_RIGHT 1
+#endif
 
 // A matrix in local memory as the instruction is told of it: rows of 128 bytes, swizzled, eight of them in 1024 bytes. One whose values
 // lie across k comes in blocks of 64 columns.
@@ -170,7 +176,10 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
     const uint p = along + LEFT_BYTES + (at) + i * 2048;                                                                \
     uint x[4];                                                                                                          \
     LOAD_4(x, p);                                                                                                       \
-    STORE_4(p + RIGHT_BYTES, REST(x[0]), REST(x[1]), REST(x[2]), REST(x[3]));                                           \
+    if (ROUNDS_RIGHT) {                                                                                                 \
+      STORE_4(p, NEAREST(x[0]), NEAREST(x[1]), NEAREST(x[2]), NEAREST(x[3]));                                           \
+      STORE_4(p + RIGHT_BYTES, REST(x[0]), REST(x[1]), REST(x[2]), REST(x[3]));                                         \
+    } else STORE_4(p + RIGHT_BYTES, CUT_REST(x[0]), CUT_REST(x[1]), CUT_REST(x[2]), CUT_REST(x[3]));                    \
   }
 #else
 #define PART(at)                                                                                                        \
@@ -179,7 +188,7 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
     _Pragma("unroll") for (int row = 0; row < 4; ++row) LOAD_4(x[row], TURNED(i, row) + (at) + RIGHT_BYTES);            \
     _Pragma("unroll") for (int row = 0; row < 4; ++row) {                                                               \
       const uint p = TURNED(i, row) + (at);                                                                             \
-      STORE_4(p, x[0][row], x[1][row], x[2][row], x[3][row]);                                                           \
+      STORE_4(p, NEAREST(x[0][row]), NEAREST(x[1][row]), NEAREST(x[2][row]), NEAREST(x[3][row]));                       \
       STORE_4(p + RIGHT_BYTES, REST(x[0][row]), REST(x[1][row]), REST(x[2][row]), REST(x[3][row]));                     \
     }                                                                                                                   \
   }
@@ -318,7 +327,10 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
       uint x[4][4], rest[4][4];
       _Pragma("unroll") for (int i = 0; i < 4; ++i) {
         TAKE(x[i], i)
-        _Pragma("unroll") for (int q = 0; q < 4; ++q) rest[i][q] = REST(x[i][q]);
+        _Pragma("unroll") for (int q = 0; q < 4; ++q) {
+          rest[i][q] = REST(x[i][q]);
+          x[i][q] = NEAREST(x[i][q]);
+        }
       }
       const ulong y = right_told + (at >> 4);
       SUMS_BEGIN();

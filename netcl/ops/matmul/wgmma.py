@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
 from netcl.ops.finish import HALVES
 from netcl.ops.matmul import gemm, mma, nvidia
 from netcl.ops.matmul.gemm import Launch, Plan, Product
@@ -69,9 +69,10 @@ TILES = {
 
 
 def takes(p: Product) -> bool:
-    """Whether the kernels can do a product: its dtypes, and where its rows begin."""
-    size = DTYPES[p.a].itemsize
-    whole = 16 // size
+    """Whether the kernels do a product: its dtypes, and where its rows begin. float32 that may be rounded is faster one tier below."""
+    whole = 16 // DTYPES[p.a].itemsize
+    if p.a == "float32" and get_matmul_precision() == "medium":
+        return False
     return (
         p.a == p.b and p.a in _INSTRUCTION and p.real == "float" and (p.aligned or p.placed) and p.k > 0
         and not any(value % whole for value in (p.lda, p.ldb, *p.a_strides, *p.b_strides))
