@@ -221,8 +221,9 @@ def call_cost(comparisons: Sequence[Comparison]) -> Case:
         x = values(64, 64)
         a, b = where.tensor(x), where.tensor(x)
         p = where.torch_tensor(x) if where.torch else None
-        ours, theirs = where.ours(lambda: F.maximum(a, b)), where.theirs(lambda: where.torch.maximum(p, p))
-        ours.host_only = theirs.host_only = True
+        ours = Way(lambda: F.maximum(a, b).buffer, where.sync, lambda: [F.maximum(a, b).to_host()], host_only=True)
+        theirs = where.theirs(lambda: where.torch.maximum(p, p))
+        theirs.host_only = True
         return {"ours": ours, "torch": theirs}
 
     return Case("host cost of one op", make, comparisons)

@@ -27,7 +27,7 @@ from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward
 from netcl.ops.registry import Pointwise
 
 Operand = Tensor | bool | int | float
-_SCALARS = (bool, int, float)
+SCALARS = (bool, int, float)
 _MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 _MOST_INT = 2**31 - 2**17
 CPU_WIDTH = 16
@@ -140,7 +140,7 @@ def tensors(op: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
 
 
 def _operand(x: Any, queue: Any) -> Operand:
-    if isinstance(x, Tensor) or type(x) in _SCALARS:
+    if isinstance(x, Tensor) or type(x) in SCALARS:
         return x
     if isinstance(x, np.generic):
         return x.item()
@@ -180,7 +180,7 @@ def _of_number(category: int) -> DType:
 
 def common_dtype(tensors: Sequence[str], numbers: Sequence[type]) -> DType:
     """Promotion: tensors by rank; a Python number counts only where it is of a higher category (bool, int, float)."""
-    weak = max((_SCALARS.index(kind) for kind in numbers), default=-1)
+    weak = max((SCALARS.index(kind) for kind in numbers), default=-1)
     if not tensors:
         return _of_number(weak)
     result = DTYPES[tensors[0]]
@@ -371,7 +371,7 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
                 check_same_device(row.name, next(v for v in values if isinstance(v, Tensor)), x)
             key.append(x.dtype)
             key.append(x.shape)
-        elif type(x) in _SCALARS:
+        elif type(x) in SCALARS:
             key.append(type(x))
         else:
             return run(row, operands(row.name, values, row.inputs), params, out, dtype)
@@ -412,7 +412,7 @@ def computed(plan: Plan, queue: Any, values: Sequence[Any]) -> Tensor:
 
 def with_number(row: Pointwise, a: Operand, b: Operand) -> Tensor:
     """A row of two inputs, one of them a number, outside of functions that are compiled."""
-    on_left = type(a) in _SCALARS
+    on_left = type(a) in SCALARS
     x, number = (b, a) if on_left else (a, b)
     try:
         queue = x.queue  # type: ignore[union-attr]
@@ -454,7 +454,7 @@ def _forward_types(
 
 def _check_params(row: Pointwise, params: Sequence[Any]) -> None:
     for name, value in zip(row.params, params, strict=True):
-        if type(value) not in _SCALARS:
+        if type(value) not in SCALARS:
             raise TypeError(message(row.name, f"{name} must be a number", **{name: repr(value)}))
 
 

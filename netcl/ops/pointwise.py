@@ -20,7 +20,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels.program import launch_observers
 from netcl.core.tensor import Tensor
-from netcl.ops.elementwise import deferred, fusing_modes, run, tensor, tensors, with_number
+from netcl.ops.elementwise import SCALARS, deferred, fusing_modes, run, tensor, tensors, with_number
 from netcl.ops.expression import differentiate
 from netcl.ops.functions import erf
 from netcl.ops.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
@@ -193,7 +193,7 @@ alias("swish", "silu")
 
 _FAST = """
 def {name}({head}):
-    if out is None and modes.mode is None:
+    if out is None and modes.mode is None:{check}
         try:
             queue = {first}.queue
             plan = queue._netcl_state["plans"][{key}]
@@ -225,7 +225,7 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
     inputs = f"({', '.join(row.inputs)},)"
     if isinstance(row, Choice):
         pairs = ", ".join(f"{name!r}: {name}" for name in row.params)
-        body = f"chosen, rest = row.resolve({{{pairs}}})\n    return run(chosen, {inputs}, tuple(rest.values()), out)"
+        body = f"chosen, rest = row.resolve({{{pairs}}})\n    return function(chosen)({inputs[1:-2]}, *rest.values(), out=out)"
         text = f"def {row.name}({head}):\n    {body}"
     else:
         slow = f"run(row, {inputs}, ({''.join(f'{name}, ' for name in row.params)}), out)"
@@ -236,10 +236,14 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
         parts |= {"inputs": inputs, "params": f"({''.join(f'{name}, ' for name in row.params)})"}
         parts["memory"] = "".join(f"{i}, {x}.buffer, " for i, x in enumerate(row.inputs)) + f"{len(row.inputs)}, "
         parts |= {"cast": cast, "scalars": f", ({cast})" if cast else "", "slow": slow}
-        number = f"with_number(row, {', '.join(row.inputs)})" if row.arity == 2 and not row.params else slow
-        text = _FAST.format(**parts, number=number)
+        number, check = slow, ""
+        if row.arity == 2 and not row.params:  # a number on the right is looked for: finding it by what it lacks takes as long as the rest
+            number = f"with_number(row, {', '.join(row.inputs)})"
+            check = f"\n        if type({row.inputs[1]}) in scalars:\n            return {number}"
+        text = _FAST.format(**parts, number=number, check=check)
     scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor._result, "modes": fusing_modes, "deferred": deferred,
-                             "observers": launch_observers, "with_number": with_number}  # fmt: skip
+                             "observers": launch_observers, "with_number": with_number, "function": function,
+                             "scalars": SCALARS}  # fmt: skip
     scope.update({f"default_{name}": value for name, value in row.params.items()})
     exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]

@@ -44,3 +44,11 @@ def test_large_arguments_neither_overflow_nor_lose_their_gradient(device):
     assert gradients(device, ag.log_sigmoid, big)[0] == [1.0, 0.0]
     assert ag.softplus(ag.tensor(big, queue=device.queue)).tolist() == [0.0, 200.0]
     assert ag.logsumexp(ag.tensor([1000.0, 1000.0], queue=device.queue)).item() == pytest.approx(1000 + np.log(2))
+
+
+def test_numbers_that_are_equal_but_not_the_same(device):
+    x = ag.tensor(np.array([1.0, -1.0], np.float32), queue=device.queue)
+    for number in (2.0, 2.0, 0.0, -0.0, 0.0, True, 1, 1.0):  # a number that is set already is not set again
+        found = (x * number).to_host()
+        assert np.array_equal(found, x.to_host() * np.float32(number))
+        assert np.array_equal(np.signbit(found), np.signbit(x.to_host() * np.float32(number)))

@@ -458,7 +458,9 @@ class Sized:
         except AttributeError:
             own = self.kernel._own()
         if first:
-            self.kernel._set_numbers(own, first + self.numbers)
+            numbers = first + self.numbers
+            if own.numbers != numbers or 0 in first:  # 0.0 and -0.0 are equal
+                self.kernel._set_numbers(own, numbers)
         elif own.numbers is not self.numbers:
             self.kernel._set_numbers(own, self.numbers)
         own.set_memory(memory)
