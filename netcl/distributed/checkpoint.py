@@ -13,6 +13,8 @@ from netcl import io
 from netcl.core.errors import message
 from netcl.distributed import comm
 from netcl.distributed.comm import LostRankError, World
+from netcl.distributed.data_parallel import DataParallel
+from netcl.distributed.ddp import DistributedDataParallel
 from netcl.distributed.zero import ShardedOptimizer
 from netcl.ops import random
 
@@ -34,7 +36,7 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     """
     ours = world or comm.world()
     streams = ours.tell(random.get_state().as_dict(), "save_checkpoint")
-    parts["model"] = _inner(parts.get("model"))
+    parts["model"] = unwrapped(parts.get("model"))
     if isinstance(parts.get("optimizer"), ShardedOptimizer):  # its state lies on all ranks
         parts["optimizer"] = _Taken(parts["optimizer"].state_dict())
     written, problem = None, ""
@@ -55,7 +57,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     With the number of ranks it was saved with, random streams go on where they were; with another, new ones are drawn from theirs.
     """
     ours = world or comm.world()
-    parts["model"] = _inner(parts.get("model"))
+    parts["model"] = unwrapped(parts.get("model"))
     with tempfile.TemporaryDirectory() as folder:
         loaded = io.load_checkpoint(
             _received(Path(path), Path(folder), ours), **{name: part for name, part in parts.items() if part is not None}
@@ -85,8 +87,9 @@ def _received(path: Path, folder: Path, world: World) -> Path:
     return target
 
 
-def _inner(model: Any) -> Any:
-    return getattr(model, "module", model)
+def unwrapped(model: Any) -> Any:
+    """The model that replicas or ranks share: they come and go, it is what is kept."""
+    return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
 
 class _Taken:

@@ -51,8 +51,10 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         with train, test:
             if ours.rank == 0:
                 _write_json(place / "config.json", recipe.to_dict())
-            began, newest = time.time(), latest(place / "checkpoints") if resume else None
-            ours.barrier()  # nobody writes a checkpoint before all have seen which is the newest
+            found = latest(place / "checkpoints") if resume else None
+            # What rank 0 has counts: the others may run on machines that never saw a checkpoint.
+            newest = ours.tell(None if found is None else str(found), "train")[0]
+            began = time.time()
             trainer.fit(train, val=test, epochs=recipe.epochs, resume=newest, log_every=recipe.log_every)
             results = _results(trainer, test, data, time.time() - began, handle)
             if ours.rank == 0:

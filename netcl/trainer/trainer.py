@@ -17,8 +17,9 @@ import netcl.autograd as ag
 from netcl.core.backend.lifecycle import INTERRUPTED, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.distributed import DataParallel, DistributedDataParallel
-from netcl.io import latest, load_checkpoint, save_checkpoint
+from netcl.distributed import DistributedDataParallel, World, load_checkpoint
+from netcl.distributed.checkpoint import unwrapped
+from netcl.io import latest, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
 from netcl.optim import ReduceLROnPlateau
@@ -322,15 +323,17 @@ class Trainer:
         return save_checkpoint(path, **self._parts(), step=self.step, extra=self.state_dict(), keep_last=keep_last)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint of :meth:`save`; ``fit(resume=path)`` does this with its data."""
-        self.load_state_dict(load_checkpoint(path, **self._parts()).extra)
+        """Go on from a checkpoint of :meth:`save`; ``fit(resume=path)`` does this with its data.
+
+        Ranks of a ``DistributedDataParallel`` model all call this; only rank 0 needs to have the file.
+        """
+        world = self.model.world if isinstance(self.model, DistributedDataParallel) else World()
+        self.load_state_dict(load_checkpoint(path, world=world, **self._parts()).extra)
 
     def _parts(self) -> dict[str, Any]:
         loader = self._train_data if hasattr(self._train_data, "load_state_dict") else None
         parts = {"scheduler": self.scheduler, "scaler": self.scaler, "ema": self.ema, "loader": loader}
-        # Replicas and ranks come and go; what is kept is the model they share.
-        model = self.model.module if isinstance(self.model, DataParallel | DistributedDataParallel) else self.model
-        return {"model": model, "optimizer": self.optimizer, **parts}
+        return {"model": unwrapped(self.model), "optimizer": self.optimizer, **parts}
 
     def _to_resume(self, resume: str | os.PathLike[str] | None) -> Path | None:
         if resume != "auto":

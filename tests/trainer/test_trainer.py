@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
+from netcl.distributed import DistributedDataParallel, thread_worlds
 from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
 
 SILENT = Progress("off")
@@ -128,6 +130,27 @@ def test_a_loader_goes_on_where_it_was(tmp_path, at):
     for name, value in weights(straight).items():
         np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
     assert resumed.history["loss"] == straight.history["loss"]
+
+
+def test_ranks_without_the_file_go_on_from_that_of_rank_0(tmp_path):
+    """Machines need not share a disk; a rank that began anew would train another run than the others."""
+    saved = make(CPU, dropout=0.0)
+    saved.fit(batches(), epochs=2)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    saved.save(folders[0])
+
+    def resumed(world):
+        model = nn.Sequential(CPU, nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 2))
+        trainer = Trainer(DistributedDataParallel(model, world), optim.SGD(model.parameters(), lr=0.1, momentum=0.9), callbacks=[SILENT])
+        trainer.load(folders[world.rank])
+        return trainer.step, [p.to_host() for p in model.parameters()]
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = list(pool.map(resumed, thread_worlds(2, timeout=10)))
+    for step, found in ranks:
+        assert step == saved.step == 8
+        for ours, theirs in zip(found, saved.model.parameters(), strict=True):
+            np.testing.assert_array_equal(ours, theirs.to_host())
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
