@@ -36,11 +36,11 @@
 #ifndef TERMS  // 1: operands are rounded to what the units take. 2: float32 as two TF32 that add up to it, three products
 #define TERMS 1
 #endif
-#ifndef C_PAIR  // two neighbours of the result, in one store; only where PAIRS says so
-#define C_PAIR(at, x, y) *(__global float2*)(c + (at)) = (float2)(x, y)
+#ifndef C_WIDTH  // values of the result in one store: 2 of float32, 4 of 16 bits, which rows are multiples of; else 1
+#define C_WIDTH 1
 #endif
-#ifndef PAIRS  // 1: rows of the result have an even number of values
-#define PAIRS 0
+#ifndef PAIR  // two values of 16 bits
+#define PAIR pair_bfloat16
 #endif
 
 #define ITEMS (BM / WM * (BN / WN) * 32)
@@ -243,21 +243,29 @@ void gemm_mma(__global const A_T* restrict a, __global const B_T* restrict b, __
   _Pragma("unroll") for (int i = 0; i < 2 * ROWS; ++i) {
     const int row = row0 + i * 8;
     const INDEX start = (INDEX)row * n;
-    if (row < m) {
-      _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) {
-        const int column = column0 + j * 8;
-        const INDEX to = start + column;
-        if (column < n) {
-#if PAIRS
-          const REAL x = FINISHED(sum[i / 2][j][i % 2 * 2], column, to), y = FINISHED(sum[i / 2][j][i % 2 * 2 + 1], column + 1, to + 1);
-          C_PAIR(to, x, y);
-#else
-          C_STORE(c, to, FINISHED(sum[i / 2][j][i % 2 * 2], column, to));
-          if (column + 1 < n) C_STORE(c, to + 1, FINISHED(sum[i / 2][j][i % 2 * 2 + 1], column + 1, to + 1));
-#endif
-        }
-      }
+#define ENDED(j, e, column) FINISHED(sum[i / 2][j][i % 2 * 2 + (e)], (column) + (e), start + (column) + (e))
+#if C_WIDTH == 4
+    // Neighbouring lanes exchange halves of two fragments, so that each stores 8 bytes and four of them a whole sector of memory.
+    _Pragma("unroll") for (int j = 0; j < COLUMNS; j += 2) {
+      const int column = column0 + j * 8, mine = n0 + wn + (j + lane % 2) * 8 + lane / 2 % 2 * 4;
+      uint low = 0, high = 0;
+      if (row < m && column < n) low = PAIR(ENDED(j, 0, column), ENDED(j, 1, column));
+      if (row < m && column + 8 < n) high = PAIR(ENDED(j + 1, 0, column + 8), ENDED(j + 1, 1, column + 8));
+      const uint got = exchanged(lane % 2 ? low : high);
+      if (row < m && mine < n) *(__global uint2*)(c + start + mine) = lane % 2 ? (uint2)(got, high) : (uint2)(low, got);
     }
+#else
+    _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) {
+      const int column = column0 + j * 8;
+      if (row >= m || column >= n) continue;
+#if C_WIDTH == 2
+      *(__global float2*)(c + start + column) = (float2)(ENDED(j, 0, column), ENDED(j, 1, column));
+#else
+      C_STORE(c, start + column, ENDED(j, 0, column));
+      if (column + 1 < n) C_STORE(c, start + column + 1, ENDED(j, 1, column));
+#endif
+    }
+#endif
   }
 #if SIZE == 4
   // Parts of a value that is not finite are not that value: sums that hold one, which are not finite either, are done again and plainly.

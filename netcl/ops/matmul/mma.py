@@ -26,10 +26,6 @@ V = KernelVariant
 TIER = "mma"
 _FLOATS = {"float32", *HALVES}
 _UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOAT16"}
-_PAIRS = {
-    "float32": "*(__global float2*)(c + (at)) = (float2)(x, y)",
-    **{name: f"*(__global uint*)(c + (at)) = pair_{name}(x, y)" for name in HALVES},
-}
 
 
 class Tile(NamedTuple):
@@ -176,7 +172,17 @@ def _count(p: Product, side: _Side) -> int:
 def _macros(p: Product, tile: Tile) -> dict[str, Any]:
     terms = 2 if p.a == "float32" and get_matmul_precision() != "medium" else 1
     macros = {"MMA": _UNITS[p.a], "SIZE": DTYPES[p.a].itemsize, "TERMS": terms, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
-    return tile.macros() | macros | {"PAIRS": int(p.n % 2 == 0), "C_PAIR(at, x, y)": _PAIRS[p.c]}
+    return tile.macros() | macros | _stores(p)
+
+
+def _stores(p: Product) -> dict[str, Any]:
+    """How many results a work-item stores at once, and what makes two of 16 bits one.
+
+    Lanes store four for one another; not of float32 operands, whose sums a lane may have to do again.
+    """
+    if p.c in HALVES:
+        return {"C_WIDTH": 4 if p.a in HALVES and p.n % 4 == 0 else 1, "PAIR": f"pair_{p.c}"}
+    return {"C_WIDTH": 1 if p.n % 2 else 2}
 
 
 def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:

@@ -53,3 +53,9 @@ static inline uint pair_bfloat16(float low, float high) {
   __asm__("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
+// What the lane beside this one gives: 0 and 1, 2 and 3, ... exchange. All lanes of a warp come here together.
+static inline uint exchanged(uint bits) {
+  uint other;
+  __asm__ volatile("shfl.sync.bfly.b32 %0, %1, 1, 31, -1;" : "=r"(other) : "r"(bits));
+  return other;
+}
