@@ -222,21 +222,18 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
     to = to == (STAGES - 1) * STAGE_BYTES ? 0 : to + STAGE_BYTES;
   }
 
-  const int whole = Y_EIGHT && plane % 8 == 0 && h.out_step == 1 && v.out_step == 1;
-  const int first = m0 + wm + (lane >> 2);
-#define RESULT(i, j, e) acc[i >> 1][(j) * 4 + ((e) >> 1)][(i & 1) * 2 + ((e) & 1)]
-#pragma unroll
-  for (int j = 0; j < WN / 32; ++j) {
-    const int p0 = n0 + wn + j * 32 + (lane & 3) * 8;
+#define RESULT(i, j, e) acc[(i) >> 1][(j) * 4 + ((e) >> 1)][((i) & 1) * 2 + ((e) & 1)]
 #if Y_EIGHT
-    if (whole) {
-      const int n = p0 / plane;
-      const size_t image = ((size_t)n * groups + group) * M * plane + (p0 - n * plane);
+  if (plane % 8 == 0 && h.out_step == 1 && v.out_step == 1) {
+#pragma unroll
+    for (int j = 0; j < WN / 32; ++j) {
+      const int p = n0 + wn + j * 32 + (lane & 3) * 8, n = p / plane;
+      const size_t image = ((size_t)n * groups + group) * M * plane + (p - n * plane);
 #pragma unroll
       for (int i = 0; i < 2 * MI; ++i) {
-        const int m = first + i * 8, filter = group * M + m;
+        const int m = m0 + wm + (lane >> 2) + i * 8, filter = group * M + m;
         const size_t at = image + (size_t)m * plane;
-        if (p0 < pixels && m < M) {
+        if (p < pixels && m < M) {
           uint pairs[4];
 #pragma unroll
           for (int e = 0; e < 4; ++e)
@@ -244,18 +241,29 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
           *(__global uint4*)(y + at) = (uint4)(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
       }
-      continue;
     }
+    return;
+  }
 #endif
+  // Pixels of a class lie apart, or a plane ends within eight: through local memory, so that neighbouring lanes store neighbours.
+  __local float* slab = (__local float*)stages + warp * (16 * (WN + 1));
+  COPIES_WAIT(0);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const int p = p0 + e, n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
+  for (int i = 0; i < 2 * MI; i += 2) {
+    barrier(CLK_LOCAL_MEM_FENCE);
+#pragma unroll
+    for (int side = 0; side < 2; ++side)
+#pragma unroll
+      for (int e = 0; e < WN / 4; ++e)
+        slab[((lane >> 2) + side * 8) * (WN + 1) + e / 8 * 32 + (lane & 3) * 8 + e % 8] = RESULT(i + side, e / 8, e % 8);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int j = 0; j < WN / 32; ++j) {
+      const int p = n0 + wn + j * 32 + lane, n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
       const size_t image = ((size_t)n * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
-#pragma unroll
-      for (int i = 0; i < 2 * MI; ++i) {
-        const int m = first + i * 8;
+      for (int k = 0; k < 16; ++k) {
+        const int m = m0 + wm + i * 8 + k;
         const size_t at = image + (size_t)m * OH * OW;
-        if (p < pixels && m < M) Y_STORE(y, at, FINISHED(RESULT(i, j, e), group * M + m, at));
+        if (p < pixels && m < M) Y_STORE(y, at, FINISHED(slab[k * (WN + 1) + j * 32 + lane], group * M + m, at));
       }
     }
   }
@@ -352,15 +360,15 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma_weight
 #endif
 
 #if PART == 4
-// dw[filter][channel][tap] = the sum of its parts. One work-item per column of a filter.
+// dw[filter][channel][tap] = the sum of its parts. One work-item per weight.
 __kernel void mma_collect(__global const float* restrict parts, __global Y_T* restrict dw, int filters, int C, int taps, int C8, int CB,
                           int splits) {
-  const int width = taps * C8 * 8, n = filters * width, i = get_global_id(0);
-  if (i >= n) return;
-  float sum = parts[i];
-  for (int s = 1; s < splits; ++s) sum += parts[(size_t)s * n + i];
-  const int filter = i / width, column = i - filter * width, mine = column / 8, block = mine / (CB * taps), of_block = mine - block * (CB * taps);
-  const int tap = of_block / CB, c = (block * CB + of_block - tap * CB) * 8 + column % 8;
-  if (c < C) Y_STORE(dw, ((size_t)filter * C + c) * taps + tap, sum);
+  const int width = taps * C8 * 8, i = get_global_id(0);
+  if (i >= filters * C * taps) return;
+  const int tap = i % taps, c = i / taps % C, filter = i / taps / C, block = c / (CB * 8);
+  const size_t from = (size_t)filter * width + (block * taps + tap) * (CB * 8) + (c - block * (CB * 8)), step = (size_t)filters * width;
+  float sum = parts[from];
+  for (int s = 1; s < splits; ++s) sum += parts[s * step + from];
+  Y_STORE(dw, i, sum);
 }
 #endif

@@ -198,7 +198,7 @@ def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
         parts = Tensor.empty((splits * g.f * width,), "float32", queue=queue)
         size = (tiles * splits * tile.items, g.groups)
         multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, block, splits)
-        collect(queue, (g.f * width,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, block, splits)
+        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, block, splits)
 
     return go
 
