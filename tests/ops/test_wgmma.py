@@ -1,0 +1,194 @@
+"""Products by wgmma: which it is given and how (everywhere, with a made-up device), and what it gives where there is such a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from netcl.core.kernel_selector import set_matmul_precision
+from netcl.core.tensor import Tensor
+from netcl.ops.finish import Finish
+from netcl.ops.matmul import gemm, mma, nvidia, wgmma
+from netcl.ops.matmul.gemm import Extras, Product
+
+GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
+SIDES = [(False, False), (False, True), (True, False), (True, True)]
+CASES = [(dtype, tile) for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)) for tile in wgmma.TILES[size]]
+
+
+@pytest.fixture
+def hopper(cl_device, monkeypatch):
+    """The profile of a device that can, and whose kernels were found right."""
+    monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
+    monkeypatch.setattr(nvidia, "trusted", lambda *asked: True)
+    return dataclasses.replace(cl_device.profile, compute_capability=(9, 0), **GPU)
+
+
+@pytest.fixture
+def units(cl_device, monkeypatch):
+    """A queue whose device has these instructions."""
+    monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
+    if not nvidia.capable(cl_device.profile, wgmma.CAPABILITY, wgmma.CAPABILITY):
+        pytest.skip("the device has no wgmma")
+    return cl_device.queue
+
+
+def product_of(m, n, k, dtype="float32", sides=(False, False), **rest):
+    return Product(m, n, k, *sides, dtype, rest.pop("b", dtype), rest.pop("c", dtype), **{"placed": True, **rest})
+
+
+# ---- which products
+
+
+@pytest.mark.parametrize(
+    ("p", "wanted"),
+    [
+        (product_of(4096, 4096, 4096), "wgmma"),
+        (product_of(4096, 4096, 4096, "bfloat16"), "wgmma"),
+        (product_of(1151, 1153, 384, sides=(False, True)), "wgmma"),  # rows of both are 384 long
+        (product_of(64, 12544, 64, batch=(1, 36), a_strides=(0, 4096), b_strides=(0, 64 * 12544)), "wgmma"),
+        (product_of(1024, 1024, 1022), None),
+        (product_of(1024, 1020, 1024, "float16"), None),  # rows of 255 times eight bytes
+        (product_of(1024, 1024, 1024, batch=(1, 2), a_strides=(0, 1024 * 1024 + 2), b_strides=(0, 0)), None),
+        (product_of(1024, 1024, 1024, placed=False), None),
+        (product_of(1024, 1024, 1024, "float16", b="float32", c="float32"), None),
+        (product_of(1024, 1024, 1024, "float64"), None),
+        (product_of(8, 8, 8), None),
+    ],
+)
+def test_products_whose_rows_begin_at_whole_pieces_are_taken(p, wanted, hopper, cl_device):
+    assert wgmma.tier(cl_device.queue, p, hopper) == wanted
+
+
+def test_only_this_capability_has_the_instructions(hopper, cl_device, monkeypatch):
+    p = product_of(4096, 4096, 4096)
+    for capability in ((8, 9), (10, 0), None):
+        assert wgmma.tier(cl_device.queue, p, dataclasses.replace(hopper, compute_capability=capability)) is None
+    monkeypatch.setenv("NETCL_MATRIX_UNITS", "0")
+    assert wgmma.tier(cl_device.queue, p, hopper) is None
+
+
+def test_rounded_float32_is_left_to_the_tier_below():
+    try:
+        set_matmul_precision("medium")
+        assert not wgmma.takes(product_of(64, 64, 64)) and wgmma.takes(product_of(64, 64, 64, "bfloat16"))
+    finally:
+        set_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("p", "wanted"),
+    [
+        (product_of(4096, 4096, 4096), (128, 128, False, 1)),
+        (product_of(1024, 1024, 1024), (128, 64, False, 1)),  # twice as many tiles: a processor each
+        (product_of(64, 12544, 64, batch=(1, 36)), (64, 128, True, 1)),  # no rows that are not there
+        (product_of(4096, 4096, 4096, "bfloat16"), (128, 256, False, 1)),
+    ],
+)
+def test_tiles_fit_the_product(p, wanted):
+    tile, _ = wgmma.best(p, 132)
+    assert (tile.m, tile.n, tile.swapped, tile.splits) == wanted
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_few_tiles_share_a_long_sum(dtype):
+    tile, _ = wgmma.best(product_of(384, 384, 16384, dtype), 132)
+    assert 100 <= tile.splits * -(-384 // tile.m) * -(-384 // tile.n) <= 264 and tile.splits > 1
+
+
+@pytest.mark.parametrize(("dtype", "tile"), CASES, ids=str)
+def test_stages_fit_local_memory(dtype, tile):
+    """Static arrays may have 224 KB; a copier may be two stages ahead of the first that it has given away."""
+    parts = 2 if dtype == "float32" else 1
+    assert tile.stages * 128 * (128 + parts * tile.columns) <= 224 * 1024 and tile.stages >= 4
+    assert tile.columns % 64 == 0 and (tile.m if not tile.swapped else tile.n) == wgmma.ROWS
+    assert wgmma.best(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1) == tile
+
+
+# ---- what is asked of the assembler
+
+
+@pytest.mark.parametrize(("dtype", "tile"), CASES, ids=str)
+@pytest.mark.parametrize("sides", SIDES)
+def test_instructions_name_all_their_sums(dtype, tile, sides):
+    text = wgmma.instructions(product_of(64, 64, 64, dtype, sides), tile)
+    lines = [line for line in text.splitlines() if "wgmma.mma_async" in line]
+    assert len(lines) == (2 if dtype == "float32" else 1)
+    for line in lines:
+        assert line.count('"//@sm_90a ') == 1 and f".m64n{tile.columns}k" in line
+        assert line.count('"+f"') + line.count('"=f"') == tile.columns // 2
+        operands = tile.columns // 2 + (5 if dtype == "float32" else 2)
+        assert f"%{operands - 1}," in line and f"%{operands}" not in line
+    if dtype != "float32":  # rows of the left operand, columns of the right one: turned where they do not lie along k
+        assert lines[0].split(";")[0].endswith(f", {int(sides[0])}, {int(not sides[1])}")
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_as_many_groups_as_there_are_processors(splits, monkeypatch):
+    monkeypatch.setattr(gemm, "compiled", lambda queue, file, name, p, *rest, **macros: SimpleNamespace(name=name, p=p, macros=macros))
+    queue = SimpleNamespace(device=SimpleNamespace(max_compute_units=132))
+    p = product_of(4096, 4096, 4096, "bfloat16", bias="float32")
+    plan = wgmma.plan(queue, p, wgmma.TILES[2][0]._replace(splits=splits))
+    first = plan.launches[0]
+    assert (first.global_size, first.local_size) == (132 * 384, 384)
+    assert [step.kernel.name for step in plan.launches] == ["gemm_wgmma", "add_parts"][: 1 if splits == 1 else 2]
+    assert first.kernel.p.c == ("bfloat16" if splits == 1 else "float32") and first.ends == (splits == 1)
+    assert first.kernel.macros["C_WIDTH"] == (4 if splits == 1 else 2) and plan.sums == (0 if splits == 1 else 3 * 4096 * 4096)
+
+
+def test_a_configuration_for_other_hardware_is_done_by_the_tier_below(cl_device, rng):
+    if nvidia.capable(cl_device.profile):
+        pytest.skip("the device has matrix units")
+    a, b = (Tensor.from_host(cl_device.queue, rng.standard_normal(shape, np.float32)) for shape in ((33, 20), (20, 9)))
+    got = gemm.product(a, b, (33, 9), Extras(Finish("float32")), config=wgmma.TILES[4][0].config()).to_host()
+    np.testing.assert_allclose(got, a.to_host() @ b.to_host(), rtol=1e-5, atol=1e-5)
+
+
+# ---- what they give
+
+
+def _exact(a, b, trans_a, trans_b):
+    a, b = (x.to_host().astype(np.float64) for x in (a, b))
+    with np.errstate(invalid="ignore"):
+        return np.matmul(np.swapaxes(a, -1, -2) if trans_a else a, np.swapaxes(b, -1, -2) if trans_b else b)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), SIDES)
+@pytest.mark.parametrize(("dtype", "tile"), CASES, ids=str)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_products(dtype, tile, splits, trans_a, trans_b, units, rng):
+    """Edges in all directions, a bias and an activation, infinities and NaN; the same bits every time."""
+    m, n, k = 264 if trans_a else 261, 135 if trans_b else 136, 525 if trans_a and not trans_b else 528
+    a, b = (rng.standard_normal(shape, np.float32) for shape in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
+    a.flat[3], a.flat[-5], b.flat[-1], b.flat[7] = np.inf, -np.inf, np.nan, 0
+    a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
+    finish = Finish(dtype, activation="relu", result="float32")
+    extras = Extras(finish, Tensor.from_host(units, bias))
+    plan = wgmma.plan(units, gemm._describe(a, b, trans_a, trans_b, extras.bias, finish, False), tile._replace(splits=splits))
+    results = [gemm.run(plan, units, a, b, extras, Tensor.empty((m, n), queue=units)).to_host() for _ in range(5)]
+    exact = _exact(a, b, trans_a, trans_b) + bias
+    exact = np.where(exact < 0, 0, exact)
+    finite = np.isfinite(exact)
+    np.testing.assert_array_equal(results[0][~finite], exact[~finite])
+    bound = {"float32": 2e-6, "bfloat16": 2**-8, "float16": 2**-11}[dtype] * np.abs(exact[finite]).max()
+    np.testing.assert_allclose(results[0][finite], exact[finite], rtol=0, atol=bound)
+    assert all(other.tobytes() == results[0].tobytes() for other in results[1:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batches_with_strides(dtype, units, rng):
+    a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32), dtype) for shape in ((3, 4, 136, 40), (4, 40, 72)))
+    exact = _exact(a, b, False, False)
+    for tile in wgmma.TILES[4 if dtype == "float32" else 2]:
+        plan = wgmma.plan(units, gemm._describe(a, b, False, False, None, Finish(dtype), False), tile)
+        got = gemm.run(plan, units, a, b, None, Tensor.empty((3, 4, 136, 72), dtype, queue=units)).to_host()
+        np.testing.assert_allclose(got, exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
+
+
+def test_the_tier_is_trusted_and_asked(units):
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert nvidia.trusted(units, wgmma.TIER, dtype, wgmma.plan)
+    assert mma.TIER in gemm.TIERS and wgmma.TIER in gemm.TIERS
