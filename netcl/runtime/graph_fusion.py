@@ -8,7 +8,8 @@ activations of products are single launches.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -25,8 +26,8 @@ CLOSE = 1e-3  # how far a folded model's outputs may be from the model's, in uni
 def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
     """A model in evaluation with its batch norms folded, or a function, recorded with fused ops; called as before.
 
-    A model is copied, not changed. What follows what is found out by one call with ``example``; without one, only neighbours in
-    sequences are folded. ``folded`` of the result names the layers whose norm is gone. A model that is training is refused: there, batch
+    A model is copied, not changed. What follows what is found out by one call with ``example``, and what is folded is compared with the
+    model there; without one, only a model that is a sequence is folded. ``folded`` of the result names the layers whose norm is gone. A model that is training is refused: there, batch
     norm is no linear map.
 
     >>> import numpy as np
@@ -87,15 +88,28 @@ def _is_linear(module: Any) -> bool:
     return sizes and isinstance(weight, Tensor) and weight.ndim >= 2 and not getattr(module, "transposed", False)
 
 
+def _runs_in_order(module: Any) -> bool:
+    """Whether it is known to call each of its children once, with what the one before returned."""
+    kinds = [kind for kind in type(module).__mro__ if kind.__name__ == "Sequential"]
+    return bool(kinds) and type(module).forward is kinds[-1].forward and not module._module_hooks
+
+
+def _in_order(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The layers of sequences in sequences, with their names, as they are called."""
+    for name, child in module.named_children():
+        where = f"{path}.{name}" if path else name
+        if _runs_in_order(child):
+            yield from _in_order(child, where)
+        else:
+            yield where, child
+
+
 def _neighbours(model: Any) -> list[tuple[str, str]]:
-    """Pairs that stand side by side in a container whose children run in order."""
-    pairs = []
-    for path, module in model.named_modules():
-        if any(kind.__name__ == "Sequential" for kind in type(module).__mro__):
-            names = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
-            pairs += list(pairwise(names))
-    modules = dict(model.named_modules())
-    return [(a, b) for a, b in pairs if _is_linear(modules[a]) and _is_norm(modules[b])]
+    """Pairs that follow each other in a model that is a sequence. Another may call a layer from elsewhere too, which nobody sees."""
+    layers = list(_in_order(model)) if _runs_in_order(model) else []
+    used = Counter(id(layer) for _, layer in layers)
+    pairs = [(a, b) for a, b in pairwise(layers) if _is_linear(a[1]) and _is_norm(b[1])]
+    return [(a, b) for (a, first), (b, norm) in pairs if all(used[id(m)] == 1 and not m._module_hooks for m in (first, norm))]
 
 
 def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]:

@@ -80,6 +80,27 @@ def test_what_goes_elsewhere_is_left_alone(rng):
     np.testing.assert_allclose(fused(x).to_host(), model(x).to_host(), rtol=1e-4, atol=1e-5)
 
 
+def test_without_an_example_only_what_is_sure_is_folded(rng):
+    class Reaching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+        def forward(self, x):
+            return self.body(x) + self.body[0](x)
+
+    with nn.parameter.placed("cpu"):
+        shared = nn.Linear(3, 3)
+        twice = nn.Sequential(shared, nn.BatchNorm1d(3), shared, nn.BatchNorm1d(3))
+        nested = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.BatchNorm1d(3))
+        cases = [(Reaching(), []), (twice, []), (nested, ["0.0"])]
+        x = ag.tensor(rng.normal(size=(2, 3)).astype(np.float32), queue=shared.queue)
+        for model, folded in cases:
+            fused = fuse_graph(settled(model, rng))
+            assert fused.folded == folded
+            np.testing.assert_allclose(fused(x).to_host(), model(x).to_host(), rtol=1e-4, atol=1e-5)
+
+
 def test_functions_are_recorded_with_fused_ops(device):
     fused = fuse_graph(lambda x: ag.relu(x * 2.0 + 1.0) * 0.5)
     x = ag.tensor([1.0, -2.0], queue=device.queue)
