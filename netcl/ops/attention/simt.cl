@@ -37,9 +37,6 @@
 #ifndef DEPTH_V
 #define DEPTH_V depth_v
 #endif
-#ifndef EARLY  // 1: the right operand of a product is fetched during the one before; takes registers
-#define EARLY 0
-#endif
 #ifndef AHEAD  // quads of a product whose loads and multiplications the compiler may mix
 #define AHEAD 2
 #endif
@@ -180,17 +177,16 @@ INLINE void multiply(real s[RY][RX], __local const real4* left, __local const re
   }
 }
 
-// s = rows of a times rows of b over the whole head; `held` is the first chunk of b if EARLY, `fresh` unless a one-chunk `a` lies in the
-// left tile already, `idle` where no score of these neighbours is wanted. Leaves the last chunk of b in the right tile.
-INLINE void products(real s[RY][RX], __local real4* left, __local real4* right, real4 held[RIGHT_LOADS], __global const X_T* a,
-                     const int first_a, const int n_a, __global const X_T* b, const int first_b, const int n_b, const int depth,
-                     const int fresh, const int idle) {
+// s = rows of a times rows of b over the whole head; `fresh` unless a one-chunk `a` lies in the left tile already, `idle` where no score
+// of these neighbours is wanted. Leaves the last chunk of b in the right tile.
+INLINE void products(real s[RY][RX], __local real4* left, __local real4* right, __global const X_T* a, const int first_a, const int n_a,
+                     __global const X_T* b, const int first_b, const int n_b, const int depth, const int fresh, const int idle) {
   EACH for (int y = 0; y < RY; ++y)
     EACH for (int x = 0; x < RX; ++x) s[y][x] = 0;
   for (int from = 0; from < (CHUNKS == 1 ? 1 : depth); from += CHUNK) {
-    real4 held_a[LEFT_LOADS];
+    real4 held_a[LEFT_LOADS], held[RIGHT_LOADS];
     if (CHUNKS > 1 || fresh) fetch_left(held_a, a, first_a, n_a, from, depth);
-    if (!EARLY || from > 0) fetch_right(held, b, first_b, n_b, from, depth);
+    fetch_right(held, b, first_b, n_b, from, depth);
     SYNC;
     if (CHUNKS > 1 || fresh) keep_left(left, held_a);
     keep_right(right, held);
@@ -339,11 +335,10 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
     keep_left(left, held_a);
   }
   real4 held[RIGHT_LOADS];
-  if (EARLY) fetch_right(held, k + kv * DEPTH, 0, m, 0, DEPTH);
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
-    products(s, left, right, held, q + (long)head * n * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 0, idle);
+    products(s, left, right, q + (long)head * n * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 0, idle);
     fetch_right(held, v + kv * DEPTH_V, j, m, 0, DEPTH_V);
     EACH for (int y = 0; y < RY; ++y)
       EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
@@ -379,7 +374,6 @@ SIZED __kernel void attention(__global const X_T* q, __global const X_T* k, __gl
     SYNC;
     share_scores(scores, s);
     keep_right(right, held);
-    if (EARLY) fetch_right(held, k + kv * DEPTH, j + COLUMNS, j + COLUMNS < end ? m : 0, 0, DEPTH);
     gather(result, scores, right, v + kv * DEPTH_V, j, m, DEPTH_V, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
   }
   SYNC;
@@ -443,14 +437,12 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
   }
   clear(sums);
   real4 held[RIGHT_LOADS];
-  if (EARLY) fetch_right(held, v + kv * DEPTH_V, 0, m, 0, DEPTH_V);
   const int end = causal ? min(m, first + ROWS) : m;
   for (int j = 0; j < end; j += COLUMNS) {
     const int idle = causal && j + COLUMN_FROM > first + ROW_TO;
-    products(s, left, right, held, g + row * DEPTH_V, first, n, v + kv * DEPTH_V, j, m, DEPTH_V, 1, idle);
-    if (EARLY) fetch_right(held, k + kv * DEPTH, j, m, 0, DEPTH);
+    products(s, left, right, g + row * DEPTH_V, first, n, v + kv * DEPTH_V, j, m, DEPTH_V, 1, idle);
     share_scores(scores, s);
-    products(s, left, right, held, q + row * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 1, idle);
+    products(s, left, right, q + row * DEPTH, first, n, k + kv * DEPTH, j, m, DEPTH, 1, idle);
     EACH for (int y = 0; y < RY; ++y)
       EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
     if (MASK || j + COLUMNS > m || (causal && j + COLUMNS > first + 1)) {
@@ -468,7 +460,6 @@ SIZED __kernel void attention_query_grad(__global const X_T* g, __global const X
       }
     share_scores(scores, s);
     rewind(right, k + kv * DEPTH, j, m, DEPTH);
-    if (EARLY) fetch_right(held, v + kv * DEPTH_V, j + COLUMNS, j + COLUMNS < end ? m : 0, 0, DEPTH_V);
     gather(sums, scores, right, k + kv * DEPTH, j, m, DEPTH, 0, causal ? min(COLUMNS, first + ROW_TO - j + 1) : COLUMNS);
   }
   EACH for (int y = 0; y < RY; ++y) less[y] = scale;
@@ -496,10 +487,9 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
     const int head = kv_head / kv_heads * heads + kv_head % kv_heads * sharing + r;
     const long row = (long)head * n;
     __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
-    if (EARLY) fetch_right(held, q + row * DEPTH, causal ? first : 0, n, 0, DEPTH);
     for (int i = causal ? first : 0; i < n; i += COLUMNS) {
       const int idle = causal && i + COLUMN_TO < first + ROW_FROM, begin = causal ? max(0, first + ROW_FROM - i) : 0;
-      products(s, left, right, held, k + kv * DEPTH, first, m, q + row * DEPTH, i, n, DEPTH, 1, idle);
+      products(s, left, right, k + kv * DEPTH, first, m, q + row * DEPTH, i, n, DEPTH, 1, idle);
       EACH for (int y = 0; y < RY; ++y)
         EACH for (int x = 0; x < RX; ++x) s[y][x] *= scale * LOG2_E;
       if (MASK || i + COLUMNS > n || (causal && i < first + ROWS - 1)) {
@@ -507,17 +497,15 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
           EACH for (int x = 0; x < RX; ++x)
             s[y][x] = masked(s[y][x], mask_here, by_query, by_key, i + COLUMN(x), first + ROW(y), n, m, causal);
       }
-      if (EARLY) fetch_right(held, g + row * DEPTH_V, i, n, 0, DEPTH_V);
       EACH for (int x = 0; x < RX; ++x) {
         const real safe = safe_logarithm(S_LOAD(logarithms, row + min(i + COLUMN(x), n - 1)));
         EACH for (int y = 0; y < RY; ++y) s[y][x] = POWER(s[y][x] - safe);
       }
       share_scores(scores, s);
-      products(s, left, right, held, v + kv * DEPTH_V, first, m, g + row * DEPTH_V, i, n, DEPTH_V, 1, idle);
+      products(s, left, right, v + kv * DEPTH_V, first, m, g + row * DEPTH_V, i, n, DEPTH_V, 1, idle);
       rewind(right, g + row * DEPTH_V, i, n, DEPTH_V);
-      if (EARLY) fetch_right(held, q + row * DEPTH, i, n, 0, DEPTH);
       gather(result_v, scores, right, g + row * DEPTH_V, i, n, DEPTH_V, begin, COLUMNS);
-      if (!EARLY) fetch_right(held, q + row * DEPTH, i, n, 0, DEPTH);
+      fetch_right(held, q + row * DEPTH, i, n, 0, DEPTH);
       SYNC;
       keep_right(right, held);
       EACH for (int x = 0; x < RX; x += 4) {
@@ -530,7 +518,6 @@ SIZED __kernel void attention_key_grad(__global const X_T* g, __global const X_T
           scores[SCORE_AT(tx) + 4 * y * SCORE_QUADS + x / 4 * TX] *= (real4)(s[y][x], s[y][x + 1], s[y][x + 2], s[y][x + 3]) - less;
         }
       }
-      if (EARLY) fetch_right(held, q + row * DEPTH, i + COLUMNS, n, 0, DEPTH);
       gather(result_k, scores, right, q + row * DEPTH, i, n, DEPTH, begin, COLUMNS);
     }
   }

@@ -1,4 +1,4 @@
-// Where a GPU's convolution begins and ends: the operands with their defaults, and what a sum becomes before it is stored.
+// Where a convolution begins and ends: the operands with their defaults, and what a sum becomes before it is stored.
 
 #ifndef REAL
 #define REAL float  // what sums are kept in

@@ -14,7 +14,7 @@ from netcl.ops.conv import ending
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 
-BEFORE = "axes.cl lanes.cl lines.cl"
+BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
 LONG_SUM = 256  # terms from which turning the results of many filters costs less
 FEW_CHANNELS = 64  # channels of a group up to which the same holds for the weight gradient

@@ -1,14 +1,8 @@
-// What the CPU kernels of convolutions share: explicit vectors, the tiles of registers they multiply in, what their ends read and write.
+// What the CPU kernels of convolutions share, beside ends.cl: explicit vectors, the tiles of registers they multiply in, what their ends
+// read and write. Inputs are of the type of sums; narrower ones are widened before.
 // Defined for dtypes that are not converted value by value: ADDED_LANES(p), a vector of what is added; Y_LANES(x, p), one is stored.
 #pragma OPENCL FP_CONTRACT ON
 
-#ifndef REAL
-#define REAL float  // of inputs and sums; narrower inputs are widened before
-#endif
-#ifndef Y_T  // of the result
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
-#endif
 #ifndef VW
 #define VW 4  // lanes of a vector
 #endif
@@ -20,16 +14,6 @@
 #endif
 #ifndef NT
 #define NT 4  // micro tiles side by side: a row of weights fetched once serves all of them
-#endif
-#ifndef ADDED_T  // one value per value of the result
-#define ADDED_T float
-#define ADDED_LOAD(p, i) ((p)[i])
-#endif
-#ifndef ADDED
-#define ADDED 0  // 1: there are such values
-#endif
-#ifndef BIAS
-#define BIAS 0  // 1: add bias[channel]
 #endif
 #ifndef ENDS
 #define ENDS 0  // 1: there is a finish(): what follows the convolution
@@ -59,11 +43,6 @@ typedef struct __attribute__((packed)) {
 // that takes or gives one was called.
 static inline V zeros(void) { return (V)((REAL)0); }
 #define ZERO zeros()
-#if ADDED
-#define ADDED_AT(at) ((REAL)ADDED_LOAD(added, at))
-#else
-#define ADDED_AT(at) ((REAL)0)
-#endif
 #ifdef ADDED_LANES
 #define ADDED_VECTOR(at) ADDED_LANES(added + (at))
 #else

@@ -57,8 +57,8 @@ ROWS_KEPT = (96, 192, 384)
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
 _BEFORE = {
-    "cpu.cl": "axes.cl lanes.cl",
-    "weights.cl": "lanes.cl",
+    "cpu.cl": "axes.cl ends.cl lanes.cl",
+    "weights.cl": "ends.cl lanes.cl",
     "simt.cl": "axes.cl ends.cl",
     "taps.cl": "axes.cl ends.cl",
 }  # what a file builds on

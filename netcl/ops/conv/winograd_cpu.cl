@@ -10,9 +10,6 @@
 #ifndef FRESH
 #define FRESH 0  // 1: the convolution transforms weights itself
 #endif
-#ifndef ROWS
-#define ROWS MR  // filters, a multiple of MR, that meet a part of a strip while it is in the first cache
-#endif
 #ifndef DEPTH
 #define DEPTH 64  // channels for which it does at a time, a multiple of CHANNELS
 #endif
@@ -266,7 +263,7 @@ static inline void transform_outputs(__global const ADDED_T* added, __global Y_T
     V half_way[4][6];
 #pragma unroll
     for (int s = 0; s < 6; ++s) {
-#define D(k) load_local(products + (k * 6 + s) * (ROWS * STRIP) + t * VW)
+#define D(k) load_local(products + (k * 6 + s) * (MR * STRIP) + t * VW)
 #define R(k) half_way[k][s]
       OUTPUT_TRANSFORM(V, D, R)
 #undef D
@@ -306,24 +303,24 @@ static inline void transform_outputs(__global const ADDED_T* added, __global Y_T
 }
 
 // u: the transformed weights, or FRESH ones as they are; C, H, W: of x; M, OH, OW: of y; high, wide: tiles of an image. The items, a strip
-// times ROWS filters each, are dealt out evenly; a group that goes on with the same strip transforms it once.
+// times MR filters each, are dealt out evenly; a group that goes on with the same strip transforms it once.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
     __global const REAL* restrict x, __global const REAL* restrict u, __global REAL* restrict rooms, __global const REAL* restrict bias,
     __global const ADDED_T* restrict added, __global Y_T* restrict y, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide,
     int pad_h, int pad_w, int back, REAL scale) {
-  __local REAL products[PARTS * ROWS * STRIP] __attribute__((aligned(64)));
+  __local REAL products[PARTS * MR * STRIP] __attribute__((aligned(64)));
   __local REAL lines[12 * LINE] __attribute__((aligned(64)));
   __local REAL outs[4 * LINE] __attribute__((aligned(64)));
-  const int tiles = N * high * wide, strips = (tiles + STRIP - 1) / STRIP, blocks = (M + ROWS - 1) / ROWS;
+  const int tiles = N * high * wide, strips = (tiles + STRIP - 1) / STRIP, blocks = (M + MR - 1) / MR;
   const int group = get_group_id(0), groups = get_num_groups(0);
   const int first = (int)((long)strips * blocks * group / groups), end = (int)((long)strips * blocks * (group + 1) / groups);
   const int depth = FRESH ? DEPTH : C;
   const size_t part = (size_t)C * NR + APART, weights = (size_t)depth * MR + APART;
-  __global REAL* room = rooms + (size_t)group * PARTS * (NT * part + (FRESH ? ROWS / MR * weights : 0));
+  __global REAL* room = rooms + (size_t)group * PARTS * (NT * part + (FRESH ? weights : 0));
   Runs runs;
   int ready = -1;
   for (int item = first; item < end; ++item) {
-    const int strip = item / blocks, m = (item - strip * blocks) * ROWS, rows = least(ROWS, M - m);
+    const int strip = item / blocks, m = (item - strip * blocks) * MR;
     if (strip != ready) {
       find_runs(&runs, strip * STRIP, least(STRIP, tiles - strip * STRIP), C, H, W, M, OH, OW, high, wide, pad_h, pad_w);
       for (int i = 0; i < 12 * LINE; ++i) lines[i] = 0;  // what lies outside of the image stays so for every channel
@@ -334,19 +331,16 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
       const int channels = least(depth, C - c);
 #if FRESH
       __global REAL* at = room + PARTS * NT * part;
-      for (int i = 0; i < rows; i += MR)
-        for (int k = 0; k < channels; k += CHANNELS)
-          transform_weights(at + i / MR * PARTS * weights + k * MR, u, m + i, M, C, c + k, least(CHANNELS, channels - k), weights, back);
+      for (int k = 0; k < channels; k += CHANNELS)
+        transform_weights(at + k * MR, u, m, M, C, c + k, least(CHANNELS, channels - k), weights, back);
 #else
       __global const REAL* at = u + (size_t)(m / MR) * PARTS * weights;
 #endif
       for (int e = 0; e < PARTS; ++e)
-        for (int i = 0; i < rows; i += MR)
-          for (int t = 0; t < NT; ++t)
-            multiply(products + (e * ROWS + i) * STRIP + t * NR, at + ((size_t)(i / MR) * PARTS + e) * weights,
-                     room + (t * PARTS + e) * part + c * NR, channels, c == 0);
+        for (int t = 0; t < NT; ++t)
+          multiply(products + e * MR * STRIP + t * NR, at + e * weights, room + (t * PARTS + e) * part + c * NR, channels, c == 0);
     }
-    for (int i = 0; i < rows; ++i) {
+    for (int i = 0; i < least(MR, M - m); ++i) {
       REAL add = 0;
 #if BIAS
       add = bias[m + i];

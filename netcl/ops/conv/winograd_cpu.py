@@ -26,7 +26,7 @@ GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
 LEAST_PER_UNIT = 2  # as many where strips are few: every group of a strip transforms it for itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
 CHANNELS, DEPTH = 16, 64  # whose weights are transformed by a work-group, and by a group of the convolution at a time
-FILES = "lanes.cl transforms.cl winograd_cpu.cl"
+FILES = "ends.cl lanes.cl transforms.cl winograd_cpu.cl"
 LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, what comes after them, results
 
 
@@ -80,10 +80,10 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
     count, c, m, units = _count(job), job.sizes[1], job.filters, profile.max_compute_units
     tiles = _macros(count, c, m, profile, given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
-    groups = min(strips * -(-m // tiles["ROWS"]), max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
+    groups = min(strips * blocks, max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
     room = PARTS * (c * _strip(tiles) + APART * tiles["NT"])
     if tiles["FRESH"]:
-        room += PARTS * tiles["ROWS"] // tiles["MR"] * (tiles["DEPTH"] * tiles["MR"] + APART)
+        room += PARTS * (tiles["DEPTH"] * tiles["MR"] + APART)
     return Share(tiles, blocks, groups, 0 if tiles["FRESH"] else blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
 
 
@@ -105,7 +105,6 @@ def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: M
         "NT": given.get("NT", max(1, strip // (lanes * tiles["NV"]))),
         "FRESH": fresh,
         "DEPTH": given.get("DEPTH", DEPTH),
-        "ROWS": given.get("ROWS", tiles["MR"]),
     }
     while tiles["NT"] > 1 and local_size(tiles) > profile.local_mem_size:
         tiles["NT"] //= 2
@@ -128,7 +127,7 @@ def _room(channels: int, tiles: int) -> int:
 
 def local_size(tiles: Mapping[str, int]) -> int:
     """Bytes of local memory: the products of a strip and a block of filters, and lines of pixels, four of every tile."""
-    return 4 * _strip(tiles) * (PARTS * tiles["ROWS"] + LINES * OUT)
+    return 4 * _strip(tiles) * (PARTS * tiles["MR"] + LINES * OUT)
 
 
 def plan(job: Job, config: KernelConfig, queue: Any) -> Ending:

@@ -53,9 +53,9 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
         shares * blocks * PARTS * (block * across + APART), shares * blocks * PARTS * (TILES * (across + block) + 2 * APART),
     )  # fmt: skip
     defines: dict[str, Any] = {"REAL": job.compute, **tiles}
-    turn = launch.kernel(queue, __file__, "lanes.cl weights.cl", "channels_last", {}, defines)
+    turn = launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", "channels_last", {}, defines)
     multiply, collect = (
-        launch.kernel(queue, __file__, "lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants()})
+        launch.kernel(queue, __file__, "ends.cl lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants()})
         for name in ("winograd_grads", "winograd_weight_grads")
     )
 

@@ -288,7 +288,7 @@ def _reads(p: Product, quads: bool) -> dict[str, Any]:
 def _slices(queue: Any, p: Product, block: Block) -> Plan:
     """Blocks whose depth the work-items share, without blocks in local memory."""
     macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, p.aligned and p.a in launch.QUADS and p.b in launch.QUADS)
-    kernel = compiled(queue, "slices.cl", "gemm_slices", p, **macros)
+    kernel = compiled(queue, "reads.cl slices.cl", "gemm_slices", p, **macros)
     args = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
     return Plan((Launch(kernel, groups_of(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
 
@@ -305,7 +305,7 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     splits = -(-p.k // depth)
     inner = p if splits == 1 else p.bare()
     macros["C_QUADS"] = int(p.n % 4 == 0 and block.columns % 4 == 0 and inner.plain(inner.c))
-    kernel = compiled(queue, "simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
+    kernel = compiled(queue, "reads.cl simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
     first = Launch(kernel, groups * splits * block.items, block.items, "abdrc" if splits == 1 else "abdrs", args, splits == 1)
     if splits == 1:

@@ -8,19 +8,6 @@
 #ifndef SLICES  // work-items that share a 4 x 4 tile of it: a multiple of 16
 #define SLICES 64
 #endif
-#ifndef WIDTH  // values per load: 4 where rows of both operands are multiples of four values long and aligned, else 1
-#define WIDTH 1
-#endif
-#ifndef A_QUAD  // four values of the left operand from p on, as float4; and of the right one
-#define A_QUAD(p) (*(__global const float4*)(p))
-#define B_QUAD(p) (*(__global const float4*)(p))
-#endif
-#ifndef TRANS_A  // 1: the left operand is stored transposed, K x M
-#define TRANS_A 0
-#endif
-#ifndef TRANS_B  // 1: the right operand is stored transposed, N x K
-#define TRANS_B 0
-#endif
 
 #define TILES_X (BN / 4)
 #define TILES (BM / 4 * TILES_X)
