@@ -27,8 +27,8 @@ def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
     """A model in evaluation with its batch norms folded, or a function, recorded with fused ops; called as before.
 
     A model is copied, not changed. What follows what is found out by one call with ``example``, and what is folded is compared with the
-    model there; without one, only a model that is a sequence is folded. ``folded`` of the result names the layers whose norm is gone. A model that is training is refused: there, batch
-    norm is no linear map.
+    model there; without one, only a model that is a sequence is folded. ``folded`` of the result names the layers whose norm is gone. A
+    model that is training is refused: there, batch norm is no linear map.
 
     >>> import numpy as np
     >>> from netcl import nn
