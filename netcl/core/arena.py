@@ -10,39 +10,17 @@ import threading
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-MOST_PIECES = 1024  # sub-buffers that a segment remembers: those of a step come again, those of ever other sizes do not
+ROOM = 1 << 48  # addresses of a segment: the n-th begins at n times this, so that no two of them touch
+MOST_PIECES = 4096  # sub-buffers that are remembered: those of a step come again, those of ever other sizes do not
 
 
-class Segment:
-    """Memory from the driver: its free stretches, by where they begin and by where they end, and the sub-buffers made of it."""
+class Segment(NamedTuple):
+    """Memory from the driver."""
 
-    __slots__ = ("begins", "buffer", "ends", "made", "nbytes", "serial", "used")
-
-    def __init__(self, buffer: Any, nbytes: int, serial: int):
-        self.buffer = buffer
-        self.nbytes = nbytes
-        self.serial = serial
-        self.used = serial
-        self.begins: dict[int, int] = {}
-        self.ends: dict[int, int] = {}
-        self.made: dict[tuple[int, int], Any] = {}
-
-    @property
-    def is_free(self) -> bool:
-        return self.begins.get(0) == self.nbytes
-
-    def piece(self, offset: int, nbytes: int) -> Any:
-        """The buffer over a stretch; the same object as the last time, as long as it is remembered."""
-        if nbytes == self.nbytes:
-            return self.buffer
-        found = self.made.get((offset, nbytes))
-        if found is None:
-            if len(self.made) >= MOST_PIECES:
-                self.made.clear()
-            found = self.made[offset, nbytes] = self.buffer.get_sub_region(offset, nbytes)
-        return found
+    buffer: Any
+    nbytes: int
 
 
 class Arena:
@@ -57,19 +35,23 @@ class Arena:
         self._create = create
         self._resized = resized
         self._limit = limit
-        self._segments: dict[int, Segment] = {}
-        self._free: list[tuple[int, int, int]] = []  # bytes, serial of the segment, offset; sorted
-        self._taken: dict[int, tuple[Segment, int, int]] = {}  # by the number of its buffer, every piece that is out
-        # Pieces that came back. Leases end wherever the interpreter collects garbage, also in the middle of a change to what is above.
+        self._segments: dict[int, Segment] = {}  # by the address they begin at
+        self._free: list[tuple[int, int]] = []  # bytes and address of every free stretch, sorted
+        self._begins: dict[int, int] = {}  # where a free stretch begins: its bytes
+        self._ends: dict[int, int] = {}  # where one ends: its beginning
+        self._pieces: dict[tuple[int, int], Any] = {}  # sub-buffers by address and bytes
+        self._taken: dict[int, tuple[int, int]] = {}  # the same of every buffer that is out, by its id
+        # What came back. Leases end wherever the interpreter collects garbage, also in the middle of a change to what is above.
         self._returned: deque[Any] = deque()
         self._lock = threading.Lock()
-        self._serial = self._clock = self._loose = 0
+        self._made = 0
         self.hits = self.misses = 0
 
     def take(self, nbytes: int, what: str = "") -> Any:
         """A buffer of ``nbytes``; ``what`` names the tensor in an out-of-memory message."""
         with self._lock:
-            self._settle()
+            if self._returned:
+                self._settle()
             buffer = self._cut(nbytes)
             if buffer is not None:
                 self.hits += 1
@@ -79,9 +61,9 @@ class Arena:
         self._resized(room)
         with self._lock:
             self.misses += 1
-            self._serial += 1
-            segment = self._segments[self._serial] = Segment(made, room, self._serial)
-            self._loosen(segment, 0, room)
+            self._made += 1
+            self._segments[self._made * ROOM] = Segment(made, room)
+            self._loosen(self._made * ROOM, room)
             return self._cut(nbytes)
 
     def give(self, buffer: Any) -> None:
@@ -89,90 +71,98 @@ class Arena:
         self._returned.append(buffer)
 
     def trim(self, most: int = 0, wait: bool = True) -> None:
-        """Return segments that are free as a whole to the driver, the least recently used first, until ``most`` bytes are free.
+        """Return segments that are free as a whole to the driver, the oldest first, until ``most`` bytes are free.
 
         The end of a lease must not ``wait`` for a thread that is at work here, since that may be the one that it interrupts.
         """
         if self._lock.acquire(blocking=wait):
             try:
                 self._settle()
-                for segment in sorted(self._segments.values(), key=lambda segment: segment.used):
-                    if self._loose > most and segment.is_free:
-                        self._drop(segment)
+                free = sum(self._begins.values())
+                for address, segment in self._whole():
+                    if free > most:
+                        free -= segment.nbytes
+                        self._drop(address)
             finally:
                 self._lock.release()
 
-    @property
-    def free_bytes(self) -> int:
-        """The bytes of all free stretches; of those that came back, as many as are settled if somebody is at work here."""
+    def stretches(self) -> Counter[int]:
+        """How many free stretches there are of which bytes; of what just came back, as much as another thread here leaves to see."""
         if self._lock.acquire(blocking=False):
             try:
                 self._settle()
             finally:
                 self._lock.release()
-        return self._loose
-
-    def stretches(self) -> Counter[int]:
-        """How many free stretches there are of which length."""
-        with self._lock:
-            self._settle()
-            return Counter(length for length, _, _ in self._free)
+        return Counter(list(self._begins.values()))
 
     def buffers(self) -> list[Any]:
         """Every object of the driver that is kept here."""
-        return [buffer for segment in list(self._segments.values()) for buffer in (segment.buffer, *list(segment.made.values()))]
+        return [*(segment.buffer for segment in list(self._segments.values())), *list(self._pieces.values())]
 
     # ---- under the lock
 
     def _cut(self, nbytes: int) -> Any:
-        at = bisect_left(self._free, (nbytes,))
+        at = bisect_left(self._free, (nbytes, 0))
         if at == len(self._free):
             return None
-        length, serial, offset = self._free[at]
-        segment = self._segments[serial]
-        self._bind(segment, offset, length)
+        length, address = self._free.pop(at)
+        del self._begins[address]
         if length > nbytes:
-            self._loosen(segment, offset + nbytes, length - nbytes)
-        self._clock += 1
-        segment.used = self._clock
-        buffer = segment.piece(offset, nbytes)
-        self._taken[id(buffer)] = segment, offset, nbytes
+            self._loosen(address + nbytes, length - nbytes)
+        else:
+            del self._ends[address + length]
+        buffer = self._pieces.get((address, nbytes))
+        if buffer is None:
+            buffer = self._piece(address, nbytes)
+        self._taken[id(buffer)] = address, nbytes
         return buffer
 
-    def _loosen(self, segment: Segment, offset: int, length: int) -> None:
-        segment.begins[offset] = length
-        segment.ends[offset + length] = offset
-        insort(self._free, (length, segment.serial, offset))
-        self._loose += length
+    def _piece(self, address: int, nbytes: int) -> Any:
+        """A buffer over a stretch, which is remembered."""
+        segment = self._segments[address - address % ROOM]
+        if nbytes == segment.nbytes:
+            return segment.buffer
+        if len(self._pieces) >= MOST_PIECES:
+            self._pieces.clear()
+        buffer = self._pieces[address, nbytes] = segment.buffer.get_sub_region(address % ROOM, nbytes)
+        return buffer
 
-    def _bind(self, segment: Segment, offset: int, length: int) -> None:
-        del segment.begins[offset], segment.ends[offset + length]
-        del self._free[bisect_left(self._free, (length, segment.serial, offset))]
-        self._loose -= length
+    def _loosen(self, address: int, nbytes: int) -> None:
+        self._begins[address] = nbytes
+        self._ends[address + nbytes] = address
+        insort(self._free, (nbytes, address))
 
     def _settle(self) -> None:
         """Join what came back with what is free beside it."""
+        begins, ends, free = self._begins, self._ends, self._free
         while self._returned:
-            segment, offset, length = self._taken.pop(id(self._returned.popleft()))
-            before, after = segment.ends.get(offset), segment.begins.get(offset + length)
+            address, nbytes = self._taken.pop(id(self._returned.popleft()))
+            after = begins.pop(address + nbytes, None)
             if after is not None:
-                self._bind(segment, offset + length, after)
-                length += after
+                del free[bisect_left(free, (after, address + nbytes))]
+                nbytes += after
+            before = ends.pop(address, None)
             if before is not None:
-                self._bind(segment, before, offset - before)
-                offset, length = before, length + offset - before
-            self._loosen(segment, offset, length)
+                del free[bisect_left(free, (address - before, before))]
+                address, nbytes = before, nbytes + address - before
+            self._loosen(address, nbytes)
+
+    def _whole(self) -> list[tuple[int, Segment]]:
+        """The segments that are free as a whole."""
+        return [(address, segment) for address, segment in self._segments.items() if self._begins.get(address) == segment.nbytes]
 
     def _make_room(self, nbytes: int) -> int:
         """Return free segments that one of ``nbytes`` can replace; says how large that one is to be."""
         gone = 0
-        for segment in sorted(self._segments.values(), key=lambda segment: -segment.nbytes):
-            if gone < nbytes and segment.is_free and gone + segment.nbytes <= self._limit:
+        for address, segment in sorted(self._whole(), key=lambda pair: -pair[1].nbytes):
+            if gone < nbytes and gone + segment.nbytes <= self._limit:
                 gone += segment.nbytes
-                self._drop(segment)
+                self._drop(address)
         return max(gone, nbytes)
 
-    def _drop(self, segment: Segment) -> None:
-        self._bind(segment, 0, segment.nbytes)
-        del self._segments[segment.serial]
-        self._resized(-segment.nbytes)
+    def _drop(self, address: int) -> None:
+        nbytes = self._segments.pop(address).nbytes
+        del self._begins[address], self._ends[address + nbytes], self._free[bisect_left(self._free, (nbytes, address))]
+        for key in [key for key in self._pieces if address <= key[0] < address + nbytes]:
+            del self._pieces[key]
+        self._resized(-nbytes)

@@ -8,6 +8,7 @@ recycled: small ones by size, large ones as pieces of segments (:mod:`netcl.core
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections import deque
@@ -133,11 +134,6 @@ def eighth_steps(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def pieces(nbytes: int) -> int:
-    """The bytes that :class:`PersistentBufferPool` takes for a request: a bucket of small ones, of large ones whole grains."""
-    return eighth_steps(nbytes) if nbytes < LARGE else -(-nbytes // GRAIN) * GRAIN
-
-
 class BufferPool:
     """Free lists of device buffers keyed by power-of-two sizes; it grows as needed and shrinks by :meth:`clear`.
 
@@ -147,8 +143,6 @@ class BufferPool:
     >>> context = manager.default("cl").context  # doctest: +SKIP
     >>> handle = BufferPool(context).allocate(4096)  # doctest: +SKIP
     """
-
-    bucket_of: Callable[[int], int] = staticmethod(power_of_two)
 
     def __init__(self, context: Any):
         cl = platforms.opencl()
@@ -182,6 +176,10 @@ class BufferPool:
                 self._by_size.clear()
             shelf = self._by_size[nbytes] = self._shelf_of(nbytes)
             return shelf
+
+    def bucket_of(self, nbytes: int) -> int:
+        """The bytes that are taken for a request."""
+        return power_of_two(nbytes)
 
     def _shelf_of(self, nbytes: int) -> Shelf:
         bucket = self.bucket_of(nbytes)
@@ -334,14 +332,13 @@ class PersistentBufferPool(BufferPool):
     Over the cap, whole segments and buffers of the bucket that were used least recently go back to the driver first.
     """
 
-    bucket_of = staticmethod(pieces)
-
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):
         super().__init__(context)
         cap = env.value("NETCL_MAX_CACHED_GB") * (1 << 30) if max_cached_bytes is None else max_cached_bytes
         self.max_cached_bytes = int(cap)
         self.max_per_bucket = max_per_bucket
         self.arena = Arena(self._new_segment, self._resized, self._limit)
+        self.large = LARGE if context.devices[0].type & platforms.opencl().device_type.CPU else sys.maxsize
         self._pooled = 0  # bytes of all shelves and segments, leased or free: while they are below the cap, nothing has to be watched
         self._cached = 0  # no fewer bytes than are free on shelves, while they are watched
 
@@ -353,11 +350,14 @@ class PersistentBufferPool(BufferPool):
     @property
     def stats(self) -> PoolStats:
         """The counters as they are now."""
-        s, free = super().stats, self.arena.free_bytes
+        s, free = super().stats, sum(n * count for n, count in self.arena.stretches().items())
         return PoolStats(s.hits + self.arena.hits, s.misses + self.arena.misses, s.bytes_allocated, s.bytes_cached + free)
 
+    def bucket_of(self, nbytes: int) -> int:
+        return eighth_steps(nbytes) if nbytes < self.large else -(-nbytes // GRAIN) * GRAIN
+
     def _shelf_of(self, nbytes: int) -> Shelf:
-        if nbytes < LARGE:
+        if nbytes < self.large:
             return super()._shelf_of(nbytes)
         # Rounded up, a request may exceed what the device allows; one that itself does is refused by the driver's side.
         return _Cut(self, max(nbytes, min(self.bucket_of(nbytes), self._limit)), False)
