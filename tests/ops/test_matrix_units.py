@@ -98,6 +98,8 @@ def test_a_tier_is_trusted_only_after_a_right_product(cl_device):
         (product_of(1000, 1001, 999, "float16"), "mma"),  # written out first
         (product_of(1024, 1024, 1024, "float16", b="float32", c="float32"), "mma"),
         (product_of(8, 8, 8), None),
+        (product_of(8192, 8192, mma.SPLIT_DEPTH - 1), None),  # not exact enough
+        (product_of(8192, 8192, mma.SPLIT_DEPTH - 1, "bfloat16"), "mma"),
         (product_of(40, 40, 40, "bfloat16"), None),
         (product_of(1024, 1024, 1024, "float64"), None),
         (product_of(1024, 1024, 1024, "int32"), None),

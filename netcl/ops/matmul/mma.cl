@@ -36,11 +36,24 @@
 #ifndef TERMS  // 1: operands are rounded to what the units take. 2: float32 as two TF32 that add up to it, three products
 #define TERMS 1
 #endif
-#ifndef C_WIDTH  // values of the result in one store: 2 of float32, 4 of 16 bits, which rows are multiples of; else 1
+#ifndef C_WIDTH  // values of the result in one store: 4 where its rows are multiples of that, else 1
 #define C_WIDTH 1
 #endif
-#ifndef PAIR  // two values of 16 bits
+#ifndef C_SIZE  // bytes of a value of the result
+#define C_SIZE 4
+#endif
+#if C_SIZE == 2
+#ifndef PAIR  // two of 16 bits
 #define PAIR pair_bfloat16
+#endif
+#define TWO uint
+#define FOUR uint2
+#define EXCHANGED(v) exchanged(v)
+#else
+#define PAIR(x, y) (uint2)(as_uint(x), as_uint(y))
+#define TWO uint2
+#define FOUR uint4
+#define EXCHANGED(v) (uint2)(exchanged((v).x), exchanged((v).y))
 #endif
 
 #define ITEMS (BM / WM * (BN / WN) * 32)
@@ -240,48 +253,46 @@ void gemm_mma(__global const A_T* restrict a, __global const B_T* restrict b, __
   COPIES_WAIT(0);
 
   const int row0 = m0 + wm + lane / 4, column0 = n0 + wn + lane % 4 * 2;
-  _Pragma("unroll") for (int i = 0; i < 2 * ROWS; ++i) {
-    const int row = row0 + i * 8;
-    const INDEX start = (INDEX)row * n;
-#define ENDED(j, e, column) FINISHED(sum[i / 2][j][i % 2 * 2 + (e)], (column) + (e), start + (column) + (e))
-#if C_WIDTH == 4
-    // Neighbouring lanes exchange halves of two fragments, so that each stores 8 bytes and four of them a whole sector of memory.
-    _Pragma("unroll") for (int j = 0; j < COLUMNS; j += 2) {
-      const int column = column0 + j * 8, mine = n0 + wn + (j + lane % 2) * 8 + lane / 2 % 2 * 4;
-      uint low = 0, high = 0;
-      if (row < m && column < n) low = PAIR(ENDED(j, 0, column), ENDED(j, 1, column));
-      if (row < m && column + 8 < n) high = PAIR(ENDED(j + 1, 0, column + 8), ENDED(j + 1, 1, column + 8));
-      const uint got = exchanged(lane % 2 ? low : high);
-      if (row < m && mine < n) *(__global uint2*)(c + start + mine) = lane % 2 ? (uint2)(got, high) : (uint2)(low, got);
-    }
-#else
-    _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) {
-      const int column = column0 + j * 8;
-      if (row >= m || column >= n) continue;
-#if C_WIDTH == 2
-      *(__global float2*)(c + start + column) = (float2)(ENDED(j, 0, column), ENDED(j, 1, column));
-#else
-      C_STORE(c, start + column, ENDED(j, 0, column));
-      if (column + 1 < n) C_STORE(c, start + column + 1, ENDED(j, 1, column));
-#endif
-    }
-#endif
-  }
 #if SIZE == 4
   // Parts of a value that is not finite are not that value: sums that hold one, which are not finite either, are done again and plainly.
   float test = 0;
   _Pragma("unroll") for (int i = 0; i < ROWS; ++i)
     _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
       _Pragma("unroll") for (int e = 0; e < 4; ++e) test += sum[i][j][e] * 0.0f;
-  if (test == 0.0f) return;
-  _Pragma("unroll 1") for (int e = 0; e < ROWS * COLUMNS * 4; ++e) {
-    const int row = row0 + e / (COLUMNS * 2) * 8, column = column0 + e / 2 % COLUMNS * 8 + e % 2;
-    if (row >= m || column >= n) continue;
-    REAL x = 0;
-    _Pragma("unroll 1") for (long kk = 0; kk < k_end - k_begin; ++kk)
-      x += a[ALONG_A ? (long)row * lda + kk : kk * lda + row] * b[ALONG_B ? (long)column * ldb + kk : kk * ldb + column];
-    const INDEX to = (INDEX)row * n + column;
-    C_STORE(c, to, FINISHED(x, column, to));
+  if (any_lane(!(test == 0.0f))) {
+    _Pragma("unroll 1") for (int e = 0; e < ROWS * COLUMNS * 4; ++e) {
+      const int row = row0 + e / (COLUMNS * 2) * 8, column = column0 + e / 2 % COLUMNS * 8 + e % 2;
+      if (row >= m || column >= n) continue;
+      REAL x = 0;
+      _Pragma("unroll 1") for (long kk = 0; kk < k_end - k_begin; ++kk)
+        x += a[ALONG_A ? (long)row * lda + kk : kk * lda + row] * b[ALONG_B ? (long)column * ldb + kk : kk * ldb + column];
+      const INDEX to = (INDEX)row * n + column;
+      C_STORE(c, to, FINISHED(x, column, to));
+    }
+    return;
   }
 #endif
+  _Pragma("unroll") for (int i = 0; i < 2 * ROWS; ++i) {
+    const int row = row0 + i * 8;
+    const INDEX start = (INDEX)row * n;
+#define ENDED(j, e, column) FINISHED(sum[i / 2][j][i % 2 * 2 + (e)], (column) + (e), start + (column) + (e))
+#if C_WIDTH == 4
+    // Neighbouring lanes exchange halves of two fragments, so that each stores four values and what four of them store lies side by side.
+    _Pragma("unroll") for (int j = 0; j < COLUMNS; j += 2) {
+      const int column = column0 + j * 8, mine = n0 + wn + (j + lane % 2) * 8 + lane / 2 % 2 * 4;
+      TWO low = 0, high = 0;
+      if (row < m && column < n) low = PAIR(ENDED(j, 0, column), ENDED(j, 1, column));
+      if (row < m && column + 8 < n) high = PAIR(ENDED(j + 1, 0, column + 8), ENDED(j + 1, 1, column + 8));
+      const TWO given = lane % 2 ? low : high, got = EXCHANGED(given);
+      if (row < m && mine < n) *(__global FOUR*)(c + start + mine) = lane % 2 ? (FOUR)(got, high) : (FOUR)(low, got);
+    }
+#else
+    _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) {
+      const int column = column0 + j * 8;
+      if (row >= m || column >= n) continue;
+      C_STORE(c, start + column, ENDED(j, 0, column));
+      if (column + 1 < n) C_STORE(c, start + column + 1, ENDED(j, 1, column));
+    }
+#endif
+  }
 }

@@ -59,3 +59,9 @@ static inline uint exchanged(uint bits) {
   __asm__ volatile("shfl.sync.bfly.b32 %0, %1, 1, 31, -1;" : "=r"(other) : "r"(bits));
   return other;
 }
+// Whether something holds for a lane of the warp.
+static inline int any_lane(int holds) {
+  int any;
+  __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; vote.sync.any.pred p, p, -1; selp.s32 %0, 1, 0, p; }" : "=r"(any) : "r"(holds));
+  return any;
+}
