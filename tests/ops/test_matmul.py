@@ -15,11 +15,12 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_s
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.finish import Finish
-from netcl.ops.matmul import VARIANTS, amx, build_matmul_kernel, gemm
+from netcl.ops.matmul import VARIANTS, amx, build_matmul_kernel, gemm, mma, nvidia
 from netcl.ops.matmul.gemm import TIERS, Extras, Product, plan_for
 from netcl.ops.registry import REGISTRY
 
 RELU = Finish("float32", activation="relu")
+CONFIGS = (*VARIANTS, *(tile.config() for tile in mma.TILES[4]))  # and those of one vendor
 
 
 def tensors(queue, *arrays, dtype=None):
@@ -31,25 +32,29 @@ def config_id(config: KernelConfig) -> str:
 
 
 @pytest.fixture
-def variant(request, monkeypatch):
+def variant(request, monkeypatch, cl_device):
     """The selector answers every product with this configuration."""
+    if request.param.extra.get("tier") == mma.TIER:
+        monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
+        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.TIER, "float32", mma.plan)):
+            pytest.skip("the device has no matrix units that netcl knows")
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: request.param if op == "matmul" else None)
     return request.param
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=config_id, indirect=True)
+@pytest.mark.parametrize("variant", CONFIGS, ids=config_id, indirect=True)
 @pytest.mark.parametrize("name", ["matmul", "affine"])
 def test_every_variant_passes_the_samples(name, variant, cl_device, in_turn):
     if variant.tile_m == 128 and cl_device.device_type == "cpu":
         pytest.skip("compilers for CPUs take minutes to unroll it")
-    for case in in_turn(selftest.cases(REGISTRY[name], "float32", ()), variant.extra.get("tier", ""), cl_device, VARIANTS.index(variant)):
+    for case in in_turn(selftest.cases(REGISTRY[name], "float32", ()), variant.extra.get("tier", ""), cl_device, CONFIGS.index(variant)):
         selftest.check_forward(REGISTRY[name], case, cl_device, "float32")
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.tile_m < 128], ids=config_id, indirect=True)
+@pytest.mark.parametrize("variant", [v for v in CONFIGS if v.tile_m < 128], ids=config_id, indirect=True)
 def test_every_variant_at_odd_sizes(variant, cl_device, rng, in_turn):
     shapes = [(1, 257, 70), (67, 1, 300), (129, 131, 33), (24, 100, 1030)]
-    for m, n, k in in_turn(shapes, variant.extra.get("tier", ""), cl_device, VARIANTS.index(variant)):
+    for m, n, k in in_turn(shapes, variant.extra.get("tier", ""), cl_device, CONFIGS.index(variant)):
         a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
         wanted = a.astype(np.float64) @ b
         got = ops.matmul(*tensors(cl_device.queue, a, b)).to_host()
