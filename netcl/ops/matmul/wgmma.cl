@@ -29,7 +29,7 @@
 #define C_WIDTH 1
 #endif
 #ifndef LAG  // stages whose copies may be under way before the first of them is given to the consumers; at most STAGES - 2
-#define LAG 2
+#define LAG (STAGES / 2)
 #endif
 #ifndef BAND  // tile rows that neighbouring work-groups share, so that operands are read from cache
 #define BAND 8
@@ -75,8 +75,8 @@
 #define MOVES_REGISTERS (SIZE == 4 && COLUMNS == 128)
 #endif
 #if MOVES_REGISTERS
-#define FEWER_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 88;")
-#define MORE_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.inc.sync.aligned.u32 208;")
+#define FEWER_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.dec.sync.aligned.u32 104;")
+#define MORE_REGISTERS() __asm__ volatile("//@sm_90a setmaxnreg.inc.sync.aligned.u32 200;")
 #else
 #define FEWER_REGISTERS()
 #define MORE_REGISTERS()
@@ -157,19 +157,57 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
   barrier(CLK_LOCAL_MEM_FENCE);
   if (group == 2) {
     FEWER_REGISTERS();
-    // Pieces along k: eight in a row, exchanged by its number.
+    // A work-item takes the same pieces of every stage. Of an operand along k: eight of them are a row, exchanged by its number.
     const int own = t & 127, own_row = own >> 3, own_piece = own & 7;
     const uint along = stages + own_row * 128 + ((own_piece ^ (own_row & 7)) << 4);
-#define WIDE_L (ROWS / PIECE)         // pieces across k, and rows of them that all copiers take at once
-#define STEP_L (COPIERS / WIDE_L)
-#define WIDE_R (COLUMNS / PIECE)
-#define STEP_R (COPIERS / WIDE_R)
-    const int k_l = own / WIDE_L, piece_l = own % WIDE_L;
+#if LEFT_K
+#define K_L(i) (own_piece * PIECE)
+#define R_L(i) (own_row + (i) * 16)
+#define TO_L(i) (along + (i) * 2048)
+#define LAST_L (rows - 1)
+#else
+#define K_L(i) (own / (ROWS / PIECE) + (i) * (COPIERS * PIECE / ROWS))
+#define R_L(i) (own % (ROWS / PIECE) * PIECE)
+#define LAST_L (rows - PIECE)
 #if SIZE == 4
-    // The right operand must lie along k, so one that does not is turned: a work-item copies blocks of 4 x 4 to where their second
-    // parts will be, takes them from there and writes both parts. Eight of them in turn touch all banks.
+#define TO_L(i) (stages + K_L(i) * (ROWS * 4) + ((own % (ROWS / PIECE) ^ (K_L(i) & 3) << 1) << 4))
+#else
+#define TO_L(i) BLOCKS(stages, own % (ROWS / PIECE), K_L(i))
+#endif
+#endif
+#define BLOCKS(base, piece, kk) ((base) + ((piece) >> 3) * (DEPTH * 128) + (kk) * 128 + ((((piece) & 7) ^ ((kk) & 7)) << 4))
+#if RIGHT_K
+#define K_R(i) (own_piece * PIECE)
+#define C_R(i) (own_row + (i) * 16)
+#define TO_R(i) (along + LEFT_BYTES + (i) * 2048)
+#define LAST_R (columns - 1)
+#elif SIZE == 2
+#define K_R(i) (own / (COLUMNS / PIECE) + (i) * (COPIERS * PIECE / COLUMNS))
+#define C_R(i) (own % (COLUMNS / PIECE) * PIECE)
+#define TO_R(i) BLOCKS(stages + LEFT_BYTES, own % (COLUMNS / PIECE), K_R(i))
+#define LAST_R (columns - PIECE)
+#else
+    // float32 must lie along k, so what does not is turned: a work-item copies blocks of 4 x 4 to where their second parts will be, takes
+    // them from there and writes both parts. Eight of them in turn touch all banks.
     const int k_r = ((own >> 1) & 3) | ((own >> 5) & 1) << 2, piece_r = (own & 1) | ((own >> 3) & 3) << 1 | (own >> 6) << 3;
+#define K_R(i) (k_r * 4 + (i) % 4)
+#define C_R(i) (piece_r * 4 + (i) / 4 * 64)
 #define TURNED(i, row) (stages + LEFT_BYTES + ((piece_r + 16 * (i)) * 4 + (row)) * 128 + ((k_r ^ ((piece_r * 4 + (row)) & 7)) << 4))
+#define TO_R(i) (TURNED((i) / 4, (i) % 4) + RIGHT_BYTES)
+#define LAST_R (columns - PIECE)
+#endif
+#define FETCH(inside)                                                                                                   \
+  _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i) {                                                               \
+    COPY_16(TO_L(i) + at, from_l[i], inside(K_L(i)) ? 16 : 0);                                                          \
+    from_l[i] += LEFT_K ? 128 : step_l;                                                                                 \
+  }                                                                                                                     \
+  _Pragma("unroll") for (int i = 0; i < COLUMNS / 16; ++i) {                                                            \
+    COPY_16(TO_R(i) + at, from_r[i], inside(K_R(i)) ? 16 : 0);                                                          \
+    from_r[i] += RIGHT_K ? 128 : step_r;                                                                                \
+  }
+#define ALL(kk) 1
+#define FIRST(kk) ((kk) < there)
+#if SIZE == 4
 #if RIGHT_K
 #define PART(at)                                                                                                        \
   _Pragma("unroll") for (int i = 0; i < COLUMNS / 16; ++i) {                                                            \
@@ -194,72 +232,21 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
   }
 #endif
     uint fetched = 0, ready = 0;
-#else
-    const int k_r = own / WIDE_R, piece_r = own % WIDE_R;
 #endif
+    const ulong step_l = (ulong)ldl * (SIZE * DEPTH), step_r = (ulong)ldr * (SIZE * DEPTH);
     uint stage = 0, phase = 1;
     for (int item = get_group_id(0); item < items; item += get_num_groups(0)) {
       PLACE(item)
-#if LEFT_K
-      ulong from_l[ROWS / 16];  // beyond the edge the last row again: what comes of it is not stored
+      ulong from_l[ROWS / 16], from_r[COLUMNS / 16];  // beyond the edge the last ones again: what comes of them is not stored
       _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i)
-        from_l[i] = (ulong)(left + LEFT_AT(min(r0 + own_row + i * 16, rows - 1), begin * DEPTH + own_piece * PIECE));
-#else
-      ulong from_l = (ulong)(left + LEFT_AT(r0 + piece_l * PIECE, begin * DEPTH + k_l));
-      const int bytes_l = r0 + piece_l * PIECE < rows ? 16 : 0;
-#endif
-#if RIGHT_K
-      ulong from_r[COLUMNS / 16];
+        from_l[i] = (ulong)(left + LEFT_AT(min(r0 + R_L(i), LAST_L), begin * DEPTH + K_L(i)));
       _Pragma("unroll") for (int i = 0; i < COLUMNS / 16; ++i)
-        from_r[i] = (ulong)(right + RIGHT_AT(min(c0 + own_row + i * 16, columns - 1), begin * DEPTH + own_piece * PIECE));
-#elif SIZE == 4
-      ulong from_r = (ulong)(right + RIGHT_AT(c0 + piece_r * 4, begin * DEPTH + k_r * 4));
-#else
-      ulong from_r = (ulong)(right + RIGHT_AT(c0 + piece_r * PIECE, begin * DEPTH + k_r));
-      const int bytes_r = c0 + piece_r * PIECE < columns ? 16 : 0;
-#endif
+        from_r[i] = (ulong)(right + RIGHT_AT(min(c0 + C_R(i), LAST_R), begin * DEPTH + K_R(i)));
       int there = k - begin * DEPTH;  // values along k from here on
       for (int step = begin; step < end; ++step) {
         await(empty + 8 * stage, phase);
         const uint at = stage * STAGE_BYTES;
-        const int bytes = own_piece * PIECE < there ? 16 : 0;
-#if LEFT_K
-        _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i) {
-          COPY_16(along + at + i * 2048, from_l[i], bytes);
-          from_l[i] += 128;
-        }
-#else
-        _Pragma("unroll") for (int i = 0; i < DEPTH / STEP_L; ++i) {
-          const int kk = k_l + i * STEP_L;
-#if SIZE == 4
-          const uint to = stages + at + kk * (ROWS * 4) + ((piece_l ^ ((kk & 3) << 1)) << 4);
-#else
-          const uint to = stages + at + (piece_l >> 3) * (DEPTH * 128) + kk * 128 + (((piece_l & 7) ^ (kk & 7)) << 4);
-#endif
-          COPY_16(to, from_l + (ulong)ldl * (SIZE * STEP_L * i), kk < there ? bytes_l : 0);
-        }
-        from_l += (ulong)ldl * (SIZE * DEPTH);
-#endif
-#if RIGHT_K
-        _Pragma("unroll") for (int i = 0; i < COLUMNS / 16; ++i) {
-          COPY_16(along + LEFT_BYTES + at + i * 2048, from_r[i], bytes);
-          from_r[i] += 128;
-        }
-#elif SIZE == 4
-        _Pragma("unroll") for (int i = 0; i < COLUMNS / 64; ++i)
-          _Pragma("unroll") for (int row = 0; row < 4; ++row) {
-            const int inside_r = c0 + piece_r * 4 + i * 64 < columns && k_r * 4 + row < there;
-            COPY_16(TURNED(i, row) + at + RIGHT_BYTES, from_r + (ulong)ldr * (4 * row) + i * 256, inside_r ? 16 : 0);
-          }
-        from_r += (ulong)ldr * (4 * DEPTH);
-#else
-        _Pragma("unroll") for (int i = 0; i < DEPTH / STEP_R; ++i) {
-          const int kk = k_r + i * STEP_R;
-          const uint to = stages + LEFT_BYTES + at + (piece_r >> 3) * (DEPTH * 128) + kk * 128 + (((piece_r & 7) ^ (kk & 7)) << 4);
-          COPY_16(to, from_r + (ulong)ldr * (SIZE * STEP_R * i), kk < there ? bytes_r : 0);
-        }
-        from_r += (ulong)ldr * (SIZE * DEPTH);
-#endif
+        if (there >= DEPTH) { FETCH(ALL) } else { FETCH(FIRST) }
         there -= DEPTH;
 #if SIZE == 4
         COPIES_COMMIT();
