@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env
+from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.errors import KernelBuildError
 from netcl.core.kernels import program
@@ -41,7 +41,8 @@ def trusted(queue: Any, tier: str, dtype: str, plan: Callable[[Any, Product], Pl
     state, key = program.state(queue), ("matmul", tier, dtype)
     if key not in state:
         state[key] = False  # the products of the check itself do not ask again
-        state[key] = _right(queue, dtype, plan)
+        with recording.paused():
+            state[key] = _right(queue, dtype, plan)
         log.info("[matmul] %s of %s is %s; device=%s", tier, dtype, "used" if state[key] else "not used: it failed", state.device.name)
     return state[key]
 
