@@ -36,25 +36,32 @@ def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple
     return capability is not None and least <= capability <= most and env.value("NETCL_MATRIX_UNITS")
 
 
-def trusted(queue: Any, tier: str, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
-    """Whether what ``plan(queue, product)`` gives builds and is right for operands of a dtype; asked once per context."""
-    state, key = program.state(queue), ("matmul", tier, dtype)
+def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[], bool]) -> bool:
+    """What ``right()`` says of a tier's kernels for a dtype, and no where the driver refuses them; asked once per context.
+
+    A step that is being recorded does not record it.
+    """
+    state, key = program.state(queue), (op, tier, dtype)
     if key not in state:
-        state[key] = False  # the products of the check itself do not ask again
-        with recording.paused():
-            state[key] = _right(queue, dtype, plan)
-        log.info("[matmul] %s of %s is %s; device=%s", tier, dtype, "used" if state[key] else "not used: it failed", state.device.name)
+        state[key] = False  # what the check itself computes does not ask again
+        try:
+            with recording.paused():
+                state[key] = right()
+        except KernelBuildError as error:
+            log.info("[%s] %s of %s does not build: %s", op, tier, dtype, str(error).splitlines()[0])
+        log.info("[%s] %s of %s is %s; device=%s", op, tier, dtype, "used" if state[key] else "not used", state.device.name)
     return state[key]
+
+
+def trusted(queue: Any, tier: str, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
+    """Whether what ``plan(queue, product)`` gives builds and is right for operands of a dtype."""
+    return verdict(queue, "matmul", tier, dtype, lambda: _right(queue, dtype, plan))
 
 
 def _right(queue: Any, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
     rng, (m, n, k) = np.random.default_rng(0), (77, 136, 200)
     a, b = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (k, n)))
-    try:
-        made = plan(queue, Product(m, n, k, False, False, dtype, dtype, "float32", aligned=True))
-    except KernelBuildError as error:
-        log.info("[matmul] the matrix units' kernels do not build: %s", str(error).splitlines()[0])
-        return False
+    made = plan(queue, Product(m, n, k, False, False, dtype, dtype, "float32", aligned=True))
     got = gemm.run(made, queue, a, b, None, Tensor.empty((m, n), queue=queue)).to_host()
     exact = a.to_host().astype(np.float64) @ b.to_host().astype(np.float64)
     return bool(np.abs(got - exact).max() <= BOUNDS[dtype] * np.abs(exact).max())
