@@ -60,6 +60,9 @@ def test_the_compute_capability_decides(capability, wanted, cl_device, allowed):
 def test_the_switch_forbids(ampere, monkeypatch, cl_device):
     p = product_of(4096, 4096, 4096)
     assert mma.tier(cl_device.queue, p, ampere) == "mma"
+    monkeypatch.setenv("NETCL_KERNEL_STRATEGY", "portable")
+    assert mma.tier(cl_device.queue, p, ampere) is None
+    monkeypatch.delenv("NETCL_KERNEL_STRATEGY")
     monkeypatch.setenv("NETCL_MATRIX_UNITS", "0")
     assert mma.tier(cl_device.queue, p, ampere) is None
 

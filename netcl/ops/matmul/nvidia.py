@@ -1,4 +1,4 @@
-"""Matrix units of NVIDIA GPUs: who may use them. ``NETCL_MATRIX_UNITS=0`` forbids them.
+"""Matrix units of NVIDIA GPUs: who may use them. ``NETCL_MATRIX_UNITS=0`` forbids them, and so do portable kernels.
 
 They are reached by inline PTX (ptx.cl), which is no part of OpenCL C. So a device takes a tier built on them only if it is capable,
 by its compute capability, and *trusted*: once per context and kind of operand, the driver has built the tier's kernels and a product
@@ -33,7 +33,9 @@ BOUNDS = {"float32": 2**-20, "float16": 2**-12, "bfloat16": 2**-12}
 def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple[int, int] = (99, 0)) -> bool:
     """Whether a device is an NVIDIA GPU of such a compute capability, and nobody has forbidden its matrix units."""
     capability = profile.compute_capability
-    return capability is not None and least <= capability <= most and env.value("NETCL_MATRIX_UNITS")
+    if capability is None or not least <= capability <= most:
+        return False
+    return env.value("NETCL_MATRIX_UNITS") and env.value("NETCL_KERNEL_STRATEGY") != "portable"
 
 
 def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[], bool]) -> bool:
