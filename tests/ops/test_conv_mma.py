@@ -11,7 +11,7 @@ from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job
 
 UNITS = 132
 POLICY = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"why": "policy"})
-NAMED = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"form": "mma", "BM": 128, "BN": 64, "splits": 5})
+NAMED = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"form": "mma", "BM": 64, "BN": 256, "splits": 5})
 
 
 def job(kind, n, c, size, filters, kernel=3, stride=1, groups=1, dtype="bfloat16"):
@@ -20,7 +20,7 @@ def job(kind, n, c, size, filters, kernel=3, stride=1, groups=1, dtype="bfloat16
 
 
 def work_groups(j, tile, splits):
-    columns = j.g.taps * mma.chunks(j)[0] * mma.CHUNK if j.kind == WEIGHT_GRAD else j.pixels
+    columns = j.g.taps * mma.chunks(j) * mma.CHUNK if j.kind == WEIGHT_GRAD else j.pixels
     return -(-j.filters // tile.m) * -(-columns // tile.n) * j.g.groups * j.classes * splits
 
 
@@ -28,8 +28,8 @@ def work_groups(j, tile, splits):
 def test_tiles_are_whole_warps_within_local_memory(tile):
     assert tile.warp_m % 16 == tile.warp_n % 32 == 0 and tile.items in (128, 256)
     assert tile.m % tile.warp_m == tile.n % tile.warp_n == 0
-    assert tile.m * mma.STEP % tile.items == tile.n * mma.STEP % tile.items == 0, "every work-item copies as many chunks"
-    assert tile.stages * (tile.m + tile.n) * mma.STEP * 16 <= 48 * 1024
+    assert tile.m * tile.step % tile.items == tile.n * tile.step % tile.items == 0, "every work-item copies as many chunks"
+    assert tile.stages * (tile.m + tile.n) * tile.step * 16 <= 48 * 1024
 
 
 @pytest.mark.parametrize("kind", [FORWARD, INPUT_GRAD, WEIGHT_GRAD])
@@ -44,16 +44,16 @@ def test_layers_of_a_residual_network_occupy_every_unit(kind, layer):
 
 def test_a_configuration_names_tile_and_parts():
     tile, splits = mma.tile_of(job(WEIGHT_GRAD, 8, 64, 8, 64), NAMED, UNITS)
-    assert (tile.m, tile.n, splits) == (128, 64, 5)
+    assert (tile.m, tile.n, splits) == (64, 256, 5)
 
 
-@pytest.mark.parametrize(("channels", "expected"), [(3, (1, 1)), (8, (1, 1)), (32, (4, 4)), (64, (8, 4)), (72, (9, 9)), (20, (3, 3))])
-def test_chunks_of_a_pixel(channels, expected):
-    assert mma.chunks(job(FORWARD, 1, channels, 8, 16)) == expected
+@pytest.mark.parametrize(("channels", "whole", "run"), [(3, 1, 1), (8, 1, 1), (32, 4, 4), (64, 8, 4), (72, 9, 9), (20, 3, 3)])
+def test_chunks_of_a_pixel(channels, whole, run):
+    assert mma.chunks(job(FORWARD, 1, channels, 8, 16)) == whole and mma.run_of(whole, 4) == run
 
 
 def test_the_gathered_side_of_an_input_gradient_is_that_of_the_filters():
-    assert mma.chunks(job(INPUT_GRAD, 1, 3, 8, 64)) == (8, 4)
+    assert mma.chunks(job(INPUT_GRAD, 1, 3, 8, 64)) == 8
 
 
 def test_where_it_pays():
@@ -64,7 +64,7 @@ def test_where_it_pays():
 
 def test_nothing_and_too_much_do_not_fit():
     assert mma.fits(job(FORWARD, 1, 1, 1, 1, kernel=1)) and not mma.fits(job(WEIGHT_GRAD, 0, 64, 8, 64))
-    assert not mma.fits(job(FORWARD, 1 << 16, 64, 32, 64))
+    assert not mma.fits(job(FORWARD, 1 << 16, 64, 32, 64)) and not mma.fits(job(FORWARD, 1, 8, 40, 8, kernel=17))
 
 
 def test_other_devices_and_dtypes_keep_their_kernels(cl_device, monkeypatch):

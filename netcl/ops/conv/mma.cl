@@ -23,29 +23,78 @@
 #ifndef STAGES
 #define STAGES 3
 #endif
+#ifndef A_COPY
+#define A_COPY COPY_16  // how weights are copied
+#endif
 #ifndef MMA
 #define MMA MMA_BFLOAT16
 #endif
 #define ITEMS ((BM / WM) * (BN / WN) * 32)
 #define MI (WM / 16)
 #define NI (WN / 8)
-#define STEP 4  // chunks along k of one step
+#ifndef STEP
+#define STEP 4  // chunks along k of one step, 4 or 8
+#endif
+#ifndef EVEN
+#define EVEN 0  // 1: CB is STEP, so that a step has one tap
+#endif
 #define A_BYTES (BM * STEP * 16)
 #define STAGE_BYTES ((BM + BN) * STEP * 16)
 #define A_COPIES (BM * STEP / ITEMS)
 #define B_COPIES (BN * STEP / ITEMS)
+
+// By how much the chunk of a row is moved: eight rows of a fragment differ in it, or in which half of 128 bytes they have.
+#if STEP == 8
+#define MOVED(row) ((row) & 7)
+#define MOVED_PIXEL(row) (((row) >> 3 & 3) << 1 | ((row) & 1))
+#else
+#define MOVED(row) ((row) >> 1 & 3)
+#define MOVED_PIXEL(row) ((row) >> 3 & 3)
+#endif
 
 // Where a warp's part of the tile begins, and which rows and chunks a work-item copies of those that lie along k.
 #define WARP                                                                                       \
   const int t = get_local_id(0), lane = t & 31, warp = t >> 5;                                     \
   const int wm = warp % (BM / WM) * WM, wn = warp / (BM / WM) * WN, chunk = t % STEP, row = t / STEP;
 
-// The fragments of a, 16 rows each, for half a step.
-#define LOAD_A(a, at)                                                                              \
-  _Pragma("unroll") for (int i = 0; i < MI; ++i) FRAGMENTS(a[i][0], a[i][1], a[i][2], a[i][3], (at) + i * 16 * STEP * 16);
+// The fragments of a, 16 rows each, for two chunks along k.
+#define LOAD_A(a, stage, k)                                                                        \
+  _Pragma("unroll") for (int i = 0; i < MI; ++i) FRAGMENTS(a[i][0], a[i][1], a[i][2], a[i][3],     \
+      (stage) + a_from + (((k) + (lane >> 4)) ^ MOVED(lane & 15)) * 16 + i * (16 * STEP * 16));
 
 #define MULTIPLY(acc, a, b)                                                                        \
   _Pragma("unroll") for (int i = 0; i < MI; ++i) _Pragma("unroll") for (int j = 0; j < NI; ++j) MMA(acc[i][j], a[i], b[j][0], b[j][1]);
+
+// All steps: copies run STAGES - 1 of them ahead, fragments two chunks.
+#define PRODUCT(acc, steps, COPY, LOAD_B)                                                          \
+  {                                                                                                \
+    uint a[2][MI][4], b[2][NI][2], from = 0, to = (STAGES - 1) * STAGE_BYTES;                      \
+    _Pragma("unroll") for (int stage = 0; stage < STAGES - 1; ++stage) {                           \
+      COPY(stage * STAGE_BYTES)                                                                    \
+      COPIES_COMMIT();                                                                             \
+    }                                                                                              \
+    COPIES_WAIT(STAGES - 2);                                                                       \
+    barrier(CLK_LOCAL_MEM_FENCE);                                                                  \
+    LOAD_A(a[0], 0, 0)                                                                             \
+    LOAD_B(b[0], 0, 0)                                                                             \
+    for (int step = 0; step < (steps); ++step) {                                                   \
+      _Pragma("unroll") for (int k = 0; k < STEP / 2; ++k) {                                       \
+        if (k == STEP / 2 - 1) {                                                                   \
+          COPIES_WAIT(STAGES - 2);                                                                 \
+          barrier(CLK_LOCAL_MEM_FENCE);                                                            \
+          from = from == (STAGES - 1) * STAGE_BYTES ? 0 : from + STAGE_BYTES;                      \
+        }                                                                                          \
+        LOAD_A(a[(k + 1) & 1], from, (2 * k + 2) % STEP)                                           \
+        LOAD_B(b[(k + 1) & 1], from, (2 * k + 2) % STEP)                                           \
+        if (k == 0) {                                                                              \
+          COPY(to)                                                                                 \
+          COPIES_COMMIT();                                                                         \
+          to = to == (STAGES - 1) * STAGE_BYTES ? 0 : to + STAGE_BYTES;                            \
+        }                                                                                          \
+        MULTIPLY(acc, a[k & 1], b[k & 1])                                                          \
+      }                                                                                            \
+    }                                                                                              \
+  }
 
 #define CLEAR(acc)                                                                                 \
   _Pragma("unroll") for (int i = 0; i < MI; ++i) _Pragma("unroll") for (int j = 0; j < NI; ++j)    \
@@ -66,7 +115,9 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void mma_prepare(
   if (get_group_id(0) >= tiles) {
     const int i = (get_group_id(0) - tiles) * 256 + t;
     if (i >= groups * M * taps * C8) return;
-    const int c0 = i % C8 * 8, tap = i / C8 % taps, filter = i / C8 / taps, group = filter / M, m = filter - group * M;
+    // Neighbours read neighbours: taps, then what follows in the weights as they are.
+    const int tap = i % taps, which = i / taps, m = INPUT_GRAD ? which % M : which / C8 % M;
+    const int c0 = (INPUT_GRAD ? which / M % C8 : which % C8) * 8, group = which / (M * C8);
     ushort chunk[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -74,7 +125,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void mma_prepare(
       const size_t of = INPUT_GRAD ? ((size_t)group * C + c) * M + m : ((size_t)group * M + m) * C + c;
       chunk[e] = c < C ? ((__global const ushort*)w)[of * taps + tap] : 0;
     }
-    *(__global uint4*)(packed + (size_t)i * 8) = (uint4)(chunk[0] | (uint)chunk[1] << 16, chunk[2] | (uint)chunk[3] << 16,
+    *(__global uint4*)(packed + ((((size_t)group * M + m) * taps + tap) * C8) * 8 + c0) = (uint4)(chunk[0] | (uint)chunk[1] << 16, chunk[2] | (uint)chunk[3] << 16,
                                                           chunk[4] | (uint)chunk[5] << 16, chunk[6] | (uint)chunk[7] << 16);
     return;
   }
@@ -152,75 +203,62 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
   WARP
 
   const uint base = LOCAL_AT(stages);
-  int weights_at[A_COPIES], y0[B_COPIES], x0[B_COPIES], image_at[B_COPIES];
-#pragma unroll
-  for (int i = 0; i < A_COPIES; ++i) weights_at[i] = (group * M + min(m0 + row + i * (ITEMS / STEP), M - 1)) * KH * KW * C8;
+  const int of_weights = KH * KW * C8, rows = M - m0 - row;
+  const int weights_at = (group * M + m0 + row) * of_weights;
+  // Of each pixel where its window begins, and bits of the taps that lie inside the image: lines below, columns above.
+  int window[B_COPIES], inside[B_COPIES];
 #pragma unroll
   for (int i = 0; i < B_COPIES; ++i) {
-    const int p = min(n0 + row + i * (ITEMS / STEP), pixels - 1), image = p / plane, line = (p - image * plane) / v.outs;
-    y0[i] = line * h.in_step + h.first;
-    x0[i] = (p - image * plane - line * v.outs) * v.in_step + v.first;
-    image_at[i] = (group * N + image) * H * W;
+    const int p = n0 + row + i * (ITEMS / STEP), image = p / plane, line = (p - image * plane) / v.outs;
+    const int y0 = line * h.in_step + h.first, x0 = (p - image * plane - line * v.outs) * v.in_step + v.first;
+    window[i] = ((group * N + image) * H * W + y0 * W + x0) * C8;
+    inside[i] = 0;
+    for (int r = 0; r < h.taps; ++r) inside[i] |= (p < pixels && (uint)(y0 + r * h.step) < (uint)H) << r;
+    for (int s = 0; s < v.taps; ++s) inside[i] |= ((uint)(x0 + s * v.step) < (uint)W) << (16 + s);
   }
-  // Rows ITEMS / STEP apart have the same bits that their chunks are moved by.
-  const uint a_to = base + (row * STEP + (chunk ^ (row >> 1 & 3))) * 16, b_to = base + A_BYTES + (row * STEP + (chunk ^ (row >> 3 & 3))) * 16;
-  int r = 0, s = 0, c_first = 0, c_in = chunk;
+  const uint a_to = base + (row * STEP + (chunk ^ MOVED(row))) * 16, b_to = base + A_BYTES + row * STEP * 16;
+  int r = 0, s = 0, c_first = h.taps * v.taps > 0 ? 0 : C8, c_in = chunk;
+#if EVEN
 #define NEXT_TAPS                                                                                          \
-  while (c_in >= CB) {                                                                                     \
+  c_in -= CB, ++s;                                                                                         \
+  r += s == v.taps, s = s == v.taps ? 0 : s;                                                               \
+  c_first += r == h.taps ? CB : 0, r = r == h.taps ? 0 : r;
+#else
+#define NEXT_TAPS                                                                                          \
+  while (c_in >= CB && c_first < C8) {                                                                     \
     c_in -= CB;                                                                                            \
     if (++s == v.taps) {                                                                                   \
       s = 0;                                                                                               \
       if (++r == h.taps) r = 0, c_first += CB;                                                             \
     }                                                                                                      \
   }
+  NEXT_TAPS
+#endif
+  // Beyond the last tap copies are of no bytes.
 #define COPY(stage)                                                                                        \
   {                                                                                                        \
     const int c = c_first + c_in, live = c_first < C8;                                                     \
     const int tap = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;                            \
+    const int at = (r * h.step * W + s * v.step) * C8 + c;                                                 \
     _Pragma("unroll") for (int i = 0; i < A_COPIES; ++i)                                                   \
-        COPY_16((stage) + a_to + i * (ITEMS * 16), packed + (size_t)(weights_at[i] + tap * C8 + c) * 8, live ? 16 : 0); \
-    _Pragma("unroll") for (int i = 0; i < B_COPIES; ++i) {                                                 \
-      const int py = y0[i] + r * h.step, px = x0[i] + s * v.step;                                          \
-      const int inside = live && (uint)py < (uint)H && (uint)px < (uint)W;                                 \
-      COPY_16_NEAR((stage) + b_to + i * (ITEMS * 16),                                                      \
-                   x + ((size_t)(image_at[i] + (inside ? py * W + px : 0)) * C8 + c) * 8, inside ? 16 : 0); \
-    }                                                                                                      \
+        A_COPY((stage) + a_to + i * (ITEMS * 16), packed + (long)(weights_at + i * (ITEMS / STEP) * of_weights + tap * C8 + c) * 8, \
+               live && i * (ITEMS / STEP) < rows ? 16 : 0);                                                \
+    _Pragma("unroll") for (int i = 0; i < B_COPIES; ++i)                                                   \
+        COPY_16_NEAR((stage) + b_to + (chunk ^ MOVED_PIXEL(row + i * (ITEMS / STEP))) * 16 + i * (ITEMS * 16), x + (long)(window[i] + at) * 8, \
+                     (inside[i] >> r & inside[i] >> (16 + s) & live) << 4);                                \
     c_in += STEP;                                                                                          \
     NEXT_TAPS                                                                                              \
   }
 
   // Columns of fragments are pixels in such an order that a lane ends with eight pixels in a row.
-  const int i8 = lane & 7, side = lane >> 3;
-  const uint a_from = base + (wm + (lane & 15)) * STEP * 16;
-  const uint b_from = base + A_BYTES + (wn + (i8 >> 1) * 8 + (i8 & 1) + (side >> 1) * 2) * STEP * 16;
+  const int i8 = lane & 7, side = lane >> 3, pixel = (i8 >> 1) * 8 + (i8 & 1) + (side >> 1) * 2;
+  const uint a_from = base + (wm + (lane & 15)) * STEP * 16, b_from = base + A_BYTES + (wn + pixel) * STEP * 16;
+#define LOAD_PIXELS(b, stage, k)                                                                           \
+  _Pragma("unroll") for (int j = 0; j < NI; j += 2) FRAGMENTS(b[j][0], b[j][1], b[j + 1][0], b[j + 1][1],  \
+      (stage) + b_from + (((k) + (side & 1)) ^ MOVED_PIXEL(pixel)) * 16 + (j / 4 * 32 + j % 4 * 2) * (STEP * 16));
   float acc[MI][NI][4];
   CLEAR(acc)
-  const int steps = (h.taps * v.taps * C8 + STEP - 1) / STEP;
-  if (steps > 0) NEXT_TAPS
-#pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) {
-    if (stage < steps) COPY(stage * STAGE_BYTES)
-    COPIES_COMMIT();
-  }
-  uint from = 0, to = (STAGES - 1) * STAGE_BYTES;
-  for (int step = 0; step < steps; ++step) {
-    COPIES_WAIT(STAGES - 2);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (step + STAGES - 1 < steps) COPY(to)
-    COPIES_COMMIT();
-#pragma unroll
-    for (int k = 0; k < STEP; k += 2) {
-      uint a[MI][4], b[NI][2];
-      LOAD_A(a, from + a_from + (((k + (lane >> 4)) ^ (lane >> 1 & 3)) << 4))
-#pragma unroll
-      for (int j = 0; j < NI; j += 2)
-        FRAGMENTS(b[j][0], b[j][1], b[j + 1][0], b[j + 1][1],
-                  from + b_from + (((k + (side & 1)) ^ (i8 >> 1)) << 4) + (j / 4 * 32 + j % 4 * 2) * STEP * 16);
-      MULTIPLY(acc, a, b)
-    }
-    from = from == (STAGES - 1) * STAGE_BYTES ? 0 : from + STAGE_BYTES;
-    to = to == (STAGES - 1) * STAGE_BYTES ? 0 : to + STAGE_BYTES;
-  }
+  PRODUCT(acc, (h.taps * v.taps * C8 + STEP - 1) / STEP, COPY, LOAD_PIXELS)
 
 #define RESULT(i, j, e) acc[(i) >> 1][(j) * 4 + ((e) >> 1)][((i) & 1) * 2 + ((e) & 1)]
 #if Y_EIGHT
@@ -293,56 +331,34 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma_weight
   const int mine = n0 + t % B_ROW, block = mine / (CB * taps), of_block = mine - block * (CB * taps), tap = of_block / CB;
   const int c = block * CB + of_block - tap * CB, at_y = tap / KW * dilation_h - pad_h, at_x = tap % KW * dilation_w - pad_w;
   const int b_row = t / B_ROW;
-  const uint a_to = base + (row * STEP + (chunk ^ (row >> 1 & 3))) * 16;
+  const uint a_to = base + (row * STEP + (chunk ^ MOVED(row))) * 16;
   int k0 = begin;
 #define COPY_TERMS(stage)                                                                                  \
   {                                                                                                        \
     const int of_dy = k0 + chunk, image = over(of_dy, by_image);                                           \
-    const size_t from = ((size_t)(image * groups + group) * M + m0 + row) * per_image + (of_dy - image * per_image); \
-    _Pragma("unroll") for (int i = 0; i < A_COPIES; ++i) {                                                 \
-      const int live = of_dy < end && m0 + row + i * (ITEMS / STEP) < M;                                   \
-      COPY_16((stage) + a_to + i * (ITEMS * 16), dy + (live ? from + (size_t)i * (ITEMS / STEP) * per_image : 0) * 8, live ? 16 : 0); \
-    }                                                                                                      \
+    const long from_dy = ((long)(image * groups + group) * M + m0 + row) * per_image + (of_dy - image * per_image); \
+    _Pragma("unroll") for (int i = 0; i < A_COPIES; ++i)                                                   \
+        COPY_16((stage) + a_to + i * (ITEMS * 16), dy + (from_dy + (long)i * (ITEMS / STEP) * per_image) * 8, \
+                of_dy < end && m0 + row + i * (ITEMS / STEP) < M ? 16 : 0);                                \
     _Pragma("unroll") for (int i = 0; i < B_COPIES; ++i) {                                                 \
       const int k = b_row + i * (ITEMS / B_ROW), part = k0 + (k >> 3), n = over(part, by_image);           \
       const int p = (part - n * per_image) * 8 + (k & 7), line = over(p, by_width);                        \
       const int py = line * stride_h + at_y, px = (p - line * OW) * stride_w + at_x;                       \
-      const int inside = part < end && p < plane && mine < columns && (uint)py < (uint)H && (uint)px < (uint)W; \
+      const int inside = (part < end) & (p < plane) & (mine < columns) & ((uint)py < (uint)H) & ((uint)px < (uint)W); \
       COPY_16_NEAR((stage) + base + A_BYTES + (k * B_ROW + ((t % B_ROW) ^ (k & 7))) * 16,                  \
-                   x + ((size_t)((group * N + n) * H * W + py * W + px) * (inside ? C8 : 0) + (inside ? c : 0)) * 8, inside ? 16 : 0); \
+                   x + ((long)((group * N + n) * H * W + py * W + px) * C8 + c) * 8, inside << 4);         \
     }                                                                                                      \
     k0 += STEP;                                                                                            \
   }
 
   const int k_row = (lane >> 3 & 1) * 8 + (lane & 7);
   const uint a_from = base + (wm + (lane & 15)) * STEP * 16, b_from = base + A_BYTES + k_row * B_ROW * 16;
+#define LOAD_COLUMNS(b, stage, k)                                                                          \
+  _Pragma("unroll") for (int j = 0; j < NI; j += 2) FRAGMENTS_TURNED(b[j][0], b[j][1], b[j + 1][0], b[j + 1][1], \
+      (stage) + b_from + ((k) * 8 * B_ROW + ((wn / 8 + j + (lane >> 4)) ^ (lane & 7))) * 16);
   float acc[MI][NI][4];
   CLEAR(acc)
-  const int steps = (end - begin + STEP - 1) / STEP;
-#pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) {
-    if (stage < steps) COPY_TERMS(stage * STAGE_BYTES)
-    COPIES_COMMIT();
-  }
-  uint from = 0, to = (STAGES - 1) * STAGE_BYTES;
-  for (int step = 0; step < steps; ++step) {
-    COPIES_WAIT(STAGES - 2);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (step + STAGES - 1 < steps) COPY_TERMS(to)
-    COPIES_COMMIT();
-#pragma unroll
-    for (int k = 0; k < STEP; k += 2) {
-      uint a[MI][4], b[NI][2];
-      LOAD_A(a, from + a_from + (((k + (lane >> 4)) ^ (lane >> 1 & 3)) << 4))
-#pragma unroll
-      for (int j = 0; j < NI; j += 2)
-        FRAGMENTS_TURNED(b[j][0], b[j][1], b[j + 1][0], b[j + 1][1],
-                         from + b_from + (k * 8 * B_ROW + ((wn / 8 + j + (lane >> 4)) ^ (lane & 7))) * 16);
-      MULTIPLY(acc, a, b)
-    }
-    from = from == (STAGES - 1) * STAGE_BYTES ? 0 : from + STAGE_BYTES;
-    to = to == (STAGES - 1) * STAGE_BYTES ? 0 : to + STAGE_BYTES;
-  }
+  PRODUCT(acc, (end - begin + STEP - 1) / STEP, COPY_TERMS, LOAD_COLUMNS)
 
   const int width = columns * 8;
   __global float* sums = parts + ((size_t)split * groups + group) * M * width;

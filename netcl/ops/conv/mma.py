@@ -7,14 +7,12 @@ side is gathered on its way into local memory. A weight gradient is summed in pa
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
-from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor
@@ -26,11 +24,10 @@ from netcl.ops.finish import HALVES
 from netcl.ops.matmul import nvidia
 from netcl.ops.strided import alignment
 
-log = logging.getLogger("netcl")
-
 CHUNK = 8  # values of 16 bytes
-STEP = 4  # chunks along k in one step
-TURN_ITEMS, TURN_PIXELS = 256, 128  # of a work-group that puts channels last
+RUN = 4  # chunks of one tap that follow each other in the columns of a weight gradient
+MOST_TAPS = 16  # along an axis: bits of a pixel say which of them lie inside
+TURN_ITEMS, TURN_PIXELS, TURN_CHUNKS = 256, 128, 4  # of a work-group that puts channels last
 LEAST_WORK = 1 << 22  # multiply-adds; below, launches are what takes time
 MOST_EMPTY = 24  # values that a tile computes for one that is wanted: portable kernels are slower by more
 MOST_INT = 2**31 - 2**20
@@ -49,13 +46,14 @@ class Tile(NamedTuple):
     stages: int
     resident: int
     rate: float
+    step: int = 4  # chunks along k at a time
 
     @property
     def items(self) -> int:
         return self.m // self.warp_m * (self.n // self.warp_n) * 32
 
     def macros(self, dtype: str) -> dict[str, Any]:
-        sizes = {"BM": self.m, "BN": self.n, "WM": self.warp_m, "WN": self.warp_n, "STAGES": self.stages}
+        sizes = {"BM": self.m, "BN": self.n, "WM": self.warp_m, "WN": self.warp_n, "STAGES": self.stages, "STEP": self.step}
         return sizes | {"MMA": f"MMA_{dtype.upper()}"}
 
     def time(self, rows: int, columns: int, depth: int, planes: int, units: int) -> float:
@@ -68,8 +66,8 @@ class Tile(NamedTuple):
 
 TILES = (
     Tile(128, 128, 64, 64, stages=3, resident=2, rate=1.0),
+    Tile(64, 256, 64, 64, stages=2, resident=2, rate=1.0),
     Tile(64, 128, 64, 32, stages=4, resident=3, rate=0.8),
-    Tile(128, 64, 64, 32, stages=4, resident=3, rate=0.8),
     Tile(64, 64, 32, 32, stages=4, resident=4, rate=0.6),
 )
 
@@ -81,10 +79,14 @@ def configurations(profile: DeviceProfile, dtype: str) -> list[KernelConfig]:
     return [KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra=extra) for extra in named]
 
 
-def chunks(job: Job) -> tuple[int, int]:
-    """Chunks of a pixel of the gathered input, and how many of them one tap has before the next one's follow."""
-    whole = -(-job.sizes[1] // CHUNK)
-    return whole, STEP if whole % STEP == 0 else whole
+def chunks(job: Job) -> int:
+    """Chunks of a pixel of the gathered input."""
+    return -(-job.sizes[1] // CHUNK)
+
+
+def run_of(whole: int, step: int) -> int:
+    """How many chunks of a tap come before the next one's: ``step``, or all where they are not whole steps."""
+    return step if whole % step == 0 else whole
 
 
 def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
@@ -95,18 +97,18 @@ def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
 
 def pays(job: Job) -> bool:
     """Whether there is enough to do, and most of it is wanted."""
-    g, rows, (whole, _) = job.g, min(tile.m for tile in TILES), chunks(job)
+    g, rows, whole = job.g, min(tile.m for tile in TILES), chunks(job)
     work = g.n * g.oh * g.ow * g.f * g.c // g.groups * g.taps
     computed = -(-job.filters // rows) * rows * whole * CHUNK
     return work >= LEAST_WORK and computed <= MOST_EMPTY * job.filters * job.sizes[1]
 
 
 def fits(job: Job) -> bool:
-    """Whether there is something to compute, and 32 bits number all of its values."""
+    """Whether there is something to compute, 32 bits number all of its values, and 16 the taps along an axis."""
     g = job.g
-    wide = chunks(job)[0] * CHUNK * g.groups
+    wide = chunks(job) * CHUNK * g.groups
     values = (g.n * wide * max(g.h * g.w, g.oh * g.ow), g.n * g.f * (g.oh * g.ow + CHUNK), g.f * wide * g.taps)
-    return min(values) > 0 and max(values) < MOST_INT
+    return min(values) > 0 and max(values) < MOST_INT and max(g.kh, g.kw) <= MOST_TAPS
 
 
 def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
@@ -117,7 +119,7 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
 def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[Tile, int]:
     """The tile of a job and in how many parts it is summed: what a configuration names, else the fastest by the model."""
     named = [tile for tile in TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
-    splits, depth = config.extra.get("splits"), chunks(job)[0] * CHUNK * job.g.taps // job.classes
+    splits, depth = config.extra.get("splits"), chunks(job) * CHUNK * job.g.taps // job.classes
     if job.kind != WEIGHT_GRAD:
         planes = job.g.groups * job.classes
         return min(((tile, 1) for tile in named or TILES), key=lambda way: way[0].time(job.filters, job.pixels, depth, planes, units))
@@ -153,9 +155,9 @@ def _instructions() -> str:
 
 def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
     """``prepare(queue, source, weight)`` gives the source with the channels of a pixel side by side, and, if asked, packed weights."""
-    (n, c, high, wide, m), groups, taps, (c8, _) = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
+    (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
-    tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // STEP) * groups
+    tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups
     kernel = _kernel(queue, job, 1, "mma_prepare", {})
     size = ((tiles - (-weights // TURN_ITEMS)) * TURN_ITEMS,)
 
@@ -171,16 +173,17 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
 
 def _convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tile, _ = tile_of(job, config, handle_of(queue).profile.max_compute_units)
-    stored = job.ending.stored
-    macros = tile.macros(job.dtype) | {"PART": 2, "Y_EIGHT": stored in HALVES}
+    stored, whole = job.ending.stored, chunks(job)
+    run = run_of(whole, tile.step)
+    macros = tile.macros(job.dtype) | {"PART": 2, "EVEN": run == tile.step, "Y_EIGHT": stored in HALVES}
     macros |= {"Y_PAIR(low, high)": f"pair_{stored}(low, high)"} if stored in HALVES else {}
     kernel = ending.kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
     size = (-(-job.filters // tile.m) * -(-job.pixels // tile.n) * tile.items, job.g.groups * job.classes)
-    return ending.Ending(kernel, size, (tile.items, 1), (*job.sizes, *chunks(job)), _channels_last(job, queue, packs=True))
+    return ending.Ending(kernel, size, (tile.items, 1), (*job.sizes, whole, run), _channels_last(job, queue, packs=True))
 
 
 def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    g, (c8, block) = job.g, chunks(job)
+    g, c8 = job.g, chunks(job)
     tile, splits = tile_of(job, config, handle_of(queue).profile.max_compute_units)
     width, plane = g.taps * c8 * CHUNK, g.oh * g.ow
     padded, planes = -(-plane // CHUNK) * CHUNK, g.n * g.f
@@ -197,8 +200,8 @@ def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
             pad()(queue, (dy.size,), (launch.LOCAL_1D,), given, dy, planes, plane, padded)
         parts = Tensor.empty((splits * g.f * width,), "float32", queue=queue)
         size = (tiles * splits * tile.items, g.groups)
-        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, block, splits)
-        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, block, splits)
+        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, run_of(c8, RUN), splits)
+        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, run_of(c8, RUN), splits)
 
     return go
 
@@ -208,13 +211,7 @@ def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 def _trusted(queue: Any, dtype: str) -> bool:
     """Whether the kernels build and are right for a dtype; asked once per context."""
-    state, key = program.state(queue), ("conv2d", "mma", dtype)
-    if key not in state:
-        state[key] = _right(queue, dtype)
-        log.info(
-            "[conv2d] matrix units of %s are %s; device=%s", dtype, "used" if state[key] else "not used: they failed", state.device.name
-        )
-    return state[key]
+    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda: _right(queue, dtype))
 
 
 def _right(queue: Any, dtype: str) -> bool:
@@ -231,10 +228,6 @@ def _right(queue: Any, dtype: str) -> bool:
 
 def _close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
     result = Tensor.empty(shape, job.dtype, queue=queue)
-    try:
-        plan(job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), queue)(queue, *given, result)
-    except KernelBuildError as error:
-        log.info("[conv2d] the matrix units' kernels do not build: %s", str(error).splitlines()[0])
-        return False
+    plan(job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), queue)(queue, *given, result)
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]
     return bool(np.abs(result.to_host() - exact).max() <= unit * np.abs(exact).max())
