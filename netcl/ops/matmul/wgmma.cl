@@ -105,15 +105,21 @@ static inline void await(const uint at, const uint phase) {
 #define ACROSS_K ((1UL << 62) | ((ulong)(1024 >> 4) << 32) | ((ulong)((DEPTH * 128) >> 4) << 16))
 
 #define NEXT(stage, phase) if (++stage == STAGES) { stage = 0; phase ^= 1; }
-// Where an item of work lies: its batch, its part of k in stages, its tile.
+// Where an item of work lies: its batch, its part of k in stages, its tile. Quotients are taken only where there is something to divide:
+// with few steps along k they would take as long as the products.
 #define PLACE(item)                                                                                                     \
   const int part = (item) / (down * across), tile = (item) - part * (down * across);                                    \
-  const int batch = part / splits, split = part - batch * splits;                                                       \
-  const int begin = steps * split / splits, end = steps * (split + 1) / splits;                                         \
+  int batch = part, begin = 0, end = steps;                                                                             \
+  if (splits > 1) {                                                                                                     \
+    batch = part / splits;                                                                                              \
+    begin = steps * (part - batch * splits) / splits;                                                                   \
+    end = steps * (part - batch * splits + 1) / splits;                                                                 \
+  }                                                                                                                     \
+  const int outer = batches > batch1 ? batch / batch1 : 0, inner = batch - outer * batch1;                              \
   const int band = tile / (BAND * across), high = min(down - band * BAND, BAND), inside = tile - band * BAND * across;  \
-  const int r0 = (band * BAND + inside % high) * ROWS, c0 = inside / high * COLUMNS;                                    \
-  __global const LEFT_T* left = left_operand + (batch / batch1 * left0 + batch % batch1 * left1);                       \
-  __global const RIGHT_T* right = right_operand + (batch / batch1 * right0 + batch % batch1 * right1);
+  const int column = inside / high, r0 = (band * BAND + inside - column * high) * ROWS, c0 = column * COLUMNS;          \
+  __global const LEFT_T* left = left_operand + (outer * left0 + inner * left1);                                         \
+  __global const RIGHT_T* right = right_operand + (outer * right0 + inner * right1);
 
 #define LEFT_AT(r, kk) (LEFT_K ? (long)(r) * ldl + (kk) : (long)(kk) * ldl + (r))
 #define RIGHT_AT(s, kk) (RIGHT_K ? (long)(s) * ldr + (kk) : (long)(kk) * ldr + (s))
