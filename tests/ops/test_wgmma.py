@@ -82,8 +82,9 @@ def test_rounded_float32_is_left_to_the_tier_below():
 @pytest.mark.parametrize(
     ("p", "wanted"),
     [
-        (product_of(4096, 4096, 4096), (128, 128, False, 1)),
-        (product_of(1024, 1024, 1024), (128, 64, False, 1)),  # twice as many tiles: a processor each
+        (product_of(4096, 4096, 4096, sides=(False, True)), (128, 128, False, 1)),
+        (product_of(4096, 4096, 4096), (128, 128, True, 1)),  # so that the operand that would be turned is the left one
+        (product_of(1024, 1024, 1024, sides=(True, True)), (128, 64, False, 1)),  # twice as many tiles: a processor each
         (product_of(64, 12544, 64, batch=(1, 36)), (64, 128, True, 1)),  # no rows that are not there
         (product_of(4096, 4096, 4096, "bfloat16"), (128, 256, False, 1)),
     ],
@@ -106,6 +107,13 @@ def test_stages_fit_local_memory(dtype, tile):
     assert tile.stages * 128 * (128 + parts * tile.columns) <= 224 * 1024 and tile.stages >= 4
     assert tile.columns % 64 == 0 and (tile.m if not tile.swapped else tile.n) == wgmma.ROWS
     assert wgmma.best(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1) == tile
+
+
+def test_a_tuner_is_offered_the_tiles(hopper):
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        assert list(wgmma.configurations(hopper, dtype)) == [tile.config() for tile in wgmma.TILES[size]]
+    assert not list(wgmma.configurations(hopper, "float64"))
+    assert not list(wgmma.configurations(dataclasses.replace(hopper, compute_capability=(8, 0)), "float32"))
 
 
 # ---- what is asked of the assembler

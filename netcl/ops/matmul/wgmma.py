@@ -8,7 +8,7 @@ The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both oper
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
@@ -68,6 +68,15 @@ TILES = {
 }
 
 
+_TURNING = 0.82  # what is left of a rate where float32 does not lie along k and copiers turn it
+
+
+def configurations(profile: DeviceProfile, dtype: str) -> Iterator[KernelConfig]:
+    """What a tuner may try on a device, for operands of a dtype."""
+    if nvidia.capable(profile, CAPABILITY, CAPABILITY) and dtype in _INSTRUCTION:
+        yield from (tile.config() for tile in TILES[DTYPES[dtype].itemsize])
+
+
 def takes(p: Product) -> bool:
     """Whether the kernels do a product: its dtypes, and where its rows begin. float32 that may be rounded is faster one tier below."""
     whole = 16 // DTYPES[p.a].itemsize
@@ -89,8 +98,14 @@ def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Ti
         tiles = [tile for tile in tiles if (tile.m, tile.n, tile.swapped) == wanted] or tiles
     splits = (extra["splits"],) if "splits" in extra else None
     found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
-    costs = [gemm.cost(p, tile, units) for tile in found]
+    costs = [gemm.cost(p, _priced(p, tile), units) for tile in found]
     return found[costs.index(min(costs))], min(costs)
+
+
+def _priced(p: Product, tile: Tile) -> Tile:
+    """A tile as fast as it is where the right operand of its instructions must be turned."""
+    along = not p.trans_a if tile.swapped else p.trans_b
+    return tile if along or p.a != "float32" else tile._replace(rate=_TURNING * tile.rate)
 
 
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
