@@ -3,6 +3,12 @@
 // PQ_SUM and PQ_PRODUCT of their squares, and SCALES. The points p and -p share the even and the odd half of their polynomials: with
 // fused multiply-adds a transform of inputs takes twelve.
 
+// What a pass mostly reads and writes: a row or a column by itself, or row r or column s of what is transformed along one axis.
+#define ROW(k) row[k]
+#define COLUMN(k) column[k]
+#define HALF_ROW(k) half_way[r][k]
+#define HALF_COLUMN(k) half_way[k][s]
+
 // Six values from six inputs: B' d.
 #define INPUT_TRANSFORM(T, D, R)                              \
   {                                                           \

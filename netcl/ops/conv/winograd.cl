@@ -33,7 +33,7 @@ static inline void input_tile(__global const X_T* x, __global float* v, const in
                               const int pad_w) {
   TILE_PLACE
   __global const X_T* plane = x + ((size_t)image * C + c) * H * W;
-  float values[6][6];
+  float half_way[6][6];
 #pragma unroll
   for (int r = 0; r < 6; ++r) {
     const int py = y0 - pad_h + r, at = py * W + x0 - pad_w, there = image < N && py >= 0 && py < H;
@@ -47,20 +47,12 @@ static inline void input_tile(__global const X_T* x, __global float* v, const in
 #pragma unroll
     for (int s = 0; s < 6; ++s) row[s] = there && x0 - pad_w + s >= 0 && x0 - pad_w + s < W ? X_LOAD(plane, at + s) : 0;
 #endif
-#define D(k) row[k]
-#define R(k) values[r][k]
-    INPUT_TRANSFORM(float, D, R)
-#undef D
-#undef R
+    INPUT_TRANSFORM(float, ROW, HALF_ROW)
   }
 #pragma unroll
   for (int s = 0; s < 6; ++s) {
     float column[6];
-#define D(k) values[k][s]
-#define R(k) column[k]
-    INPUT_TRANSFORM(float, D, R)
-#undef D
-#undef R
+    INPUT_TRANSFORM(float, HALF_COLUMN, COLUMN)
 #pragma unroll
     for (int r = 0; r < 6; ++r) v[(r * 6 + s) * step] = column[r];
   }
@@ -75,20 +67,14 @@ static inline void weight_pair(__global const W_T* w, __global float* u, const i
   for (int k = 0; k < 9; ++k) taps[k / 3][k % 3] = W_LOAD(w, INPUT_GRAD ? 8 - k : k);
 #pragma unroll
   for (int r = 0; r < 3; ++r) {
-#define D(k) taps[r][k]
-#define R(k) half_way[r][k]
-    WEIGHT_TRANSFORM(float, D, R)
-#undef D
-#undef R
+#define GIVEN(k) taps[r][k]
+    WEIGHT_TRANSFORM(float, GIVEN, HALF_ROW)
+#undef GIVEN
   }
 #pragma unroll
   for (int s = 0; s < 6; ++s) {
     float column[6];
-#define D(k) half_way[k][s]
-#define R(k) column[k]
-    WEIGHT_TRANSFORM(float, D, R)
-#undef D
-#undef R
+    WEIGHT_TRANSFORM(float, HALF_COLUMN, COLUMN)
 #pragma unroll
     for (int r = 0; r < 6; ++r) u[(r * 6 + s) * n] = column[r] * scales[r][s];
   }
@@ -119,20 +105,12 @@ __kernel void winograd_outputs(__global const float* restrict sums, __global con
     float column[6];
 #pragma unroll
     for (int r = 0; r < 6; ++r) column[r] = sums[(r * 6 + s) * step + m * span + column_of];
-#define D(k) column[k]
-#define R(k) half_way[k][s]
-    OUTPUT_TRANSFORM(float, D, R)
-#undef D
-#undef R
+    OUTPUT_TRANSFORM(float, COLUMN, HALF_COLUMN)
   }
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     float row[4];
-#define D(k) half_way[r][k]
-#define R(k) row[k]
-    OUTPUT_TRANSFORM(float, D, R)
-#undef D
-#undef R
+    OUTPUT_TRANSFORM(float, HALF_ROW, ROW)
     if (y0 + r >= OH) continue;
     const size_t at = (((size_t)image * M + m) * OH + y0 + r) * OW + x0;
 #if QUADS
@@ -155,7 +133,7 @@ static inline void output_grad_tile(__global const W_T* dy, __global float* d, c
                                     const int N, const int M, const int OH, const int OW, const int high, const int wide) {
   TILE_PLACE
   __global const W_T* plane = dy + ((size_t)image * M + m) * OH * OW;
-  float values[4][6];
+  float half_way[4][6];
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const int at = (y0 + r) * OW + x0, there = image < N && y0 + r < OH;
@@ -167,20 +145,12 @@ static inline void output_grad_tile(__global const W_T* dy, __global float* d, c
 #pragma unroll
     for (int s = 0; s < 4; ++s) row[s] = there && x0 + s < OW ? W_LOAD(plane, at + s) : 0;
 #endif
-#define D(k) row[k]
-#define R(k) values[r][k]
-    OUTPUT_GRAD_TRANSFORM(float, D, R)
-#undef D
-#undef R
+    OUTPUT_GRAD_TRANSFORM(float, ROW, HALF_ROW)
   }
 #pragma unroll
   for (int s = 0; s < 6; ++s) {
     float column[6];
-#define D(k) values[k][s]
-#define R(k) column[k]
-    OUTPUT_GRAD_TRANSFORM(float, D, R)
-#undef D
-#undef R
+    OUTPUT_GRAD_TRANSFORM(float, HALF_COLUMN, COLUMN)
 #pragma unroll
     for (int r = 0; r < 6; ++r) d[(r * 6 + s) * step] = column[r];
   }
@@ -211,19 +181,15 @@ __kernel void winograd_weight_grads(__global const float* restrict du, __global 
       for (int e = 0; e < 36; ++e) sums[e / 6][e % 6] += du[(e * parts + part) * n + i];
 #pragma unroll
     for (int s = 0; s < 6; ++s) {
-#define D(k) (sums[k][s] * scales[k][s])
-#define R(k) half_way[k][s]
-      WEIGHT_GRAD_TRANSFORM(float, D, R)
-#undef D
-#undef R
+#define GIVEN(k) (sums[k][s] * scales[k][s])
+      WEIGHT_GRAD_TRANSFORM(float, GIVEN, HALF_COLUMN)
+#undef GIVEN
     }
 #pragma unroll
     for (int r = 0; r < 3; ++r) {
-#define D(k) half_way[r][k]
-#define R(k) turned[t * 9 + r * 3 + (k)]
-      WEIGHT_GRAD_TRANSFORM(float, D, R)
-#undef D
-#undef R
+#define MADE(k) turned[t * 9 + r * 3 + (k)]
+      WEIGHT_GRAD_TRANSFORM(float, HALF_ROW, MADE)
+#undef MADE
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);

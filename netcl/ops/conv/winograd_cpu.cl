@@ -55,22 +55,16 @@ static inline void transform_weights(__global REAL* u, __global const REAL* w, i
     F half_way[6][3];
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
-#define D(k) *(const F*)(from + (k * 3 + s) * MR)
-#define R(k) half_way[k][s]
-      WEIGHT_TRANSFORM(F, D, R)
-#undef D
-#undef R
+#define GIVEN(k) *(const F*)(from + (k * 3 + s) * MR)
+      WEIGHT_TRANSFORM(F, GIVEN, HALF_COLUMN)
+#undef GIVEN
     }
 #pragma unroll
     for (int r = 0; r < 6; ++r) {
-      F line[6];
-#define D(k) half_way[r][k]
-#define R(k) line[k]
-      WEIGHT_TRANSFORM(F, D, R)
-#undef D
-#undef R
+      F row[6];
+      WEIGHT_TRANSFORM(F, HALF_ROW, ROW)
 #pragma unroll
-      for (int s = 0; s < 6; ++s) ((__global LooseFilters*)(u + (r * 6 + s) * part))->v = line[s] * scales[r][s];
+      for (int s = 0; s < 6; ++s) ((__global LooseFilters*)(u + (r * 6 + s) * part))->v = row[s] * scales[r][s];
     }
   }
 }
@@ -189,6 +183,7 @@ static inline void columns_of(V d[6], __local const REAL* four, __local const RE
   d[4] = lows(low_45, high_45);
   d[5] = highs(low_45, high_45);
 }
+#define ROOM_PART(k) *(__global V*)(to + (k * 6 + s) * part)
 
 // One channel of a strip: its lines, side by side by tile, then transformed. `part` elements lie between the parts of a value.
 static inline void transform_inputs(__global REAL* room, __local REAL* lines, __global const REAL* x, const Runs* runs, int W, size_t part) {
@@ -205,22 +200,14 @@ static inline void transform_inputs(__global REAL* room, __local REAL* lines, __
     __local const REAL* four = lines + t * 4 * VW;
 #pragma unroll
     for (int r = 0; r < 6; ++r) {
-      V d[6];
-      columns_of(d, four + r * LINE, four + (6 + r) * LINE);
-#define D(k) d[k]
-#define R(k) half_way[r][k]
-      INPUT_TRANSFORM(V, D, R)
-#undef D
-#undef R
+      V row[6];
+      columns_of(row, four + r * LINE, four + (6 + r) * LINE);
+      INPUT_TRANSFORM(V, ROW, HALF_ROW)
     }
     __global REAL* to = room + t / NV * PARTS * part + t % NV * VW;
 #pragma unroll
     for (int s = 0; s < 6; ++s) {
-#define D(k) half_way[k][s]
-#define R(k) *(__global V*)(to + (k * 6 + s) * part)
-      INPUT_TRANSFORM(V, D, R)
-#undef D
-#undef R
+      INPUT_TRANSFORM(V, HALF_COLUMN, ROOM_PART)
     }
   }
 }
@@ -263,27 +250,21 @@ static inline void transform_outputs(__global const ADDED_T* added, __global Y_T
     V half_way[4][6];
 #pragma unroll
     for (int s = 0; s < 6; ++s) {
-#define D(k) load_local(products + (k * 6 + s) * (MR * STRIP) + t * VW)
-#define R(k) half_way[k][s]
-      OUTPUT_TRANSFORM(V, D, R)
-#undef D
-#undef R
+#define GIVEN(k) load_local(products + (k * 6 + s) * (MR * STRIP) + t * VW)
+      OUTPUT_TRANSFORM(V, GIVEN, HALF_COLUMN)
+#undef GIVEN
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      V out[4];
-#define D(k) half_way[r][k]
-#define R(k) out[k]
-      OUTPUT_TRANSFORM(V, D, R)
-#undef D
-#undef R
+      V row[4];
+      OUTPUT_TRANSFORM(V, HALF_ROW, ROW)
 #if !LATE
 #pragma unroll
-      for (int k = 0; k < 4; ++k) out[k] = finish(out[k], scale, BIAS, (V)(add), ZERO);
+      for (int k = 0; k < 4; ++k) row[k] = finish(row[k], scale, BIAS, (V)(add), ZERO);
 #endif
       __local V* to = (__local V*)(lines + r * LINE + t * 4 * VW);
-      const V low_01 = lows(out[0], out[1]), low_23 = lows(out[2], out[3]);
-      const V high_01 = highs(out[0], out[1]), high_23 = highs(out[2], out[3]);
+      const V low_01 = lows(row[0], row[1]), low_23 = lows(row[2], row[3]);
+      const V high_01 = highs(row[0], row[1]), high_23 = highs(row[2], row[3]);
       to[0] = (V)(LOW_TILES(low_01, low_23));
       to[1] = (V)(HIGH_TILES(low_01, low_23));
       to[2] = (V)(LOW_TILES(high_01, high_23));

@@ -13,46 +13,32 @@
 #define SUMS(across) ((size_t)BLOCK * (across) + APART)  // elements of a part of the sums
 
 static inline V load(__global const REAL* p) { return VECTOR(__global const, p); }
+#define PIXEL(k) load(from + r * line + k * channels)
+#define ROOM_PART(k) *(__global V*)(to + (k * 6 + s) * part)
 
 // VW channels of one tile: its patch of x begins at `from`, with lines `line` elements apart.
-static inline void transform_patch(__global REAL* to, size_t part, __global const REAL* from, size_t line, int C) {
+static inline void transform_patch(__global REAL* to, size_t part, __global const REAL* from, size_t line, int channels) {
   V half_way[6][6];
 #pragma unroll
   for (int r = 0; r < 6; ++r) {
-#define D(k) load(from + r * line + k * C)
-#define R(k) half_way[r][k]
-    INPUT_TRANSFORM(V, D, R)
-#undef D
-#undef R
+    INPUT_TRANSFORM(V, PIXEL, HALF_ROW)
   }
 #pragma unroll
   for (int s = 0; s < 6; ++s) {
-#define D(k) half_way[k][s]
-#define R(k) *(__global V*)(to + (k * 6 + s) * part)
-    INPUT_TRANSFORM(V, D, R)
-#undef D
-#undef R
+    INPUT_TRANSFORM(V, HALF_COLUMN, ROOM_PART)
   }
 }
 
 // VW filters of one tile of dy.
-static inline void transform_gradient(__global REAL* to, size_t part, __global const REAL* from, size_t line, int M) {
+static inline void transform_gradient(__global REAL* to, size_t part, __global const REAL* from, size_t line, int channels) {
   V half_way[4][6];
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-#define D(k) load(from + r * line + k * M)
-#define R(k) half_way[r][k]
-    OUTPUT_GRAD_TRANSFORM(V, D, R)
-#undef D
-#undef R
+    OUTPUT_GRAD_TRANSFORM(V, PIXEL, HALF_ROW)
   }
 #pragma unroll
   for (int s = 0; s < 6; ++s) {
-#define D(k) half_way[k][s]
-#define R(k) *(__global V*)(to + (k * 6 + s) * part)
-    OUTPUT_GRAD_TRANSFORM(V, D, R)
-#undef D
-#undef R
+    OUTPUT_GRAD_TRANSFORM(V, HALF_COLUMN, ROOM_PART)
   }
 }
 
@@ -131,23 +117,15 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_gra
           column[k] += load(sums + (((size_t)share * blocks + m / BLOCK) * PARTS + k * 6 + s) * SUMS(across) + (size_t)(m % BLOCK) * across + c);
         column[k] *= scales[k][s];
       }
-#define D(k) column[k]
-#define R(k) half_way[k][s]
-      WEIGHT_GRAD_TRANSFORM(V, D, R)
-#undef D
-#undef R
+      WEIGHT_GRAD_TRANSFORM(V, COLUMN, HALF_COLUMN)
     }
     REAL lanes[9 * VW];
 #pragma unroll
     for (int r = 0; r < 3; ++r) {
-      V out[3];
-#define D(k) half_way[r][k]
-#define R(k) out[k]
-      WEIGHT_GRAD_TRANSFORM(V, D, R)
-#undef D
-#undef R
+      V row[3];
+      WEIGHT_GRAD_TRANSFORM(V, HALF_ROW, ROW)
 #pragma unroll
-      for (int k = 0; k < 3; ++k) VECTOR(__private, lanes + (r * 3 + k) * VW) = out[k];
+      for (int k = 0; k < 3; ++k) VECTOR(__private, lanes + (r * 3 + k) * VW) = row[k];
     }
     __global REAL* to = dw + ((size_t)m * C + c) * 9;
     int l = 0;
