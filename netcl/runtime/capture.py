@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, update_wrapper
-from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,13 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.runtime.graph import CONSTANT, MADE, OUTSIDE, Graph, Output
 from netcl.runtime.recorder import CaptureError, Recorder, difference
+from netcl.runtime.surroundings import Surroundings
 
 __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 
 log = logging.getLogger("netcl")
 
 MOST_CASES = 16  # kinds of arguments that are recorded; more would hold too much memory
-_PLAIN = (bool, int, float, str)
 MOST_TRIALS = 8  # recordings that do not lead to a replay until a step is left alone
 
 
@@ -106,9 +105,8 @@ class _Program:
 class Guards:
     """What must still hold for a graph to be replayed, and what the host notes after a replay: gradients of leaves."""
 
-    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], cells: Sequence[Any]):
+    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]]):
         self.facts = recorder.facts
-        self.cells = [(cell, tensor) for cell in cells if isinstance(tensor := _inside(cell), Tensor)]
         used = {id(v.buffer) for v in recorder.values if v.kind == OUTSIDE and v.first >= 0}
         self.gradients = [(leaf, buffer) for leaf, buffer in gradients if id(buffer) in used]
         dependencies = recorder.dependencies.values()
@@ -122,9 +120,6 @@ class Guards:
 
     def hold(self) -> bool:
         """Whether the recorded launches still mean what they did."""
-        for cell, tensor in self.cells:
-            if _inside(cell) is not tensor:
-                return False
         for attributes, name, part in self.parts:
             if attributes.get(name) is not part:
                 return False
@@ -191,12 +186,7 @@ class CompiledFunction:
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._queue: Any = None
-        self._read: list[tuple[dict[str, Any], str]] | None = None
-        code = getattr(function, "__code__", None)
-        self._cells: tuple[Any, ...] = getattr(function, "__closure__", None) or ()
-        self._globals: dict[str, Any] = getattr(function, "__globals__", {})
-        self._owner = getattr(function, "__self__", None)
-        self._names = sorted(_names_in(code, self._owner, set())) if code is not None else []
+        self._surroundings = Surroundings(function)
 
     @property
     def graphs(self) -> list[Graph]:
@@ -215,31 +205,21 @@ class CompiledFunction:
             call = _Calls(args, kwargs, self._queue)
             if call.on_numpy or call.with_history:
                 return self._left_alone(call)
-            key = (call.key, self._surroundings())
+            around, kept = self._surroundings()
+            key = (call.key, around)
             case = self._cases.get(key)
             if case is None:
                 if len(self._cases) >= MOST_CASES:
                     kinds = f"more than {MOST_CASES} kinds of arguments and numbers around it"
                     self._refuse(f"it was called with {kinds}; one that counts is another each time")
                     return self._plain(call.args, call.kwargs)
-                case = self._cases[key] = _Case(call.objects)
+                case = self._cases[key] = _Case([*call.objects, *kept])
             return self._run(case, call)
 
     def _left_alone(self, call: _Calls) -> Any:
         if call.with_history:
             self._refuse("an argument carries its history for backward: compile the whole step, or detach() it")
         return self._plain(call.args, call.kwargs)
-
-    def _surroundings(self) -> tuple[Any, ...]:
-        """Numbers and texts that the function reads from around it, by name or as attributes: another value is another recording."""
-        around = [self._owner, *[_inside(cell) for cell in self._cells], *[self._globals.get(name) for name in self._names]]
-        if self._read is None:
-            objects = {id(x): x for x in around if x is not None and not isinstance(x, (type, ModuleType, Tensor))}
-            self._read = [
-                (of, name) for of in map(_attributes, objects.values()) for name in self._names if isinstance(of.get(name), _PLAIN)
-            ]
-        around += [of.get(name) for of, name in self._read]
-        return tuple((type(value).__name__, value) for value in around if isinstance(value, _PLAIN))
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not self.fuse:
@@ -291,7 +271,7 @@ class CompiledFunction:
                 if self._agrees(program, recorder, run, call.tensors):
                     run.copy_result(recorder)
                     program.graph = Graph().build(recorder, call.tensors, run.tree)
-                    program.guards = Guards(recorder, gradients, self._cells)
+                    program.guards = Guards(recorder, gradients)
         return run.result
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor]) -> bool:
@@ -326,30 +306,6 @@ class CompiledFunction:
         if reason not in self._warned:
             self._warned.add(reason)
             log.warning("%s", text)
-
-
-def _names_in(code: CodeType, owner: Any, seen: set[CodeType]) -> set[str]:
-    """The names that a function reads as globals and attributes; its inner functions and the methods of ``owner`` that it calls too."""
-    seen.add(code)
-    names = set(code.co_names)
-    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
-    inner += [method.__code__ for name in code.co_names if isinstance(method := getattr(type(owner), name, None), FunctionType)]
-    for part in inner:
-        if part not in seen:
-            names |= _names_in(part, owner, seen)
-    return names
-
-
-def _attributes(of: Any) -> dict[str, Any]:
-    return getattr(of, "__dict__", {})
-
-
-def _inside(cell: Any) -> Any:
-    """What a closure holds under a name; ``None`` if the name is not bound."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _outputs(result: Any, recorder: Recorder) -> Any:

@@ -90,7 +90,7 @@ def _is_linear(module: Any) -> bool:
 
 def _runs_in_order(module: Any) -> bool:
     """Whether it is known to call each of its children once, with what the one before returned."""
-    kinds = [kind for kind in type(module).__mro__ if kind.__name__ == "Sequential"]
+    kinds: list[Any] = [kind for kind in type(module).__mro__ if kind.__name__ == "Sequential"]
     return bool(kinds) and type(module).forward is kinds[-1].forward and not module._module_hooks
 
 

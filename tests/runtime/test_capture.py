@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from itertools import pairwise
+from itertools import combinations, count, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -259,12 +260,11 @@ def test_values_that_come_to_the_host_are_told_once(cl_device, warnings_of):
 
 
 def test_a_number_that_changes_by_itself_is_found(cl_device, warnings_of):
-    counter = {"steps": 0.0}
+    steps = count(1)
 
     @netcl.compile
     def step(x):
-        counter["steps"] += 1.0
-        return x + counter["steps"]
+        return x + float(next(steps))
 
     assert [step(Tensor.zeros((1,))).tolist() for _ in range(12)] == [[float(i)] for i in range(1, 13)]
     (told,) = warnings_of()
@@ -323,6 +323,35 @@ def test_attributes_that_the_function_reads_are_part_of_it(cl_device, warnings_o
     count = netcl.compile(step.count)
     assert [count(Tensor.zeros((1,))).item() for _ in range(20)] == [float(i) for i in range(1, 21)]
     assert "kinds of arguments" in warnings_of()[0]
+
+
+SETTING = {"scale": 1.0}
+
+
+def _by_the_setting(x):
+    return x * SETTING["scale"]
+
+
+def test_what_stands_around_is_never_frozen(cl_device):
+    """Settings in containers, of functions that are called, deep in objects; tensors and models under a name that gets another one."""
+    old, new = Tensor.ones((2,)), Tensor.full((2,), 5.0)
+    holder = SimpleNamespace(inner=SimpleNamespace(scale=1.0), tensor=old, layer=lambda x: x * 1.0, table=[1.0, {"scale": 1.0}])
+    values = np.ones(2, np.float32)
+    cases = {
+        "dict, of a function that is called": (lambda x: _by_the_setting(x), lambda: SETTING.update(scale=5.0)),
+        "in each other": (lambda x: x * holder.table[1]["scale"], lambda: holder.table[1].update(scale=5.0)),
+        "objects in objects": (lambda x: x * holder.inner.scale, lambda: setattr(holder, "inner", SimpleNamespace(scale=5.0))),
+        "another tensor": (lambda x: x * holder.tensor, lambda: setattr(holder, "tensor", new)),
+        "another function": (lambda x: holder.layer(x), lambda: setattr(holder, "layer", lambda x: x * 5.0)),
+        "an array": (lambda x: x * Tensor.from_host(x.queue, values), lambda: values.fill(5.0)),
+    }
+    x = Tensor.ones((2,))
+    for name, (function, change) in cases.items():
+        compiled = netcl.compile(function)
+        assert [compiled(x).tolist()[0] for _ in range(RECORDED + 1)] == [1.0] * (RECORDED + 1) and compiled.graphs, name
+        change()
+        assert compiled(x).tolist() == [5.0, 5.0], name
+    SETTING["scale"] = 1.0
 
 
 @pytest.mark.parametrize("kind", ["module", "gradient", "result"])
@@ -447,14 +476,28 @@ def test_memory_is_planned_by_lifetimes():
     blocks = share(values)
     assert sum(len(block.members) for block in blocks) == len(values)
     for block in blocks:
-        assert block.nbytes == max(v.nbytes for v in block.members)
-        ordered = sorted(block.members, key=lambda v: v.first)
+        assert block.nbytes == max(v.nbytes for v, _ in block.members)
+        ordered = sorted((v for v, _ in block.members), key=lambda v: v.first)
         assert all(a.last < b.first for a, b in pairwise(ordered))
     assert sum(block.nbytes for block in blocks) == 190  # 180 live at once at the most; 400 are made
 
     left_behind = Value(MADE, None, 100, None, 6, 5, 5)  # written by node 5 and read after the step: free before
-    (smaller,) = share(values[:3], there=[Block(100).add(left_behind, 10)])
+    (smaller,) = share(values[:3], there=[Block(100).add(left_behind, 0, 100, 10)])
     assert smaller.nbytes == 80
+
+
+def test_values_lie_side_by_side_where_memory_can_be_cut():
+    rng = np.random.default_rng(0)
+    lives = [(int(n), int(first), int(first + length)) for n, first, length in rng.integers(1, 50, (60, 3))]
+    values = [Value(MADE, None, nbytes, None, i, first, last) for i, (nbytes, first, last) in enumerate(lives)]
+    old = Block(70, cuts=True)
+    (new,) = share(values, there=[old], cuts=True)
+    assert len(old.members) > 1 and len(old.members) + len(new.members) == len(values) and old.used <= 70
+    for block in (old, new):
+        for (a, begin), (b, other) in combinations(block.members, 2):
+            assert a.last < b.first or b.last < a.first or begin + a.nbytes <= other or other + b.nbytes <= begin
+    most = max(sum(v.nbytes for v in values if v.first <= node <= v.last) for node in range(100))
+    assert old.used + new.nbytes <= 1.1 * most
 
 
 def test_what_nobody_reads_is_not_replayed(cl_device):

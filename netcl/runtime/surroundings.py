@@ -1,0 +1,248 @@
+"""What a function reads from around it: closures, globals, attributes, settings in dicts and lists, and that of the functions it calls.
+
+A recording rests on all of it, and nothing of it shows in the launches. So it is told at every call, and another answer is another
+recording. Of netcl's own objects only plain attributes that the function names are told: the rest they tell themselves, and much of what
+they hold (learning rates, gradients) may change.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.tensor import Tensor
+
+PLAIN = (bool, int, float, str, bytes, complex, np.generic)
+MOST_ITEMS = 64  # of a container that is looked into, and
+MOST_DEPTH = 4  # containers or objects in each other
+MOST_BYTES = 4096  # of an array whose values are compared
+MOST_FUNCTIONS = 200  # that are followed
+
+Place = tuple[Any, str | None]  # a closure's cell and None, or a dictionary of names and one of them
+Path = tuple[str, ...]
+
+
+class Surroundings:
+    """Calling it gives what a function reads around it, as a key, and the objects whose numbers are in that key."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+        self._watched: list[tuple[Place, Path]] | None = None
+        self._loose: frozenset[str] = frozenset()
+        self._told: list[Any] = []
+        self._kept: list[Any] = []
+
+    def __call__(self) -> tuple[tuple[Any, ...], list[Any]]:
+        if self._watched is None:
+            search = _Search(self._function)
+            self._loose = frozenset(search.loose)
+            self._watched = search.watched()
+        self._told, self._kept = [], []
+        for place, path in self._watched:
+            self._follow(_found(place), path)
+        return tuple(self._told), self._kept
+
+    def _follow(self, value: Any, path: Path) -> None:
+        """Tell a value and what is reached from it by attributes."""
+        self._tell(value, 0)
+        for name in path:
+            own = _is_own(value)
+            value = _attributes(value).get(name)
+            if not own or isinstance(value, PLAIN):
+                self._tell(value, 0)
+
+    def _tell(self, value: Any, depth: int) -> None:
+        if isinstance(value, PLAIN):
+            self._told += (type(value), value if value == value else "nan")
+        elif isinstance(value, Tensor):
+            self._told.append(id(value))  # not kept: a recording has an eye of its own on whether it is still there
+        elif type(value) in (dict, list, tuple):
+            self._tell_items(value, depth)
+        elif isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
+            self._told += (value.shape, value.dtype, value.tobytes())
+        elif value is not None:
+            self._told.append(id(value))
+            self._kept.append(value)
+            if self._loose and depth < MOST_DEPTH and not _is_own(value):
+                self._tell_loose(value, depth)
+
+    def _tell_items(self, value: Any, depth: int) -> None:
+        self._told += (type(value), len(value))
+        if len(value) > MOST_ITEMS or depth >= MOST_DEPTH:
+            return
+        if type(value) is dict:
+            self._told += value.keys()
+        for item in value.values() if type(value) is dict else value:
+            self._tell(item, depth + 1)
+
+    def _tell_loose(self, value: Any, depth: int) -> None:
+        """The attributes that are read of something that is not known by name, which this may be."""
+        for name, part in _attributes(value).items():
+            if name in self._loose:
+                self._told.append(name)
+                self._tell(part, depth + 1)
+
+
+def _found(place: Place) -> Any:
+    """What is there now; ``None`` for a name that is not bound."""
+    holder, name = place
+    if name is not None:
+        return holder.get(name)
+    try:
+        return holder.cell_contents
+    except ValueError:
+        return None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return getattr(value, "__dict__", {})
+
+
+def _of_netcl(module: str | None) -> bool:
+    return module is not None and (module == "netcl" or module.startswith("netcl."))
+
+
+def _is_own(value: Any) -> bool:
+    """Whether it is netcl's, or code: nothing to look into."""
+    if isinstance(value, (type, FunctionType, MethodType)):
+        return True
+    return _of_netcl(value.__name__) if isinstance(value, ModuleType) else _of_netcl(type(value).__module__) or _is_layer(value)
+
+
+def _is_layer(value: Any) -> bool:
+    return hasattr(value, "forward") and hasattr(value, "modules")
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether it is a function that is not netcl's."""
+    return isinstance(value, (FunctionType, MethodType, partial)) and not _of_netcl(getattr(value, "__module__", None))
+
+
+# ---- which functions take part, and what they name
+
+
+class _Reads(NamedTuple):
+    """What code reads: attributes by way of names (``a``, ``a.b``, ``a.b.c``), and those of things without a name."""
+
+    paths: set[tuple[str, ...]]
+    loose: set[str]
+
+
+_NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")
+
+
+def _reads(code: CodeType) -> _Reads:
+    """Of a function and those inside it; what is only set is left out, and so are methods of things without a name of their own."""
+    local = {*code.co_varnames, *code.co_cellvars} - {"self"}
+    reads = _Reads(set(), set())
+    path: Path = ()
+    for step in dis.get_instructions(code):
+        if step.opname.startswith(_NAMED):
+            name = step.argval if isinstance(step.argval, str) else step.argval[-1]  # some load two
+            path = () if name in local else (name,)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if not path and step.opname == "LOAD_ATTR" and "NULL" not in step.argrepr:
+                reads.loose.add(step.argval)
+            path = (*path, step.argval) if path else ()
+        else:
+            path = ()
+        reads.paths.add(path)
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            inner = _reads(part)
+            reads.paths.update(inner.paths)
+            reads.loose.update(inner.loose)
+    return _Reads(reads.paths - {()}, reads.loose)
+
+
+class _Search:
+    """The functions that take part in a call, as far as they can be seen, and where they read."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.loose: set[str] = set()
+        self._roots: list[tuple[Place, Path]] = []
+        self._waiting: list[Any] = [function]
+        self._first = getattr(function, "__self__", None)
+        seen: dict[tuple[int, int], Any] = {}  # with the functions themselves, whose numbers stay their own then
+        while self._waiting and len(seen) < MOST_FUNCTIONS:
+            one = self._waiting.pop()
+            owner, code = getattr(one, "__self__", None), getattr(one, "__func__", one)
+            if (id(owner), id(code)) not in seen:
+                seen[id(owner), id(code)] = one
+                self._open(owner, code)
+
+    def watched(self) -> list[tuple[Place, Path]]:
+        """The places that are told at every call, each with the attributes that are read from there on."""
+        places = {(id(place[0]), place[1], path): (place, path) for place, path in self._roots}
+        longer = {(*key[:2], path[:i]) for key in places for path in key[2:] for i in range(len(path))}
+        return [watched for key, watched in places.items() if key not in longer]
+
+    def _open(self, owner: Any, function: Any) -> None:
+        inner = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
+        if inner is not None:
+            self._waiting.append(inner)
+        if not isinstance(function, FunctionType):
+            self._go_on(function)
+            return
+        reads = _reads(function.__code__)
+        self.loose |= reads.loose
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for first, *rest in reads.paths:
+            if first in cells:
+                self._note((cells[first], None), tuple(rest))
+            elif first in function.__globals__:
+                self._note((function.__globals__, first), tuple(rest))
+            elif first == "self" and owner is not None and rest:
+                self._note_attribute(owner, rest)
+
+    def _note(self, place: Place, path: Path) -> None:
+        value = _found(place)
+        if isinstance(value, ModuleType):
+            if path and not _of_netcl(value.__name__) and path[0] in vars(value):
+                self._note((vars(value), path[0]), path[1:])
+            return
+        real = _reached(value, path)
+        self._roots.append((place, real))
+        self._go_on(value)
+        for name in path[: len(real) + 1]:
+            self._method(value, name)
+            value = _attributes(value).get(name)
+            self._go_on(value)
+
+    def _note_attribute(self, owner: Any, path: list[str]) -> None:
+        name, *rest = path
+        part = _attributes(owner).get(name)
+        told = isinstance(part, (*PLAIN, Tensor)) or _is_layer(part)
+        itself = told if _is_layer(owner) else _of_netcl(type(owner).__module__) and not isinstance(part, PLAIN) and not rest
+        if name in _attributes(owner) and not itself:  # a layer tells its numbers, parameters and parts itself
+            self._note((vars(owner), name), tuple(rest))
+        self._method(owner, name)
+
+    def _method(self, owner: Any, name: str) -> None:
+        method = getattr(type(owner), name, None)
+        if isinstance(method, FunctionType) and (_is_foreign(method) or owner is self._first):
+            self._waiting.append(MethodType(method, owner))
+
+    def _go_on(self, value: Any) -> None:
+        """Follow a value that may be called."""
+        if _is_foreign(value):
+            self._waiting.append(value)
+        elif _is_layer(value) and not isinstance(value, type):
+            for layer in value.modules():
+                self._method(layer, "forward")
+        elif not isinstance(value, type):
+            self._method(value, "__call__")
+
+
+def _reached(value: Any, path: Path) -> Path:
+    """The part of a path that leads over attributes of objects; the rest are methods, or of things made when they are asked for."""
+    for i, name in enumerate(path):
+        if isinstance(value, (ModuleType, type, FunctionType)) or name not in _attributes(value):
+            return path[:i]
+        value = _attributes(value)[name]
+    return path
