@@ -1,7 +1,8 @@
 """Every op's kernels under Oclgrind, on small shapes: no access out of bounds, no race.
 
-Oclgrind's check of uninitialised values is left out here: version 21.10 reports values that were copied into buffers by the host, and
-does not know every instruction. ``@netcl.kernel(check=True)`` keeps it on for single launches.
+Oclgrind's check of uninitialised values is left out here: version 21.10 does not see that the host fills a buffer, or copies into one that
+was used before, and of optimised code it does not know every instruction (``freeze`` ends a launch, row norms crash it).
+``@netcl.kernel(check=True)`` keeps it on for single launches, without optimisation.
 """
 
 from __future__ import annotations
