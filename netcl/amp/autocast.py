@@ -17,6 +17,7 @@ from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.device import get_active_device, manager
 from netcl.core.errors import DtypeError, message
+from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
 
 HALVES = ("float16", "bfloat16")
@@ -186,4 +187,5 @@ def _warn_once(tensor: Tensor) -> None:
         _warned = True
         what = "the device has no half arithmetic: values are stored as float16 and computed in float32"
         text = message("autocast", what, 'dtype="bfloat16" needs no loss scaling', device=tensor.device.device_name)
-        warnings.warn(text, RuntimeWarning, stacklevel=6)
+        line = user_line()
+        warnings.warn_explicit(text, RuntimeWarning, line.filename, line.lineno or 0)

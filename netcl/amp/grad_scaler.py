@@ -16,6 +16,8 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
 
+_LEAST = 2.0**-100  # where one over the scale is no float any more, a gradient of 0 would become NaN
+
 _UPDATE = update.Rule(
     "loss_scale",
     ("scale", "inverse", "streak"),
@@ -23,7 +25,7 @@ _UPDATE = update.Rule(
     {
         "good": "streak + 1",
         "grown": "WHERE(good >= interval, scale * growth, scale)",
-        "next": "WHERE(factor > 0, scale * backoff, WHERE(ISFINITE(grown), grown, scale))",
+        "next": f"WHERE(factor > 0, MAX(scale * backoff, {_LEAST!r}), WHERE(ISFINITE(grown), grown, scale))",
         "back": "1 / next",
         "run": "WHERE(factor > 0, 0, WHERE(good >= interval, 0, good))",
     },
@@ -195,7 +197,7 @@ class GradScaler:
 
 def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
     for name, value, fine in (
-        ("init_scale", scale, 0 < scale < float("inf")), ("growth_factor", growth, growth > 1),
+        ("init_scale", scale, _LEAST <= scale < 2.0**128), ("growth_factor", growth, growth > 1),
         ("backoff_factor", backoff, 0 < backoff < 1), ("growth_interval", interval, interval >= 1),
     ):  # fmt: skip
         if not fine:

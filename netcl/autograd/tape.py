@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
@@ -23,6 +22,7 @@ from netcl.core import dispatch
 from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
+from netcl.core.site import user_line
 from netcl.core.tensor import DeferredTensor, Tensor, clock, memory_of
 from netcl.ops import fusion
 from netcl.ops.elementwise import fusing_modes
@@ -121,10 +121,8 @@ def _edge(x: Tensor) -> tuple[Any, int]:
 
 def _site() -> str:
     """The line of the user's program that called the op."""
-    for frame in reversed(traceback.extract_stack()):
-        if "/netcl/" not in frame.filename.replace("\\", "/") and not frame.filename.startswith("<op "):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-    return "unknown"
+    line = user_line()
+    return f"{line.filename}:{line.lineno} in {line.name}: {line.line}"
 
 
 def recording(tensors: Iterable[Any]) -> bool:

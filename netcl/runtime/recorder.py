@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,10 +12,9 @@ import numpy as np
 from netcl.core import dispatch, recording
 from netcl.core.kernels import program
 from netcl.core.recording import Number
+from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
 from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Node, Output, Value
-
-_OWN = ("/netcl/core/", "/netcl/runtime/", "/netcl/ops/", "/netcl/autograd/", "/netcl/optim/", "/netcl/nn/")
 
 
 class CaptureError(RuntimeError):
@@ -266,8 +264,5 @@ def _op() -> str:
 
 def _site() -> str:
     """The line of the user's program that is running."""
-    for frame in reversed(traceback.extract_stack()):
-        name = frame.filename.replace("\\", "/")
-        if not any(part in name for part in _OWN) and not name.startswith("<op "):
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown place"
+    line = user_line()
+    return f"{line.filename}:{line.lineno}"

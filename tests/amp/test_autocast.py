@@ -163,8 +163,9 @@ def test_a_device_without_half_arithmetic_is_told_of_once(numpy_device, monkeypa
     with autocast(dtype="bfloat16"), warnings.catch_warnings():
         warnings.simplefilter("error")
         _ = x @ x
-    with autocast(), pytest.warns(RuntimeWarning, match=r"\[autocast\] the device has no half arithmetic.*device=NumPy"):
+    with autocast(), pytest.warns(RuntimeWarning, match=r"\[autocast\] the device has no half arithmetic.*device=NumPy") as told:
         _ = x @ x
+    assert told[0].filename == __file__
     with autocast(), warnings.catch_warnings():
         warnings.simplefilter("error")
         _ = x @ x

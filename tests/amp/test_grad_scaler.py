@@ -74,6 +74,18 @@ def test_the_scale_grows_after_good_steps_only(device):
     assert scales == [8, 32, 32, 8, 8, 32, 8]
 
 
+def test_the_scale_never_becomes_zero(device):
+    """One over it would be infinite, and what follows a long row of overflows NaN."""
+    w = parameter()
+    opt, scaler = optim.SGD([w], lr=0.1), GradScaler(2.0**-99, backoff_factor=0.1)
+    for bad in (True, True, False):
+        opt.zero_grad()
+        scaler.scale_loss(loss_of(w, bad)).backward()
+        scaler.step(opt)
+        scaler.update()
+    assert scaler.scale == 2.0**-100 and np.isfinite(w.to_host()).all()
+
+
 def test_clipping_acts_on_unscaled_gradients(device):
     w, *_ = train(MAKES["momentum"], 4, bad=(1,), max_norm=0.5)
     plain, *_ = train(MAKES["momentum"], 4, bad=(1,), scaled=False, max_norm=0.5)

@@ -172,6 +172,12 @@ def test_retain_grad(leaf):
     assert y.grad.tolist() == [3.0]
 
 
+def test_a_program_may_live_in_a_folder_called_netcl(leaf):
+    program = compile("ag.log(x)", "/home/somebody/netcl/train.py", "exec")
+    with ag.detect_anomaly(), pytest.raises(FloatingPointError, match=r"called at /home/somebody/netcl/train.py:1 in <module>"):
+        exec(program, {"ag": ag, "x": leaf(np.array([-1.0], np.float32))})
+
+
 def test_anomaly_names_op_site_and_index(leaf):
     x = leaf([[1.0, 2.0], [0.0, 3.0]])
     with ag.detect_anomaly(), pytest.raises(FloatingPointError) as caught:

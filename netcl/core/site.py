@@ -1,0 +1,21 @@
+"""Where in the user's program netcl was called from, for texts that point there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # a program may live in a folder called netcl too
+
+
+def user_line() -> traceback.FrameSummary:
+    """The innermost line that is running and not netcl's own; the outermost line where all of them are."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _is_own(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, "<op "))  # the second are functions made of the op table's rows
