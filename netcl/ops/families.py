@@ -24,7 +24,7 @@ from netcl.ops.conv import arrays, plans
 from netcl.ops.conv import mma as conv_mma
 from netcl.ops.conv.geometry import Geometry, geometry
 from netcl.ops.finish import Finish
-from netcl.ops.matmul import gemm, mma
+from netcl.ops.matmul import gemm, mma, wgmma
 
 V = KernelVariant
 # A plain sum of k products of values around one is wrong by about k roundings at worst; four times that is the house's bound.
@@ -117,6 +117,7 @@ def _matmul_space(problem: Problem) -> Iterator[KernelConfig]:
     if not problem.is_cpu:
         yield from (block.config() for block in gemm.BLOCKS)
         yield from mma.configurations(problem.profile, problem.dtype)
+        yield from wgmma.configurations(problem.profile, problem.dtype)
         return
     flags = problem.flags
     for form in ("dot",) if flags["trans_b"] and not flags["trans_a"] else () if flags["trans_b"] else ("unpacked",):

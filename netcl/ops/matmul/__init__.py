@@ -16,7 +16,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.finish import Finish
 from netcl.ops.functions import erf
-from netcl.ops.matmul import amx, mma  # noqa: F401, add their tiers
+from netcl.ops.matmul import amx, mma, wgmma  # noqa: F401, add their tiers
 from netcl.ops.matmul.einsum import einsum
 from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, Extras, product
 from netcl.ops.movement import sum_to

@@ -83,7 +83,7 @@ def takes(p: Product) -> bool:
     if p.a == "float32" and get_matmul_precision() == "medium":
         return False
     return (
-        p.a == p.b and p.a in _INSTRUCTION and p.real == "float" and (p.aligned or p.placed) and p.k > 0
+        p.a == p.b and p.a in _INSTRUCTION and p.real == "float" and p.placed and p.k > 0
         and not any(value % whole for value in (p.lda, p.ldb, *p.a_strides, *p.b_strides))
         and p.batches * p.m * p.n < 2**31
     )  # fmt: skip
@@ -179,3 +179,4 @@ def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfil
 
 
 gemm.TIERS[TIER] = dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED, V.MATMUL_NAIVE), _planner)
+gemm.VENDORS.insert(0, tier)
