@@ -21,7 +21,18 @@
 #define PACKED_B 1
 #endif
 
+#ifndef FETCHES  // 1: the compiler knows __builtin_prefetch
+#define FETCHES 0
+#endif
+
 #define NR (NV * VW)
+// A panel is read from the second cache in order, and yet faster if it is asked for some rows ahead.
+#if FETCHES && PACKED_B
+#define AHEAD 8
+#define FETCH_ROW _Pragma("unroll") for (int f = 0; f < NR; f += 16) __builtin_prefetch((const void*)(size_t)(row + AHEAD * NR + f));
+#else
+#define FETCH_ROW
+#endif
 #if NV == 1
 #define COLUMNS(F, i) F(i, 0)
 #elif NV == 2
@@ -176,6 +187,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
 #endif
         ROWS(ZERO_ROW)
         for (INDEX kk = 0, at_k = 0; kk < kc; ++kk, at_k += (INDEX)a_k) {
+          FETCH_ROW
           COLUMNS(B_VECTOR, 0)
           ROWS(MULTIPLY_ADD_ROW)
           row += step;

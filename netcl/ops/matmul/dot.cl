@@ -1,27 +1,30 @@
 // a as it is times b transposed, on CPUs: both are walked along k, so nothing is packed. For few rows.
-#define ZERO(i, j) V d##i##j = (V)(0);
-#define MULTIPLY_ADD(i, j) d##i##j += x##i * y##j;
-#define KEEP(i, j) sums[i][j] = sum_of(d##i##j);
-#define TILE_ROW(F, i) F(i, 0) F(i, 1) F(i, 2) F(i, 3)
-#define TILE(F) TILE_ROW(F, 0) TILE_ROW(F, 1) TILE_ROW(F, 2) TILE_ROW(F, 3)
+#ifndef TM  // rows of a tile
+#define TM 3
+#endif
+#ifndef TN  // columns of a tile, a multiple of 4: b's stay in the first cache, a is read from the second once for all of them
+#define TN 8
+#endif
+#define EACH(i, count) _Pragma("unroll") for (int i = 0; i < count; ++i)
 
-static inline REAL sum_of(const V v) {
+// The sum of the lanes of four vectors.
+static inline QUAD sums_of(const V a, const V b, const V c, const V d) {
 #if VW == 16
-  const JOIN(REAL, 8) eight = v.lo + v.hi;
-  const QUAD four = eight.lo + eight.hi;
+  const JOIN(REAL, 8) e = a.lo + a.hi, f = b.lo + b.hi, g = c.lo + c.hi, h = d.lo + d.hi;
+  const QUAD p = e.lo + e.hi, q = f.lo + f.hi, r = g.lo + g.hi, s = h.lo + h.hi;
 #elif VW == 8
-  const QUAD four = v.lo + v.hi;
+  const QUAD p = a.lo + a.hi, q = b.lo + b.hi, r = c.lo + c.hi, s = d.lo + d.hi;
 #elif VW == 4
-  const QUAD four = v;
+  const QUAD p = a, q = b, r = c, s = d;
 #endif
 #if VW == 2
-  return v.x + v.y;
+  return (QUAD)(a.x + a.y, b.x + b.y, c.x + c.y, d.x + d.y);
 #else
-  return (four.x + four.y) + (four.z + four.w);
+  return ((QUAD)(p.x, q.x, r.x, s.x) + (QUAD)(p.y, q.y, r.y, s.y)) + ((QUAD)(p.z, q.z, r.z, s.z) + (QUAD)(p.w, q.w, r.w, s.w));
 #endif
 }
 
-// A group does `block` columns, in tiles of 4 x 4 dot products.
+// A group does `block` columns, in tiles of TM x TN dot products.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, __global const BIAS_T* restrict bias,
               __global const ADDED_T* restrict added, __global C_T* c, const int m, const int n, const int k, const int has_bias,
@@ -34,26 +37,30 @@ void gemm_dot(__global const REAL* restrict a, __global const REAL* restrict b, 
   b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
   added += batch * m * n;
   c += batch * m * n;
-  REAL sums[4][4];
-  for (int n0 = n_begin; n0 < n_end; n0 += 4) {
-    __global const REAL* q = b + (INDEX)n0 * k;
-    const int last_n = n - 1 - n0;
-    const INDEX q1 = (INDEX)min(1, last_n) * k, q2 = (INDEX)min(2, last_n) * k, q3 = (INDEX)min(3, last_n) * k;
-    for (int m0 = 0; m0 < m; m0 += 4) {
-      __global const REAL* p = a + (INDEX)m0 * k;
-      const int last_m = m - 1 - m0;
-      const INDEX p1 = (INDEX)min(1, last_m) * k, p2 = (INDEX)min(2, last_m) * k, p3 = (INDEX)min(3, last_m) * k;
-      TILE(ZERO)
+  for (int n0 = n_begin; n0 < n_end; n0 += TN) {
+    const int columns = min(TN, n_end - n0);
+    for (int m0 = 0; m0 < m; m0 += TM) {
+      const int rows = min(TM, m - m0);
+      __global const REAL *p[TM], *q[TN];
+      EACH(i, TM) p[i] = a + (INDEX)(m0 + min(i, rows - 1)) * k;
+      EACH(j, TN) q[j] = b + (INDEX)(n0 + min(j, columns - 1)) * k;
+      V d[TM][TN];
+      EACH(i, TM) EACH(j, TN) d[i][j] = (V)(0);
       for (int kk = 0; kk < whole; kk += VW) {
-        const V x0 = G_LOAD(p + kk), x1 = G_LOAD(p + p1 + kk), x2 = G_LOAD(p + p2 + kk), x3 = G_LOAD(p + p3 + kk);
-        const V y0 = G_LOAD(q + kk), y1 = G_LOAD(q + q1 + kk), y2 = G_LOAD(q + q2 + kk), y3 = G_LOAD(q + q3 + kk);
-        TILE(MULTIPLY_ADD)
+        V x[TM];
+        EACH(i, TM) x[i] = G_LOAD(p[i] + kk);
+        EACH(j, TN) {
+          const V y = G_LOAD(q[j] + kk);
+          EACH(i, TM) d[i][j] += x[i] * y;
+        }
       }
-      TILE(KEEP)
-      for (int i = 0; i < 4 && m0 + i < m; ++i)
-        for (int j = 0; j < 4 && n0 + j < n_end; ++j) {
+      REAL sums[TM][TN] __attribute__((aligned(64)));
+      EACH(i, TM) EACH(j, TN / 4)
+        *(QUAD*)(sums[i] + 4 * j) = sums_of(d[i][4 * j], d[i][4 * j + 1], d[i][4 * j + 2], d[i][4 * j + 3]);
+      for (int i = 0; i < rows; ++i)
+        for (int j = 0; j < columns; ++j) {
           REAL sum = sums[i][j];
-          for (int kk = whole; kk < k; ++kk) sum += p[(INDEX)i * k + kk] * q[(INDEX)j * k + kk];
+          for (int kk = whole; kk < k; ++kk) sum += a[(INDEX)(m0 + i) * k + kk] * b[(INDEX)(n0 + j) * k + kk];
           const INDEX at = (INDEX)(m0 + i) * n + n0 + j;
           sum = FINISHED(sum, n0 + j, at);
           C_STORE(c, at, sum);

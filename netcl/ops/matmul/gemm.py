@@ -48,6 +48,7 @@ _CPU_DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in pl
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
 _PACK_PANELS = 8  # that a work-item packs side by side: whole cache lines of a transposed A
 _CPU_COLUMNS = 64  # of a panel
+_CPU_ROWS = 256  # that a panel is worth packing for: a thirtieth of the work
 _DOT_ROWS = 64
 _DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
@@ -396,10 +397,14 @@ class _Tile(NamedTuple):
         return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
 
 
+def _few_registers(profile: DeviceProfile) -> bool:
+    """Whether a device has 16 vector registers (AVX2), where others have 32."""
+    return 8 <= profile.vector_width < 16
+
+
 def _tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
     """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
-    lanes = min(16, max(4, profile.vector_width))
-    few = lanes == 8
+    lanes, few = min(16, max(4, profile.vector_width)), _few_registers(profile)
     lanes = lanes // 2 if p.itemsize == 8 else lanes
     rows, vectors = (6, 2) if few else (6, 4)
     if p.n <= 2 * lanes:
@@ -409,9 +414,11 @@ def _tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHIN
 
 
 def _rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
-    """Rows of a work-group: as many as leave four groups per core, in whole tiles."""
-    wanted = max(1, -(-4 * profile.max_compute_units // (panels * p.batches)))
-    return max(1, -(-p.m // wanted // tile.rows)) * tile.rows
+    """Rows of a work-group, in whole tiles: as many as leave four groups per core, or sixteen where that hardly packs B more often."""
+    per_block, units = panels * p.batches, profile.max_compute_units
+    few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
+    blocks = max(few, min(many, p.m // _CPU_ROWS))
+    return max(1, -(-p.m // blocks // tile.rows)) * tile.rows
 
 
 def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
@@ -432,15 +439,24 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     rows = _rows(p, tile, panels, profile)
     sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
-    strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
+    copies = p.batches if any(p.a_strides) else 1  # of a matrix that all batches share there is one
+    a_strides = (p.batch[1] * size, size) if copies > 1 else (0, 0)
+    strides = (p.batch[1], *a_strides, *p.b_strides) if packed else p.strides()
     main = Launch(_panel_kernel(queue, inner, tile, KC=depth, PACKED_A=int(packed)), panels * -(-p.m // rows) * p.batches, 1,
                   ("p" if packed else "a") + "bdrc" + ("s" if sums else "c"),
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
-    pack = compiled(queue, "pack.cl", "pack_a", p, MR=tile.rows, PANELS=_PACK_PANELS)
-    first = Launch(pack, -(-p.m // (tile.rows * _PACK_PANELS)) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
-    return Plan((first, main), packed=p.batches * size, sums=sums)
+    groups = -(-p.m // (tile.rows * _PACK_PANELS)) * copies
+    first = Launch(_pack_kernel(queue, p, tile), groups, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
+    return Plan((first, main), packed=copies * size, sums=sums)
+
+
+def _pack_kernel(queue: Any, p: Product, tile: _Tile) -> Any:
+    """``pack_a``, which turns rows four values at a time where a dtype is known to be read so."""
+    read, text = p.lanes("A", p.a, 4)
+    quads: dict[str, Any] = {"A_QUAD(p)": "QUAD_LOAD(p)" if p.plain(p.a) else f"load_{p.a}_4(p)"} if read else {}
+    return compiled(queue, "vectors.cl pack.cl", "pack_a", p, text=text, MR=tile.rows, PANELS=_PACK_PANELS, **quads)
 
 
 def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
@@ -461,6 +477,7 @@ def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
     elif p.c in HALVES and p.real == "float":
         read["C_LANES(x, p)"] = f"store_{p.c}_{tile.lanes}(x, p)"
         functions[loose_halves(p.c, tile.lanes)] = None
+    read["FETCHES"] = int(launch.fetches(queue))
     return compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **tile.macros(), **macros, **read)
 
 
@@ -480,12 +497,20 @@ def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, 
     return Plan((main, add_parts(queue, p, splits)), sums=splits * p.m * p.n)
 
 
+def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
+    """Rows and columns of a tile of dot products; few rows want one that they fill."""
+    if _few_registers(profile):
+        return min(rows, 2), 4
+    return (rows, 8) if rows <= 2 else (4, 4) if rows % 4 == 0 and rows <= 16 else (3, 8)
+
+
 def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     """Dot products along k; both operands as they lie."""
     lanes = _tile(p, profile).lanes
+    height, width = _dot_tile(p.m, profile)
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
-    columns = max(4, -(-p.n // blocks // 4) * 4)
-    kernel = compiled(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes)
+    columns = max(width, -(-p.n // blocks // width) * width)
+    kernel = compiled(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes, TM=height, TN=width)
     return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdrc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
 
 
@@ -536,6 +561,12 @@ def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
+def _widens(p: Product, profile: DeviceProfile) -> bool:
+    """Whether a left operand in few bits is cast before: where there is enough to do, and packing does not widen it on its way."""
+    halves = DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
+    return halves and (p.trans_a or p.n <= 2 * _CPU_COLUMNS or profile.vector_width < 16)
+
+
 def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
     """The selector's choice for a product, or a given configuration, as launches."""
     profile = handle_of(queue).profile
@@ -549,7 +580,7 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
             message("matmul", "the selected variant is not one of products", f"known are {known}", variant=config.variant.name)
         )
     # Only where policy decides: a configuration that was measured or named means the kernel as it is.
-    if tier == "cpu" and "why" in config.extra and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
+    if tier == "cpu" and "why" in config.extra and _widens(p, profile):
         return Plan((), widens=True)
     return (planner if p.k else _naive)(queue, p, config, profile)
 
