@@ -83,7 +83,7 @@ def takes(p: Product) -> bool:
     if p.a == "float32" and get_matmul_precision() == "medium":
         return False
     return (
-        p.a == p.b and p.a in _INSTRUCTION and p.real == "float" and p.placed and p.k > 0
+        p.a == p.b == mma.unit_dtype(p) and p.placed
         and not any(value % whole for value in (p.lda, p.ldb, *p.a_strides, *p.b_strides))
         and p.batches * p.m * p.n < 2**31
     )  # fmt: skip
