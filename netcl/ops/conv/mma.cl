@@ -23,9 +23,6 @@
 #ifndef STAGES
 #define STAGES 3
 #endif
-#ifndef A_COPY
-#define A_COPY COPY_16  // how weights are copied
-#endif
 #ifndef MMA
 #define MMA MMA_BFLOAT16
 #endif
@@ -241,7 +238,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_mma(
     const int tap = (h.w_first + r * h.w_step) * KW + v.w_first + s * v.w_step;                            \
     const int at = (r * h.step * W + s * v.step) * C8 + c;                                                 \
     _Pragma("unroll") for (int i = 0; i < A_COPIES; ++i)                                                   \
-        A_COPY((stage) + a_to + i * (ITEMS * 16), packed + (long)(weights_at + i * (ITEMS / STEP) * of_weights + tap * C8 + c) * 8, \
+        COPY_16_NEAR((stage) + a_to + i * (ITEMS * 16), packed + (long)(weights_at + i * (ITEMS / STEP) * of_weights + tap * C8 + c) * 8, \
                live && i * (ITEMS / STEP) < rows ? 16 : 0);                                                \
     _Pragma("unroll") for (int i = 0; i < B_COPIES; ++i)                                                   \
         COPY_16_NEAR((stage) + b_to + (chunk ^ MOVED_PIXEL(row + i * (ITEMS / STEP))) * 16 + i * (ITEMS * 16), x + (long)(window[i] + at) * 8, \
