@@ -11,6 +11,7 @@ from importlib import import_module
 
 from netcl import __version__
 from netcl.cli.command import COMMANDS, CommandError
+from netcl.core.backend.lifecycle import INTERRUPTED
 from netcl.core.errors import DeviceError, EnvironmentVariableError, message
 
 # In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser(words).parse_args(words)
     try:
         return args.function(args)
+    except KeyboardInterrupt:  # whoever has something to save has handled it
+        return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

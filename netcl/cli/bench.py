@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from netcl.cli.command import CommandError, command, table, whole
+from netcl.cli.command import CommandError, command, say, table, whole
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, message
 
 Times = Mapping[str, float]  # seconds by device
@@ -41,7 +41,7 @@ def bench(args: argparse.Namespace) -> int:
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
     if first.torch is None:
-        print("torch is not installed: netcl's devices are compared with each other only")
+        say("torch is not installed: netcl's devices are compared with each other only")
     series: dict[str, dict[str, Times]] = {}
     troubles: list[str] = []
     for group, case in chosen:
@@ -50,7 +50,7 @@ def bench(args: argparse.Namespace) -> int:
     print(table(("", *names), rows))
     print()
     for line in [line for group, found in series.items() for line in advice(group, found)] + troubles:
-        print(line)
+        say(line)
     return 1 if troubles else 0
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import CommandError, command, pick_device, say, table, whole
+from netcl.cli.command import CommandError, columns, command, pick_device, say, table, whole
 from netcl.core.errors import message
 
 
@@ -167,10 +167,14 @@ def _trace_arguments(parser: argparse.ArgumentParser) -> None:
 @_told_in_a_line()
 def trace(args: argparse.Namespace) -> int:
     """Trace the kernels of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""
+    from netcl.profiling.report import COLUMNS, cells_of, text_table
     from netcl.trainer.run import trace_run
 
     found = trace_run(_recipe(args), pick_device(args.device), args.steps)
     found.save_trace(args.out)
-    print(found.table())
+    say(found.summary())
+    lines, room = text_table(found.rows), columns()
+    fits = room is None or max(map(len, lines.splitlines())) <= room
+    print(lines if fits else table(COLUMNS, [cells_of(row) for row in found.rows]))
     print(f"trace  {args.out}")
     return 0

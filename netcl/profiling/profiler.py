@@ -74,11 +74,12 @@ class profile:
 
     def table(self) -> str:
         """The rows as text, under a line that says what was run."""
-        return f"{self._summary()}\n{report.text_table(self.rows)}"
+        return f"{self.summary()}\n{report.text_table(self.rows)}"
 
     __str__ = table
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """What was run, in a line."""
         busy = sum(launch.seconds for launch in self.events)
         return f"{len(self.events)} launches, {1e3 * busy:.3f} ms in kernels of {1e3 * self.seconds:.3f} ms, on {self.device.device_name}"
 
@@ -92,4 +93,4 @@ class profile:
 
     def save_report(self, path: str | os.PathLike[str], title: str = "netcl profile") -> None:
         """Write the table as a page in one file."""
-        report.save(path, self.rows, title, self._summary())
+        report.save(path, self.rows, title, self.summary())

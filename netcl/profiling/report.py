@@ -33,7 +33,7 @@ class KernelRow:
 
 
 Row = KernelRow | Mapping[str, Any]
-_COLUMNS = ("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "of limit")
+COLUMNS = ("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "of limit")
 STYLE = """
 table.kernels { border-collapse: collapse; font: 14px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
 table.kernels th, table.kernels td { padding: 2px 12px; text-align: right; border-bottom: 1px solid #8884; }
@@ -68,7 +68,8 @@ def _row(name: str, launches: Sequence[Launch], total: float, limits: Limits | N
     return KernelRow(name, len(launches), seconds, moved, flops, seconds / total, gbs, gflops, roofline)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells_of(row: Row) -> tuple[str, ...]:
+    """A row as it is shown under :data:`COLUMNS`."""
     r = asdict(row) if isinstance(row, KernelRow) else row
     rates = [f"{r[key]:.1f}" if r[key] is not None else "" for key in ("gbs", "gflops")]
     limit = f"{100 * r['roofline']:.0f} %" if r["roofline"] is not None else ""
@@ -77,19 +78,19 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def text_table(rows: Sequence[Row]) -> str:
     """The rows for a terminal."""
-    cells = [_COLUMNS, *map(_cells, rows)]
-    first, *widths = (max(len(row[i]) for row in cells) for i in range(len(_COLUMNS)))
+    cells = [COLUMNS, *map(cells_of, rows)]
+    first, *widths = (max(len(row[i]) for row in cells) for i in range(len(COLUMNS)))
     return "\n".join("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in cells)
 
 
 def kernel_table(rows: Sequence[Row]) -> str:
     """The rows as an HTML table of the class ``kernels``; :data:`STYLE` goes with it. Rows may be dicts from a file."""
-    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     return f'<table class="kernels">\n<tr>{head}</tr>\n' + "\n".join(map(_html_row, rows)) + "\n</table>"
 
 
 def _html_row(row: Row) -> str:
-    name, calls, ms, share, *rest = (html.escape(cell) for cell in _cells(row))
+    name, calls, ms, share, *rest = (html.escape(cell) for cell in cells_of(row))
     bar = f'<span class="bar" style="width: {float(share.split()[0]):.0f}px"></span>'
     return f"<tr><td>{name}</td><td>{calls}</td><td>{ms}</td><td>{bar}{share}</td>" + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>"
 

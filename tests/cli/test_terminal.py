@@ -45,7 +45,10 @@ def lines_of(text: str) -> list[str]:
     return [CODES.sub("", part) for line in text.splitlines() for part in line.split("\r")]
 
 
-@pytest.mark.parametrize("arguments", [["env"], ["devices"], ["doctor"], ["ops"], ["--help"]], ids=" ".join)
+BENCH = ["bench", "--device", "cpu", "--cases", "^sum 2.10", "--repeats", "1"]
+
+
+@pytest.mark.parametrize("arguments", [["env"], ["devices"], ["doctor"], ["ops"], ["--help"], BENCH], ids=lambda words: words[0])
 def test_lines_fit(arguments):
     status, text = on_terminal(*arguments)
     long = [line for line in lines_of(text) if len(line) > 60 and " " in line.strip()]
