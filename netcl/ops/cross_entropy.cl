@@ -69,7 +69,7 @@ SIZED __kernel void cross_entropy(__global const X_T* x, __global const L_T* tar
     FOR_REST(i, n) m = fmax(m, X_LOAD(xr, AT(i)));
     m = GROUP_MAX(m);
     vec sums = 0;
-    FOR_VECTORS(i, n) sums += exp(X_VLOAD(xr, AT(i)) - m);
+    FOR_VECTORS(i, n) sums += EXP_BELOW(X_VLOAD(xr, AT(i)) - m);
     real sum = lanes_sum(sums);
     FOR_REST(i, n) sum += exp(X_LOAD(xr, AT(i)) - m);
     logarithm = m + log(GROUP_SUM(sum));
@@ -175,7 +175,7 @@ SIZED __kernel void cross_entropy_grad(__global const G_T* g, __global const X_T
 #if LOG_PROBS
 #define SHARE(v) ((v) * 0)
 #else
-#define SHARE(v) (exp((v) - logarithm) * total)
+#define SHARE(v) (EXP_BELOW((v) - logarithm) * total)
 #endif
     FOR_VECTORS(i, n) Y_VSTORE(yr, AT(i), factor * (SHARE(X_VLOAD(xr, AT(i))) - EVENLY(i)));
     FOR_REST(i, n) Y_STORE(yr, AT(i), factor * (SHARE(X_LOAD(xr, AT(i))) - REST_EVENLY(i)));

@@ -29,6 +29,10 @@
 #define FETCH(p) ((void)0)
 #endif
 
+#ifndef EXP_BELOW  // exp of what is not far above 0
+#define EXP_BELOW(x) exp(x)
+#endif
+
 #pragma OPENCL FP_CONTRACT ON
 
 #define JOIN_(a, b) a##b

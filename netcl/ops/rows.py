@@ -155,7 +155,8 @@ def row_kernel(
         macros = vector_macros(tuple(operands.items()), real, spread.vec, spread.streams)
         base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held,
                                       "FETCHES": int(launch.fetches(queue))}  # fmt: skip
-        found = launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **defines})
+        exp, text = launch.exponential(queue, real, spread.vec)
+        found = launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **exp, **defines}, text)
         state[key] = found
     return found
 

@@ -33,7 +33,7 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
     }
     const real m = GROUP_MAX(lanes_max(most));
     FOR_HELD(k, i, n) {
-      const vec e = exp(kept[k] - m);
+      const vec e = EXP_BELOW(kept[k] - m);
       sums += e;
       kept[k] = LOGARITHM ? kept[k] - m : e;
     }
@@ -50,7 +50,7 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
     m = GROUP_MAX(m);
     vec sums = 0;
     FOR_VECTORS(i, n) {
-      const vec e = exp(X_VLOAD(xr, i) - m);
+      const vec e = EXP_BELOW(X_VLOAD(xr, i) - m);
       sums += e;
 #if KEEPS_EXP && !LOGARITHM
       Y_VSTORE(yr, i, e);
@@ -75,7 +75,7 @@ SIZED __kernel void softmax_rows(__global const X_T* x, __global Y_T* y, const i
     FOR_VECTORS(i, n) Y_VSTORE(yr, i, Y_VLOAD(yr, i) * scale);
     FOR_REST(i, n) Y_STORE(yr, i, Y_LOAD(yr, i) * scale);
 #else
-    FOR_VECTORS(i, n) Y_VSTORE(yr, i, exp(X_VLOAD(xr, i) - m) * scale);
+    FOR_VECTORS(i, n) Y_VSTORE(yr, i, EXP_BELOW(X_VLOAD(xr, i) - m) * scale);
     FOR_REST(i, n) Y_STORE(yr, i, exp(X_LOAD(xr, i) - m) * scale);
 #endif
 #endif
@@ -96,13 +96,13 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
     const vec v = X_lanes(x, i, left);
     m = LARGER(m, v);
   }
-  for (long i = start; i < end; i += inner) sum += exp(X_lanes(x, i, left) - m);
+  for (long i = start; i < end; i += inner) sum += EXP_BELOW(X_lanes(x, i, left) - m);
 #if LOGARITHM
   const vec scale = log(sum);
   for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, X_lanes(x, i, left) - m - scale);
 #else
   const vec scale = 1 / sum;
-  for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, exp(X_lanes(x, i, left) - m) * scale);
+  for (long i = start; i < end; i += inner) Y_store_lanes(y, i, left, EXP_BELOW(X_lanes(x, i, left) - m) * scale);
 #endif
 }
 
@@ -111,7 +111,7 @@ SIZED __kernel void softmax_columns(__global const X_T* x, __global Y_T* y, cons
 // x is the gradient here, p the softmax (or its logarithm), y the gradient of the input.
 #if LOGARITHM
 #define WEIGHT(g, p) (g)
-#define INPUT_GRADIENT(g, p, sum) ((g) - exp(p) * (sum))
+#define INPUT_GRADIENT(g, p, sum) ((g) - EXP_BELOW(p) * (sum))
 #else
 #define WEIGHT(g, p) ((g) * (p))
 #define INPUT_GRADIENT(g, p, sum) (((g) - (sum)) * (p))

@@ -100,7 +100,8 @@ class _Call(NamedTuple):
         if self.config.file == "simt.cl":
             defines |= {"DEPTH": self.sizes.depth, "DEPTH_V": self.sizes.depth_v}
             defines |= quad_macros(dtype) if self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0 else {}
-        return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines)
+        exp, text = launch.exponential(self.like.queue, defines["REAL"], defines.get("LANES", 1))
+        return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines | exp, text)
 
     def run(self, name: str, rows: int, heads: int, *tensors: Any) -> None:
         """Launch one of the tile kernels over ``rows`` rows (queries, or keys) of ``heads`` heads."""

@@ -27,6 +27,10 @@
 #define MASK 0
 #endif
 
+#ifndef EXP_BELOW  // exp of what is not far above 0
+#define EXP_BELOW(x) exp(x)
+#endif
+
 #pragma OPENCL FP_CONTRACT ON
 
 #define JOIN_(a, b) a##b
@@ -168,10 +172,10 @@ __kernel void attention(__global const X_T* q, __global const X_T* k, __global c
     vec higher = most;
     for (int t = 0; t < count; ++t) higher = higher < s[t] ? s[t] : higher;
     const vec safe = higher == (vec)(LOWEST) ? (vec)(0) : higher;
-    const vec keep = exp(most - safe);
+    const vec keep = EXP_BELOW(most - safe);
     sum *= keep;
     for (int t = 0; t < count; ++t) {
-      s[t] = exp(s[t] - safe);
+      s[t] = EXP_BELOW(s[t] - safe);
       sum += s[t];
     }
     gather(result, keep, v + (kv + j) * depth_v, count, depth_v, s);
@@ -214,7 +218,7 @@ __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q,
     const int crosses = causal && j + count > first + 1;
     for (int t = 0; t < count; ++t) {
       if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, first, 1, j + t, 0, n, m, causal);
-      s[t] = exp(s[t] - safe) * (dp[t] - less);
+      s[t] = EXP_BELOW(s[t] - safe) * (dp[t] - less);
     }
     gather(result, (vec)(1), k + (kv + j) * depth, count, depth, s);
   }
@@ -246,7 +250,7 @@ __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, _
       const int crosses = causal && i < first + LANES - 1;
       for (int t = 0; t < count; ++t) {
         if (MASK || crosses) s[t] = masked_lanes(s[t], mask_here, by_query, by_key, i + t, 0, first, 1, n, m, causal);
-        s[t] = exp(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
+        s[t] = EXP_BELOW(s[t] - safe_logarithm(S_LOAD(logarithms, row + i + t)));
         dp[t] = s[t] * (dp[t] - S_LOAD(delta, row + i + t));
       }
       gather(result_v, (vec)(1), g + (row + i) * depth_v, count, depth_v, s);
