@@ -164,7 +164,7 @@ def make_metric(given: str | Metric) -> Metric:
     """
     if isinstance(given, Metric):
         return given
-    top = re.fullmatch(r"top([1-9]\d*)", given)
+    top = re.fullmatch(r"top([1-9]\d*)", given) if isinstance(given, str) else None
     if top:
         return TopK(int(top[1]))
     if given != Accuracy.name:

@@ -189,7 +189,7 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         skipped = 0 if hasattr(train, "load_state_dict") else self.batch
-        for x, y in islice(iter(train), skipped, None):
+        for x, y in map(_pair, islice(iter(train), skipped, None)):
             logs = BatchLogs({"epoch": self.epoch, "batch": self.batch}, self._counting)
             self.callbacks("on_train_batch_begin", self.batch, {})
             self.train_on_batch(x, y)
@@ -277,7 +277,7 @@ class Trainer:
             metric.reset()
         self.callbacks("on_test_begin", {})
         with ag.no_grad(), evaluating(self.model), self.averaged():
-            for i, (x, y) in enumerate(data):
+            for i, (x, y) in enumerate(map(_pair, data)):
                 self.callbacks("on_test_batch_begin", i, {})
                 targets = self._tensor(y)
                 with self._autocast():
@@ -307,6 +307,8 @@ class Trainer:
                 found.append(outputs.to_host())
                 self.callbacks("on_predict_batch_end", i, {})
         self.callbacks("on_predict_end", {})
+        if not found:
+            raise ValueError(message("predict", "the data has no batches", "an iterator can be run through only once: pass a list"))
         return np.concatenate(found)
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -367,6 +369,14 @@ class Trainer:
             if match is not None:
                 saved.remove(match)
                 callback.load_state_dict(match[1])
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """A batch as inputs and targets."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        parts = len(batch) if isinstance(batch, tuple | list) else "none"
+        raise ValueError(message("Trainer", "a batch is (x, y)", "give the data that form", type=type(batch).__name__, parts=parts))
+    return batch[0], batch[1]
 
 
 def _scalars(metrics: Sequence[Metric]) -> dict[str, float]:

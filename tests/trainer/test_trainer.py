@@ -257,6 +257,8 @@ def test_one_hot_targets_count_as_samples():
     [
         pytest.param({"train": [], "epochs": 1}, r"\[fit\] the training data has no batches", id="no-data"),
         pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs and log_every are at least 1; epochs=0", id="no-epochs"),
+        pytest.param({"train": [batches(1)[0][0]]}, r"\[Trainer\] a batch is \(x, y\); type=ndarray", id="no-targets"),
+        pytest.param({"train": batches(1), "val": [(1, 2, 3)]}, r"a batch is \(x, y\); type=tuple, parts=3", id="too-many-parts"),
         pytest.param({"train": batches(1), "resume": "auto"}, r'\[fit\] resume="auto" looks in the folder of a Model', id="nowhere"),
     ],
 )
@@ -265,3 +267,5 @@ def test_what_cannot_be_run_is_refused(arguments, words):
         make(CPU).fit(**arguments)
     with pytest.raises(FileNotFoundError, match="no such checkpoint"):
         make(CPU).fit(batches(1), resume="nowhere.netcl")
+    with pytest.raises(ValueError, match=r"\[predict\] the data has no batches"):
+        make(CPU).predict([])
