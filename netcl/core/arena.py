@@ -6,6 +6,7 @@ Free lists keep, of every size, what was ever in use of it at once. The sizes of
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_left, insort
 from collections import Counter, deque
@@ -14,6 +15,13 @@ from typing import Any, NamedTuple
 
 ROOM = 1 << 48  # addresses of a segment: the n-th begins at n times this, so that no two of them touch
 MOST_PIECES = 4096  # sub-buffers that are remembered: those of a step come again, those of ever other sizes do not
+
+
+def _references(things: Any, at: Any) -> int:
+    return sys.getrefcount(things[at])
+
+
+_ALONE = _references([object()], 0)  # of what is in one list or dict and nowhere else
 
 
 class Segment(NamedTuple):
@@ -35,12 +43,15 @@ class Arena:
         self._create = create
         self._resized = resized
         self._limit = limit
-        self._segments: dict[int, Segment] = {}  # by the address they begin at
         self._free: list[tuple[int, int]] = []  # bytes and address of every free stretch, sorted
         self._begins: dict[int, int] = {}  # where a free stretch begins: its bytes
         self._ends: dict[int, int] = {}  # where one ends: its beginning
-        self._pieces: dict[tuple[int, int], Any] = {}  # sub-buffers by address and bytes
-        self._taken: dict[int, tuple[int, int]] = {}  # the same of every buffer that is out, by its id
+        # Sub-buffers, by address and bytes, before the segments they are of, by where these begin: NVIDIA's driver does not survive it if a
+        # sub-buffer goes after its buffer, and what an object has goes in this order.
+        self._pieces: dict[tuple[int, int], Any] = {}
+        self._leaving: list[tuple[list[Any], Segment]] = []  # segments that are not used any more, but somebody still knows a piece
+        self._segments: dict[int, Segment] = {}
+        self._taken: dict[int, tuple[int, int]] = {}  # address and bytes of every buffer that is out, by its id
         # What came back. Leases end wherever the interpreter collects garbage, also in the middle of a change to what is above.
         self._returned: deque[Any] = deque()
         self._lock = threading.Lock()
@@ -52,10 +63,10 @@ class Arena:
         with self._lock:
             if self._returned:
                 self._settle()
-            buffer = self._cut(nbytes)
-            if buffer is not None:
+            at = bisect_left(self._free, (nbytes, 0))
+            if at < len(self._free):
                 self.hits += 1
-                return buffer
+                return self._cut(nbytes, *self._free[at])
             room = self._make_room(nbytes)
         made = self._create(room, what)  # which may empty all pools, this one too
         self._resized(room)
@@ -64,11 +75,25 @@ class Arena:
             self._made += 1
             self._segments[self._made * ROOM] = Segment(made, room)
             self._loosen(self._made * ROOM, room)
-            return self._cut(nbytes)
+            return self._cut(nbytes, room, self._made * ROOM)
 
     def give(self, buffer: Any) -> None:
         """A piece comes back. It is free from the next request on."""
         self._returned.append(buffer)
+
+    def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
+        """A buffer over a part of one that is out."""
+        with self._lock:
+            address = self._taken[id(buffer)][0] + offset
+            return self._pieces.get((address, nbytes)) or self._piece(address, nbytes)
+
+    def gaps(self, least: int) -> list[Any]:
+        """Buffers over all free stretches of ``least`` bytes and more in segments of which something is in use."""
+        with self._lock:
+            self._settle()
+            whole = {address for address, _ in self._whole()}
+            stretches = [pair for pair in self._free if pair[0] >= least and pair[1] not in whole]
+            return [self._cut(nbytes, nbytes, address) for nbytes, address in stretches]
 
     def trim(self, most: int = 0, wait: bool = True) -> None:
         """Return segments that are free as a whole to the driver, the oldest first, until ``most`` bytes are free.
@@ -101,12 +126,9 @@ class Arena:
 
     # ---- under the lock
 
-    def _cut(self, nbytes: int) -> Any:
-        at = bisect_left(self._free, (nbytes, 0))
-        if at == len(self._free):
-            return None
-        length, address = self._free.pop(at)
-        del self._begins[address]
+    def _cut(self, nbytes: int, length: int, address: int) -> Any:
+        """The first ``nbytes`` of a free stretch."""
+        del self._free[bisect_left(self._free, (length, address))], self._begins[address]
         if length > nbytes:
             self._loosen(address + nbytes, length - nbytes)
         else:
@@ -123,7 +145,8 @@ class Arena:
         if nbytes == segment.nbytes:
             return segment.buffer
         if len(self._pieces) >= MOST_PIECES:
-            self._pieces.clear()
+            for key in [key for key in self._pieces if _references(self._pieces, key) == _ALONE]:
+                del self._pieces[key]
         buffer = self._pieces[address, nbytes] = segment.buffer.get_sub_region(address % ROOM, nbytes)
         return buffer
 
@@ -161,8 +184,17 @@ class Arena:
         return max(gone, nbytes)
 
     def _drop(self, address: int) -> None:
-        nbytes = self._segments.pop(address).nbytes
-        del self._begins[address], self._ends[address + nbytes], self._free[bisect_left(self._free, (nbytes, address))]
-        for key in [key for key in self._pieces if address <= key[0] < address + nbytes]:
-            del self._pieces[key]
-        self._resized(-nbytes)
+        segment = self._segments.pop(address)
+        del self._begins[address], self._ends[address + segment.nbytes], self._free[bisect_left(self._free, (segment.nbytes, address))]
+        keys = [key for key in self._pieces if address <= key[0] < address + segment.nbytes]
+        self._leaving.append(([self._pieces.pop(key) for key in keys], segment))
+        self._resized(-segment.nbytes)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let go of segments of which nobody knows a piece any more, the pieces first."""
+        for pieces, _ in self._leaving:
+            for at in reversed(range(len(pieces))):
+                if _references(pieces, at) == _ALONE:
+                    del pieces[at]
+        self._leaving = [pair for pair in self._leaving if pair[0]]

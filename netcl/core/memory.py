@@ -8,7 +8,6 @@ recycled: small ones by size, large ones as pieces of segments (:mod:`netcl.core
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections import deque
@@ -27,7 +26,7 @@ from netcl.core.kernels import program
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
 LARGE = 256 << 10  # bytes from which a tensor is a piece of a segment: finding one takes 3 us, an op of this size more than ten times that
-GRAIN = 16 << 10  # bytes that pieces are multiples of; every device's alignment of sub-buffers divides it
+GRAIN = 1 << 10  # bytes that pieces are multiples of: what sub-buffers are aligned to on every known device divides it
 _MOST_SIZES = 8192  # whose shelves are remembered; programs with ever new sizes must not grow without bound
 
 
@@ -79,6 +78,10 @@ class Shelf:
         else:
             self.pool._take_back(self, buffer)
 
+    def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
+        """A buffer over a part of one from here."""
+        return buffer if (offset, nbytes) == (0, self.bucket) else buffer.get_sub_region(offset, nbytes)
+
 
 class BufferHandle:
     """One lease of a buffer. ``release`` gives it back, once; dropping the last reference does the same."""
@@ -102,6 +105,10 @@ class BufferHandle:
     def bucket(self) -> int:
         """The bytes of the buffer as its pool counts them."""
         return self.shelf.bucket
+
+    def part(self, offset: int, nbytes: int) -> Any:
+        """A buffer over a part of the memory, which must not outlive the lease; where the pool's memory cannot be cut, over all of it."""
+        return self.shelf.part(self.buffer, offset, nbytes) if self.pool.cuts else self.buffer
 
     def release(self) -> None:
         """Return the buffer to its pool; a second call does nothing, and a persistent lease is left alone."""
@@ -144,6 +151,8 @@ class BufferPool:
     >>> handle = BufferPool(context).allocate(4096)  # doctest: +SKIP
     """
 
+    cuts = False  # whether memory is used in pieces
+
     def __init__(self, context: Any):
         cl = platforms.opencl()
         if not isinstance(context, cl.Context):
@@ -155,7 +164,7 @@ class BufferPool:
         self._by_size: dict[int, Shelf] = {}
         self._misses = self._held = 0
         self._lock = threading.RLock()
-        self._limit = int(context.devices[0].max_mem_alloc_size)
+        self.limit = int(context.devices[0].max_mem_alloc_size)
         self._create = cl.Buffer
         self._flags = cl.mem_flags.READ_WRITE
         _pools.add(self)
@@ -202,7 +211,7 @@ class BufferPool:
 
     def _fresh(self, shelf: Shelf, nbytes: int, what: str) -> BufferHandle:
         bucket = shelf.bucket
-        buffer = self._new(bucket if bucket <= self._limit else nbytes, self._flags, what)
+        buffer = self._new(bucket if bucket <= self.limit else nbytes, self._flags, what)
         with self._lock:
             self._misses += 1
             self._count(shelf, 1)
@@ -240,7 +249,7 @@ class BufferPool:
 
     def _new(self, nbytes: int, flags: Any, what: str, values: np.ndarray | None = None) -> Any:
         platforms.check_process()
-        if nbytes > self._limit:
+        if nbytes > self.limit:
             raise OutOfMemoryError(self._no_room(nbytes, what, "one allocation is larger than the device allows"))
         arguments = (self.context, flags, max(nbytes, 4)) if values is None else (self.context, flags, 0, values)
         try:
@@ -257,7 +266,7 @@ class BufferPool:
         held = f"{_size(stats.bytes_allocated)} of which {_size(stats.bytes_cached)} free"
         remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
         return message("allocate", reason, f"largest live tensors: {_largest_live(self) or 'none'}; {remedy}",
-                       tensor=what or "buffer", bytes=nbytes, limit=self._limit, device=device.name, pool=held)  # fmt: skip
+                       tensor=what or "buffer", bytes=nbytes, limit=self.limit, device=device.name, pool=held)  # fmt: skip
 
     def adopt_array(self, array: np.ndarray) -> BufferHandle:
         """A lease of a new buffer that holds a copy of ``array``, made by the driver without waiting for any queue.
@@ -319,6 +328,9 @@ class _Cut(Shelf):
     def lease(self, nbytes: int, what: str = "") -> BufferHandle:
         return BufferHandle(self, self.pool.arena.take(self.bucket, what), nbytes)
 
+    def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
+        return self.pool.arena.part(buffer, offset, nbytes)
+
     def take_back(self, buffer: Any) -> None:
         if not platforms.forked_child:
             self.pool.arena.give(buffer)
@@ -337,8 +349,8 @@ class PersistentBufferPool(BufferPool):
         cap = env.value("NETCL_MAX_CACHED_GB") * (1 << 30) if max_cached_bytes is None else max_cached_bytes
         self.max_cached_bytes = int(cap)
         self.max_per_bucket = max_per_bucket
-        self.arena = Arena(self._new_segment, self._resized, self._limit)
-        self.large = LARGE if context.devices[0].type & platforms.opencl().device_type.CPU else sys.maxsize
+        self.arena = Arena(self._new_segment, self._resized, self.limit)
+        self.cuts = bool(context.devices[0].type & platforms.opencl().device_type.CPU)
         self._pooled = 0  # bytes of all shelves and segments, leased or free: while they are below the cap, nothing has to be watched
         self._cached = 0  # no fewer bytes than are free on shelves, while they are watched
 
@@ -354,13 +366,17 @@ class PersistentBufferPool(BufferPool):
         return PoolStats(s.hits + self.arena.hits, s.misses + self.arena.misses, s.bytes_allocated, s.bytes_cached + free)
 
     def bucket_of(self, nbytes: int) -> int:
-        return eighth_steps(nbytes) if nbytes < self.large else -(-nbytes // GRAIN) * GRAIN
+        return -(-nbytes // GRAIN) * GRAIN if self.cuts and nbytes >= LARGE else eighth_steps(nbytes)
+
+    def gaps(self) -> list[BufferHandle]:
+        """Leases of all that is free in segments of which something is in use."""
+        return [BufferHandle(_Cut(self, buffer.size, False), buffer, buffer.size) for buffer in self.arena.gaps(LARGE)]
 
     def _shelf_of(self, nbytes: int) -> Shelf:
-        if nbytes < self.large:
+        if not self.cuts or nbytes < LARGE:
             return super()._shelf_of(nbytes)
         # Rounded up, a request may exceed what the device allows; one that itself does is refused by the driver's side.
-        return _Cut(self, max(nbytes, min(self.bucket_of(nbytes), self._limit)), False)
+        return _Cut(self, max(nbytes, min(self.bucket_of(nbytes), self.limit)), False)
 
     def _new_shelf(self, bucket: int) -> Shelf:
         return Shelf(self, bucket, not self.capped)

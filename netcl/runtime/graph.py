@@ -7,7 +7,6 @@ makes and drops share memory (:func:`share`); what it leaves behind (gradients, 
 from __future__ import annotations
 
 import weakref
-from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,55 +123,73 @@ def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
 
 @dataclass(eq=False)
 class Block:
-    """Memory that values take turns in; ``lives`` are the first and last node of each. ``buffer`` is there before, or leased later."""
+    """Memory that values take turns in and, where it ``cuts``, lie side by side in. ``lease`` is there before, or comes later."""
 
     nbytes: int
-    buffer: Any = None
-    members: list[Value] = field(default_factory=list)
-    lives: list[tuple[int, int]] = field(default_factory=list)
+    lease: Any = None
+    cuts: bool = False
+    members: list[tuple[Value, int]] = field(default_factory=list)  # with their offsets
+    taken: list[tuple[int, int, int, int]] = field(default_factory=list)  # first and last node, first byte and end
 
-    def takes(self, value: Value) -> bool:
-        return all(end < value.first or value.last < start for start, end in self.lives)
+    def room(self, value: Value, nbytes: int) -> int:
+        """The lowest offset from which so many bytes are free all the value's life; it may be beyond the end."""
+        at = 0
+        for begin, end in sorted((begin, end) for first, last, begin, end in self.taken if first <= value.last and value.first <= last):
+            if at + nbytes <= begin:
+                break
+            at = max(at, end)
+        return at
 
-    def add(self, value: Value, last: int | None = None) -> Block:
-        self.members.append(value)
-        insort(self.lives, (value.first, value.last if last is None else last))
+    def takes(self, at: int, nbytes: int) -> bool:
+        return at + nbytes <= self.nbytes and (at == 0 or self.cuts)
+
+    def add(self, value: Value, at: int, nbytes: int, last: int | None = None) -> Block:
+        self.members.append((value, at))
+        self.taken.append((value.first, value.last if last is None else last, at, at + nbytes))
+        self.nbytes = max(self.nbytes, at + nbytes)
         return self
 
+    @property
+    def used(self) -> int:
+        """The bytes from its beginning that values lie in."""
+        return max((end for _, _, _, end in self.taken), default=0)
 
-def share(values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[Block] = ()) -> list[Block]:
-    """The blocks for values that live only inside a step: the largest value first, each into the smallest block that is free all its life.
 
-    ``size_of`` says what so many bytes take, since pools round up; ``there`` are blocks that exist anyway.
+def share(
+    values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[Block] = (), cuts: bool = False, most: int = 1 << 62
+) -> list[Block]:
+    """The blocks for values that live only inside a step: the largest value first, each into the smallest block with room all its life.
+
+    ``size_of`` says what so many bytes take, since pools round up; ``there`` are blocks that exist anyway. Where memory ``cuts``,
+    new blocks grow, up to ``most`` bytes.
     """
     blocks = list(there)
+    new: list[Block] = []
     for value in sorted(values, key=lambda v: (-size_of(v.nbytes), v.first)):
         nbytes = size_of(value.nbytes)
-        free = [block for block in blocks if block.nbytes >= nbytes and block.takes(value)]
-        block = min(free, key=lambda b: b.nbytes, default=None)
-        if block is None:
-            block = Block(nbytes)
+        places = [(block, block.room(value, nbytes)) for block in blocks if block.nbytes >= nbytes]
+        block, at = min((p for p in places if p[0].takes(p[1], nbytes)), key=lambda p: (p[0] in new, p[0].nbytes), default=(None, 0))
+        if block is None and new and cuts:
+            block, at = new[-1], new[-1].room(value, nbytes)
+        if block is None or at + nbytes > max(most, block.nbytes):
+            block, at = Block(nbytes, cuts=cuts), 0
+            new.append(block)
             blocks.append(block)
-        block.add(value)
-    return blocks[len(there) :]
+        block.add(value, at, nbytes)
+    return new
 
 
-def lease_blocks(queue: Any, sizes: Sequence[int]) -> list[BufferHandle]:
-    """Memory for blocks, largest first. Graphs of one queue take turns on it: nothing in it outlives a replay."""
-    with program.state(queue).lock:
-        shared: weakref.WeakSet[BufferHandle] = queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
-        free = sorted(shared, key=lambda lease: lease.nbytes)
-        taken = []
-        for nbytes in sizes:
-            lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)
-            if lease is None:
-                pool = get_persistent_pool(queue)
-                lease = pool.reuse(nbytes) or pool.allocate(nbytes, what="memory of a recorded step")
-                shared.add(lease)
-            else:
-                free.remove(lease)
-            taken.append(lease)
-        return taken
+def lease_blocks(queue: Any, sizes: Sequence[int], others: Sequence[BufferHandle]) -> list[BufferHandle]:
+    """Memory for blocks, largest first: those of other graphs where they are not much larger."""
+    free, taken, pool = sorted(others, key=lambda lease: lease.nbytes), [], get_persistent_pool(queue)
+    for nbytes in sizes:
+        lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)
+        if lease is None:
+            lease = pool.reuse(nbytes) or pool.allocate(nbytes, what="memory of a recorded step")
+        else:
+            free.remove(lease)
+        taken.append(lease)
+    return taken
 
 
 # ---- results
@@ -236,14 +253,14 @@ class Graph:
         self._leases: list[Any] = []
         self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
         self._known = self._filled_once()
-        passing, left = [], []
+        passing, left, pool = [], [], get_persistent_pool(self.queue)
         for value in self.values:
             lease = value.held()
             if value.kind != MADE or lease is not None:
                 value.lease = lease
                 self._leases.append(lease)
-                if value.kind == MADE and value.first >= 0 and value.buffer.size >= lease.bucket:
-                    left.append(Block(lease.bucket, lease.buffer).add(value, len(self.nodes)))
+                if value.kind == MADE and value.first >= 0 and lease.pool is pool and value.buffer.size >= lease.bucket:
+                    left.append(Block(lease.bucket, lease, pool.cuts).add(value, 0, lease.bucket, len(self.nodes)))
             elif value in self._known:
                 self._keep_filled(value)
             elif value not in self._fresh and value.first >= 0:
@@ -251,15 +268,27 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[Block]) -> None:
-        """Memory for passing values. What the step leaves behind is free for them until the step writes it."""
-        new = share(passing, get_persistent_pool(self.queue).bucket_of, left)
-        for block, lease in zip(new, lease_blocks(self.queue, [block.nbytes for block in new]), strict=True):
-            self._leases.append(lease)
-            self.planned_bytes += block.nbytes
-            block.buffer = lease.buffer
-        for block in (*new, *left):
-            for value in block.members:
-                self._buffers[value] = block.buffer
+        """Memory for passing values. What the step leaves behind is free for them until the step writes it; graphs of one queue take turns
+        on the rest, for nothing in it outlives a replay."""
+        pool = get_persistent_pool(self.queue)
+        with program.state(self.queue).lock:
+            shared: weakref.WeakSet[BufferHandle] = self.queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
+            others = list(shared)
+            there = [Block(lease.bucket, lease, True) for lease in (*others, *pool.gaps())] if pool.cuts else []
+            new = share(passing, pool.bucket_of, (*left, *there), pool.cuts, pool.limit)
+            for block, lease in zip(new, lease_blocks(self.queue, [block.nbytes for block in new], [] if there else others), strict=True):
+                block.lease = lease
+            mine = [block for block in (*new, *there) if block.members]
+            shared.update(block.lease for block in mine)
+        for value in passing:
+            self._buffers[value] = value.buffer = None  # what it lay in when the step ran
+        pool.clear()  # of what running the step took, a replay takes nothing but the above
+        self._leases += [block.lease for block in mine]
+        self.planned_bytes = sum(block.used for block in mine)
+        for block in (*mine, *left):
+            for value, at in block.members:
+                if block.lease is not value.lease:
+                    self._buffers[value] = block.lease.part(at, pool.bucket_of(value.nbytes))
 
     def _renewable(self) -> list[Value]:
         """Results that nobody else holds and that only launches touch: they can be bound to fresh memory instead of being copied."""

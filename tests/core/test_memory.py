@@ -93,6 +93,71 @@ def test_the_default_cap_is_the_environments(cl_device, monkeypatch):
     assert PersistentBufferPool(cl_device.context).max_cached_bytes == 1 << 29
 
 
+@pytest.fixture
+def cut_pool(cl_device):
+    """A pool whose large leases are pieces, on whatever device."""
+    pool = PersistentBufferPool(cl_device.context)
+    pool.cuts = True
+    return pool
+
+
+MB = 1 << 20
+
+
+def test_pieces_of_all_sizes_share_memory(cut_pool):
+    whole = cut_pool.allocate(8 * MB)
+    whole.release()
+    parts = [cut_pool.allocate(n * MB) for n in (5, 2, 1)]
+    assert (cut_pool.stats.bytes_allocated, cut_pool.stats.bytes_cached, cut_pool.stats.misses) == (8 * MB, 0, 1)
+    assert [part.buffer.size for part in parts] == [5 * MB, 2 * MB, MB]
+    parts.pop(1).release()
+    assert cut_pool.get_stats()["buckets"] == {2 * MB: 1}
+    parts.pop(1).release()
+    assert cut_pool.get_stats()["buckets"] == {3 * MB: 1}
+    assert cut_pool.allocate(3 * MB).buffer.size == 3 * MB
+    del parts
+    again = cut_pool.allocate(8 * MB)
+    assert (cut_pool.stats.bytes_allocated, cut_pool.stats.misses, again.buffer.size) == (8 * MB, 1, 8 * MB)
+
+
+def test_free_segments_become_one_that_holds_more(cut_pool):
+    for lease in [cut_pool.allocate(n * MB) for n in (3, 4, 5)]:
+        lease.release()
+    cut_pool.allocate(8 * MB)
+    assert (cut_pool.stats.bytes_allocated, cut_pool.get_stats()["buckets"]) == (12 * MB, {3 * MB: 1, 9 * MB: 1})
+    kept = cut_pool.allocate(9 * MB)
+    cut_pool.clear()
+    assert cut_pool.stats.bytes_allocated == kept.nbytes
+
+
+def test_pieces_do_not_touch_each_other(cl_device, rng):
+    pool, queue = memory.get_persistent_pool(cl_device.queue), cl_device.queue
+    cuts, pool.cuts = pool.cuts, True
+    try:
+        live, arrays = [], []
+        for _ in range(60):
+            array = rng.standard_normal(int(rng.integers(70_000, 200_000))).astype("f")
+            live.append(Tensor.from_host(queue, array) + 1.0)
+            arrays.append(array)
+            if len(live) > 6:
+                at = int(rng.integers(len(live)))
+                np.testing.assert_array_equal(live.pop(at).to_host(), arrays.pop(at) + np.float32(1))
+        for t, array in zip(live, arrays, strict=True):
+            np.testing.assert_array_equal(t.to_host(), array + np.float32(1))
+    finally:
+        pool.cuts = cuts
+
+
+def test_the_cap_holds_for_segments(cl_device):
+    pool = PersistentBufferPool(cl_device.context, max_cached_bytes=5 * MB)
+    pool.cuts = True
+    leases = [pool.allocate(n * MB) for n in (3, 4, 2)]
+    assert pool.stats.bytes_allocated == 9 * MB
+    for lease in leases:
+        lease.release()
+    assert pool.stats.bytes_cached == pool.stats.bytes_allocated <= 5 * MB
+
+
 def test_a_persistent_lease_is_not_released_by_hand(cl_device):
     t = Tensor.zeros((4,), queue=cl_device.queue, persistent=True)
     buffer = t.pool_handle.buffer
