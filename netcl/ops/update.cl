@@ -18,6 +18,16 @@
 //   GUARD                   ends the work-group where a number on the device says that nothing is to change
 //   BIND                    picks the group's buffers out of the slots and moves them to its first element
 //   NUMBERS, LOADS, LINES, STORES   of the formula: numbers as reals, values read, assignments, values written
+//   AHEAD                   asks for what is read soon
+
+#ifndef FETCHES  // 1: the compiler knows __builtin_prefetch
+#define FETCHES 0
+#endif
+#if FETCHES  // by itself a core asks for too little of so many streams
+#define FETCH(p) __builtin_prefetch((const void*)(size_t)((p) + 256))
+#else
+#define FETCH(p) ((void)0)
+#endif
 
 #define STEP (LOCAL * WIDTH)
 #define BLOCK_OF_GROUP                                        \
@@ -37,6 +47,7 @@ void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
   int i = (int)get_local_id(0) * WIDTH;
   for (; i + WIDTH <= n; i += STEP) {  // whole vectors: the care for a rest would keep registers from the loop
     const int left = WIDTH;
+    AHEAD
     LOADS
     LINES
     STORES

@@ -36,7 +36,7 @@ CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting 
 NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
 PLANS = 256  # kept per context
 GOLDEN = 0.6180339887498949  # multiples of it, without their whole part, lie as evenly between 0 and 1 as any number's
-_WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|GIVEN|GUARD|BIND|NUMBERS|LOADS|LINES|STORES)\b")
+_WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|GIVEN|GUARD|BIND|NUMBERS|AHEAD|LOADS|LINES|STORES)\b")
 _HEADER = re.compile(r"\A(//[^\n]*\n)+")
 
 
@@ -200,7 +200,8 @@ def _kernel(
 ) -> program.Kernel:
     compute = _compute(rule.name, queue, [*kinds, *given])
     layout = codegen.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue))
-    source = rule_source(rule, kinds, given, compute, layout, slots, {**defines, "LOCAL": spread.local})
+    macros = {**defines, "LOCAL": spread.local, "FETCHES": int(launch.fetches(queue))}
+    source = rule_source(rule, kinds, given, compute, layout, slots, macros)
     return program.get(queue, source, "fold" if defines["FOLD"] else "update")
 
 
@@ -257,6 +258,7 @@ def _words(
         "GUARD": f"if (d_{rule.unless}[0] != 0) return;" if rule.unless else "",
         "BIND": "\n  ".join(bind),
         "NUMBERS": "\n  ".join([*numbers, *lines[:once]]),
+        "AHEAD": " ".join(f"FETCH(t_{name} + i);" for name in rule.reads),
         "LOADS": "\n    ".join(f"const real {c_name(name)} = load_{of[name].name}(t_{name}, i, left);" for name in rule.reads),
         "LINES": "\n    ".join(lines[once:]),
         "STORES": "\n    ".join(f"store_{of[t].name}(t_{t}, i, left, {c_name(line)});" for t, line in rule.writes.items()),
