@@ -31,6 +31,12 @@
 #ifndef LAG  // stages whose copies may be under way before the first of them is given to the consumers; at most STAGES - 2
 #define LAG (STAGES / 2)
 #endif
+#ifndef ALONE  // 1: the consumers take tiles in turn, each a whole one, so that one stores while the other multiplies; 16-bit operands
+#define ALONE 0
+#endif
+#ifndef AHEAD  // 1: the left operand's next values are taken while these are multiplied; of wide tiles the sums leave no registers for it
+#define AHEAD 0
+#endif
 #ifndef BAND  // tile rows that neighbouring work-groups share, so that operands are read from cache
 #define BAND 8
 #endif
@@ -42,6 +48,7 @@
 #define RIGHT_BYTES (COLUMNS * 128)
 #define STAGE_BYTES (LEFT_BYTES + RIGHT_BYTES * (SIZE == 4 ? 2 : 1))
 #define COPIERS 128
+#define HEIGHT (ALONE ? 2 : 1)       // times 64 rows, of a consumer
 #define ITEMS (256 + COPIERS)
 
 // The instruction's left operand gives the rows of a tile. LEFT_K, RIGHT_K: the operand is stored with its values along k side by side.
@@ -94,10 +101,6 @@ static inline void await(const uint at, const uint phase) {
 // What is NaN stays NaN in one of the two, an infinity becomes NaN in either.
 #define NEAREST(x) ((x) + 0x1000u)
 #define REST(x) as_uint(as_float(x) - as_float(NEAREST(x) & 0xffffe000u))
-#define CUT_REST(x) (as_uint(as_float(x) - as_float((x) & 0xffffe000u)) + 0x1000u)
-#ifndef ROUNDS_RIGHT
-#define ROUNDS_RIGHT 1
-#endif
 
 // A matrix in local memory as the instruction is told of it: rows of 128 bytes, swizzled, eight of them in 1024 bytes. One whose values
 // lie across k comes in blocks of 64 columns.
@@ -132,14 +135,16 @@ static inline void await(const uint at, const uint phase) {
 #endif
 #define FINISHED_AT(x, r, s) FINISHED(x, RESULT_COLUMN(r, s), RESULT_AT(r, s))
 
+#define SUM(j, next) sum[block][(j) * 4 + 2 * (h % 2) + (next)]
+
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
                 __global const ADDED_T* restrict added_operand, __global C_T* restrict result, const int m, const int n, const int k,
                 const int lda, const int ldb, const int has_bias, const int batch1, const long a0_stride, const long a1_stride,
                 const long b0_stride, const long b1_stride, const int batches, const int splits, const REAL scale) {
   __local uchar ring[STAGES * STAGE_BYTES] __attribute__((aligned(1024)));
-  __local ulong barriers[2 * STAGES];
-  const uint stages = LOCAL_AT(ring), full = LOCAL_AT(barriers), empty = full + 8 * STAGES;
+  __local ulong barriers[2 * STAGES + 2];
+  const uint stages = LOCAL_AT(ring), full = LOCAL_AT(barriers), empty = full + 8 * STAGES, turns = empty + 8 * STAGES;
   const int t = get_local_id(0), lane = t & 31, warp = (t >> 5) & 3, group = t >> 7;
 #if SWAPPED
   __global const LEFT_T* left_operand = b;
@@ -157,9 +162,10 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
   if (t == 0) {
     for (int i = 0; i < STAGES; ++i) {
       BARRIER_INIT(full + 8 * i, COPIERS);
-      BARRIER_INIT(empty + 8 * i, 8);  // a warp of the consumers each
+      BARRIER_INIT(empty + 8 * i, ALONE ? 4 : 8);  // a warp of those who read it each
     }
   }
+  if (ALONE && t < 2) BARRIER_INIT(turns + 8 * t, 4);
   barrier(CLK_LOCAL_MEM_FENCE);
   if (group == 2) {
     FEWER_REGISTERS();
@@ -220,10 +226,8 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
     const uint p = along + LEFT_BYTES + (at) + i * 2048;                                                                \
     uint x[4];                                                                                                          \
     LOAD_4(x, p);                                                                                                       \
-    if (ROUNDS_RIGHT) {                                                                                                 \
-      STORE_4(p, NEAREST(x[0]), NEAREST(x[1]), NEAREST(x[2]), NEAREST(x[3]));                                           \
-      STORE_4(p + RIGHT_BYTES, REST(x[0]), REST(x[1]), REST(x[2]), REST(x[3]));                                         \
-    } else STORE_4(p + RIGHT_BYTES, CUT_REST(x[0]), CUT_REST(x[1]), CUT_REST(x[2]), CUT_REST(x[3]));                    \
+    STORE_4(p, NEAREST(x[0]), NEAREST(x[1]), NEAREST(x[2]), NEAREST(x[3]));                                             \
+    STORE_4(p + RIGHT_BYTES, REST(x[0]), REST(x[1]), REST(x[2]), REST(x[3]));                                           \
   }
 #else
 #define PART(at)                                                                                                        \
@@ -297,35 +301,43 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
   _Pragma("unroll") for (int q = 0; q < 4; ++q) WORD(x[q], own_left[q & 1] + at + ((i) * 8 + (q >> 1) * 4) * (ROWS * 4));
 #endif
 #else
-#if LEFT_K
-  const ulong left_told = ALONG_K | (ulong)((stages + group * 64 * 128) >> 4);
-#else
-  const ulong left_told = ACROSS_K | (ulong)((stages + group * DEPTH * 128) >> 4);
-#endif
+  const ulong left_told = (LEFT_K ? ALONG_K : ACROSS_K) | (ulong)((stages + (ALONE ? 0 : group) * 8192) >> 4);
   const ulong right_told = (RIGHT_K ? ALONG_K : ACROSS_K) | (ulong)((stages + LEFT_BYTES) >> 4);
 #define LEFT_STEP (LEFT_K ? 2 : 2048 >> 4)    // from one instruction to the next, 16 values along k
 #define RIGHT_STEP (RIGHT_K ? 2 : 2048 >> 4)
 #endif
-  for (int item = get_group_id(0); item < items; item += get_num_groups(0)) {
+  for (int item = get_group_id(0), turn = 0; item < items; item += get_num_groups(0), ++turn) {
     PLACE(item)
-    float sum[COLUMNS / 2];
-    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[j] = 0;
+    if (ALONE && (turn & 1) != group) {  // the other one's
+      stage += end - begin;
+      phase ^= stage / STAGES & 1;
+      stage %= STAGES;
+      continue;
+    }
+    float sum[HEIGHT][COLUMNS / 2];
+    _Pragma("unroll") for (int block = 0; block < HEIGHT; ++block)
+      _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[block][j] = 0;
 #if SIZE == 4
     // The unit cuts while it adds, which many steps would feel: each is summed by itself and added in float32.
     float partial[COLUMNS / 2];
+    uint x[4][4];
+#define TAKE_ALL(x)                                                                                                     \
+  {                                                                                                                     \
+    await(full + 8 * stage, phase);                                                                                     \
+    SEEN();                                                                                                             \
+    const uint at = stage * STAGE_BYTES;                                                                                \
+    _Pragma("unroll") for (int i = 0; i < 4; ++i) { TAKE((x)[i], i) }                                                   \
+  }
+    if (AHEAD) TAKE_ALL(x)
     for (int step = begin; step < end; ++step) {
-      await(full + 8 * stage, phase);
-      SEEN();
-      const uint at = stage * STAGE_BYTES;
-      uint x[4][4], rest[4][4];
-      _Pragma("unroll") for (int i = 0; i < 4; ++i) {
-        TAKE(x[i], i)
+      uint rest[4][4], next[4][4];
+      if (!AHEAD) TAKE_ALL(x)
+      _Pragma("unroll") for (int i = 0; i < 4; ++i)
         _Pragma("unroll") for (int q = 0; q < 4; ++q) {
           rest[i][q] = REST(x[i][q]);
           x[i][q] = NEAREST(x[i][q]);
         }
-      }
-      const ulong y = right_told + (at >> 4);
+      const ulong y = right_told + ((stage * STAGE_BYTES) >> 4);
       SUMS_BEGIN();
       MULTIPLY_FIRST(partial, rest[0], y);
       MULTIPLY(partial, x[0], y + (RIGHT_BYTES >> 4));
@@ -336,36 +348,46 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
         MULTIPLY(partial, x[i], y + i * 2);
       }
       SUMS_END();
+      const uint done = empty + 8 * stage;
+      NEXT(stage, phase)
+      if (AHEAD && step + 1 < end) TAKE_ALL(next)
       SUMS_LEFT(0);
       SETTLED(partial);
-      if (lane == 0) ARRIVE(empty + 8 * stage);
-      _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[j] += partial[j];
-      NEXT(stage, phase)
+      if (lane == 0) ARRIVE(done);
+      _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[0][j] += partial[j];
+      if (AHEAD) {
+        _Pragma("unroll") for (int i = 0; i < 4; ++i)
+          _Pragma("unroll") for (int q = 0; q < 4; ++q) x[i][q] = next[i][q];
+      }
     }
     int odd = 0;
-    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) odd |= sum[j] != sum[j];
+    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) odd |= sum[0][j] != sum[0][j];
 #else
     uint before = 0;
+    if (ALONE && turn > 0) await(turns + 8 * group, (turn - 1) >> 1 & 1);  // else it would take a stage's last filling for this one
     for (int step = begin; step < end; ++step) {
       await(full + 8 * stage, phase);
       SEEN();
       const uint at = (stage * STAGE_BYTES) >> 4;
       SUMS_BEGIN();
-      _Pragma("unroll") for (int i = 0; i < 4; ++i) MULTIPLY(sum, left_told + at + i * LEFT_STEP, right_told + at + i * RIGHT_STEP);
+      _Pragma("unroll") for (int i = 0; i < 4; ++i)
+        _Pragma("unroll") for (int block = 0; block < HEIGHT; ++block)
+          MULTIPLY(sum[block], left_told + at + block * (8192 >> 4) + i * LEFT_STEP, right_told + at + i * RIGHT_STEP);
       SUMS_END();
       SUMS_LEFT(1);
       if (step > begin && lane == 0) ARRIVE(empty + 8 * before);
       before = stage;
       NEXT(stage, phase)
     }
+    if (ALONE && lane == 0) ARRIVE(turns + 8 * (1 - group));
     SUMS_LEFT(0);
-    SETTLED(sum);
+    _Pragma("unroll") for (int block = 0; block < HEIGHT; ++block) SETTLED(sum[block]);
     if (end > begin && lane == 0) ARRIVE(empty + 8 * before);
 #endif
     __global const ADDED_T* added = added_operand + (size_t)part * m * n;
     __global C_T* c = result + (size_t)part * m * n;
-    _Pragma("unroll") for (int h = 0; h < 2; ++h) {
-      const int r = r0 + group * 64 + warp * 16 + h * 8 + (lane >> 2);
+    _Pragma("unroll") for (int h = 0; h < 2 * HEIGHT; ++h) {
+      const int block = h / 2, r = r0 + (ALONE ? block : group) * 64 + warp * 16 + h % 2 * 8 + (lane >> 2);
 #if C_WIDTH == 4
       // Two lanes exchange half of what they have, so that each stores four values in a row.
       _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; j += 2) {
@@ -373,8 +395,8 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
         uint pair[2];
         _Pragma("unroll") for (int i = 0; i < 2; ++i) {
           const int s_i = s + i * 8;
-          const float first = inside_s && s_i < columns ? FINISHED_AT(sum[(j + i) * 4 + 2 * h], r, s_i) : 0;
-          const float second = inside_s && s_i < columns ? FINISHED_AT(sum[(j + i) * 4 + 2 * h + 1], r, s_i + 1) : 0;
+          const float first = inside_s && s_i < columns ? FINISHED_AT(SUM(j + i, 0), r, s_i) : 0;
+          const float second = inside_s && s_i < columns ? FINISHED_AT(SUM(j + i, 1), r, s_i + 1) : 0;
           pair[i] = PAIR(first, second);
         }
         uint other;
@@ -389,12 +411,12 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
         if (r < rows && s < columns) {
 #if C_WIDTH == 2
           *(__global float2*)(c + RESULT_AT(r, s)) =
-              (float2)(FINISHED_AT(sum[j * 4 + 2 * h], r, s), FINISHED_AT(sum[j * 4 + 2 * h + 1], r, s + 1));
+              (float2)(FINISHED_AT(SUM(j, 0), r, s), FINISHED_AT(SUM(j, 1), r, s + 1));
 #else
-          const float low = FINISHED_AT(sum[j * 4 + 2 * h], r, s);
+          const float low = FINISHED_AT(SUM(j, 0), r, s);
           C_STORE(c, RESULT_AT(r, s), low);
           if (s + 1 < columns) {
-            const float next = FINISHED_AT(sum[j * 4 + 2 * h + 1], r, s + 1);
+            const float next = FINISHED_AT(SUM(j, 1), r, s + 1);
             C_STORE(c, RESULT_AT(r, s + 1), next);
           }
 #endif
