@@ -88,17 +88,6 @@ def test_long_sums_go_in_parts(cl_queue, rng, monkeypatch):
     np.testing.assert_allclose(got, in_shape(job, left.astype(np.float64) @ right.astype(np.float64).T), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [plans.FORWARD, plans.INPUT_GRAD, plans.WEIGHT_GRAD])
-def test_many_tiles_go_in_passes(cl_queue, rng, monkeypatch, kind):
-    job = job_of(kind, 9, 5, 16, 20, 6, (1, 1))
-    monkeypatch.setattr(winograd, "PASS_VALUES", 36 * (5 + 6) * 70)
-    monkeypatch.setattr(winograd, "PASS_GROUPS", 1)
-    assert (winograd.tiles(job)[-1], winograd.of_a_pass(job, units=2), winograd.of_a_pass(job, units=100)) == (180, 64, 180)
-    first, second = (rng.normal(size=shape).astype("f") for shape in shapes_of(job)[:2])
-    got, (left, right) = run(job, cl_queue, first, second), matrices_of(job, first, second)
-    np.testing.assert_allclose(got, in_shape(job, left.astype(np.float64) @ right.astype(np.float64).T), rtol=0, atol=1e-3)
-
-
 @pytest.mark.parametrize("finish", [Finish("float32", "float32", "relu"), Finish("float32", result="float16")], ids=str)
 def test_it_ends_in_what_follows(cl_queue, rng, finish):
     """Bit for bit as the ops one by one."""

@@ -80,31 +80,31 @@ static inline void weight_pair(__global const W_T* w, __global float* u, const i
   }
 }
 
-// v[element][channel][tile] of the input, `span` tiles from `first` on, and u[element][pair] of n pairs of filter and channel, in the order
-// of the weights. Work-items: tiles; channels, then rows of `span` pairs.
+// v[element][channel][tile] of the input, `span` tiles, and u[element][pair] of n pairs of filter and channel, in the order of the weights.
+// Work-items: tiles; channels, then rows of `span` pairs.
 __kernel void winograd_sources(__global const X_T* restrict x, __global const W_T* restrict w, __global float* restrict v,
-                               __global float* restrict u, int N, int C, int H, int W, int high, int wide, int span, int first, int pad_h,
-                               int pad_w, int n) {
+                               __global float* restrict u, int N, int C, int H, int W, int high, int wide, int span, int pad_h, int pad_w,
+                               int n) {
   const int tile = get_global_id(0), c = get_global_id(1), pair = (c - C) * span + tile;
   if (tile >= span) return;
-  if (c < C) input_tile(x, v + c * span + tile, C * span, first + tile, c, N, C, H, W, high, wide, pad_h, pad_w);
+  if (c < C) input_tile(x, v + c * span + tile, C * span, tile, c, N, C, H, W, high, wide, pad_h, pad_w);
   else if (pair < n) weight_pair(w + (size_t)pair * 9, u + pair, n);
 }
 #endif
 
 #if PART == 2
-// y from sums[element][filter][tile] of tiles from `first` on. Work-items: tiles, filters.
+// y from sums[element][filter][tile]. Work-items: tiles, filters.
 __kernel void winograd_outputs(__global const float* restrict sums, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
-                               __global Y_T* restrict y, int N, int M, int OH, int OW, int high, int wide, int span, int first, REAL scale) {
-  const int column_of = get_global_id(0), tile = first + column_of, m = get_global_id(1), step = M * span;
-  if (column_of >= span || tile >= N * high * wide) return;
+                               __global Y_T* restrict y, int N, int M, int OH, int OW, int high, int wide, int span, REAL scale) {
+  const int tile = get_global_id(0), m = get_global_id(1), step = M * span;
+  if (tile >= N * high * wide) return;
   TILE_PLACE
   float half_way[4][6];
 #pragma unroll
   for (int s = 0; s < 6; ++s) {
     float column[6];
 #pragma unroll
-    for (int r = 0; r < 6; ++r) column[r] = sums[(r * 6 + s) * step + m * span + column_of];
+    for (int r = 0; r < 6; ++r) column[r] = sums[(r * 6 + s) * step + m * span + tile];
     OUTPUT_TRANSFORM(float, COLUMN, HALF_COLUMN)
   }
 #pragma unroll
@@ -156,15 +156,15 @@ static inline void output_grad_tile(__global const W_T* dy, __global float* d, c
   }
 }
 
-// v[element][part][channel][tile] of the input and d[element][part][filter][tile] of the outputs' gradient, `parts` times `depth` tiles
-// from `first` on. Work-items: tiles; channels, then filters.
+// v[element][part][channel][tile] of the input and d[element][part][filter][tile] of the outputs' gradient, `parts` times `depth` tiles.
+// Work-items: tiles; channels, then filters.
 __kernel void winograd_grad_sources(__global const X_T* restrict x, __global const W_T* restrict dy, __global float* restrict v,
                                     __global float* restrict d, int N, int C, int H, int W, int M, int OH, int OW, int high, int wide,
-                                    int parts, int depth, int first, int pad_h, int pad_w) {
+                                    int parts, int depth, int pad_h, int pad_w) {
   const int tile = get_global_id(0), c = get_global_id(1), part = tile / depth, m = c - C, span = parts * depth;
   if (tile >= span) return;
-  if (c < C) input_tile(x, v + part * (C - 1) * depth + c * depth + tile, C * span, first + tile, c, N, C, H, W, high, wide, pad_h, pad_w);
-  else output_grad_tile(dy, d + part * (M - 1) * depth + m * depth + tile, M * span, first + tile, m, N, M, OH, OW, high, wide);
+  if (c < C) input_tile(x, v + part * (C - 1) * depth + c * depth + tile, C * span, tile, c, N, C, H, W, high, wide, pad_h, pad_w);
+  else output_grad_tile(dy, d + part * (M - 1) * depth + m * depth + tile, M * span, tile, m, N, M, OH, OW, high, wide);
 }
 #endif
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -24,7 +23,6 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
-from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm
 from netcl.ops.strided import alignment
 
@@ -37,8 +35,6 @@ VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
 # Of a weight gradient: rows and columns of a work-group, tiles that it sums at least, and those in whose time it begins and stores.
 BLOCK, LEAST_DEPTH, BLOCK_COST = 64, 128, 100
-# Values between the transforms that a pass makes at the most, unless that would leave less than so many work-groups to a compute unit.
-PASS_VALUES, PASS_GROUPS = 1 << 30, 6
 FILES = "ends.cl transforms.cl winograd.cl"
 Matrix = list[list[Fraction]]
 
@@ -125,71 +121,39 @@ def plan(job: Job, queue: Any) -> Launch:
 
 
 def _convolution(job: Job, queue: Any) -> Launch:
-    (n, c, h, w, m, oh, ow), (high, wide, count), back = job.sizes[:7], tiles(job), job.kind == INPUT_GRAD
-    span = of_a_pass(job, handle_of(queue).profile.max_compute_units)
-    pad, pairs = tuple(2 - p for p in job.g.pad) if back else job.g.pad, m * c
+    (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
+    span, back, pairs = places[-1], job.kind == INPUT_GRAD, m * c
+    pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     product = _products(queue, PARTS, m, span, c, trans_a=back)
     sources = _transform(queue, job, 1, "sources", INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
     macros = constants() | {"PART": 2, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
     outputs = ending.kernel(queue, job, FILES, "winograd_outputs", macros)
 
-    def multiplied(queue: Any, source: Tensor, weight: Tensor) -> Iterator[tuple[tuple[Tensor, ...], tuple[int, ...]]]:
+    def multiplied(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         u, v, sums = (Tensor.empty((PARTS, *shape), "float32", queue=queue) for shape in ((m, c), (c, span), (m, span)))
-        kernel = sources(alignment(source))
-        for first in range(0, count, span):
-            left, place = 0 if first else pairs, (high, wide, span, first)  # weights are transformed once
-            kernel(queue, (span, c - (-left // span)), (launch.LOCAL_1D, 1), source, weight, v, u, n, c, h, w, *place, *pad, left)
-            yield (gemm.run(product, queue, u, v, None, sums),), (n, m, oh, ow, *place)
+        size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
+        sources(alignment(source))(queue, size, (launch.LOCAL_1D, 1), source, weight, v, u, *sizes)
+        return (gemm.run(product, queue, u, v, None, sums),)
 
-    return _Passes(outputs, (span, m), (launch.LOCAL_1D, 1), passes=multiplied)
-
-
-@dataclass(frozen=True)
-class _Passes(ending.Ending):
-    """An ending after each of several passes, which give what its kernel reads and its numbers."""
-
-    numbers: tuple[int, ...] = ()
-    passes: Callable[[Any, Tensor, Tensor], Iterator[tuple[tuple[Tensor, ...], tuple[int, ...]]]] | None = None
-
-    def __call__(
-        self, queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor, residual: Tensor | None = None, scale: float = 1
-    ) -> None:
-        assert self.passes is not None
-        added = result if residual is None else residual
-        for read, numbers in self.passes(queue, source, weight):
-            self.kernel(queue, self.size, self.local, *read, bias, added, result, *numbers, scale)
-
-
-def of_a_pass(job: Job, units: int) -> int:
-    """How many tiles go through the transforms at once: all, or so few that their values do not take more memory than they need to."""
-    c, m, count = job.sizes[1], job.sizes[4], tiles(job)[-1]
-    rows = -(-m // BLOCK)
-    groups = PARTS * rows * (count // BLOCK if job.kind != WEIGHT_GRAD else -(-c // BLOCK) * count // LEAST_DEPTH)
-    passes = min(-(-PARTS * (c + m) * count // PASS_VALUES), groups // (PASS_GROUPS * units))
-    return count if passes < 2 else -(-count // passes // BLOCK) * BLOCK
+    return ending.Ending(outputs, (span, m), (launch.LOCAL_1D, 1), (n, m, oh, ow, *places), multiplied)
 
 
 def _weight_grad(job: Job, queue: Any) -> Launch:
     """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
-    (n, c, h, w, m, oh, ow), (high, wide, count), units = job.sizes[:7], tiles(job), handle_of(queue).profile.max_compute_units
-    span = of_a_pass(job, units)
-    depth = -(-span // _useful_parts(m, c, span, units) // 16) * 16
-    parts, pairs, more = -(-span // depth), m * c, Finish("float32", residual="float32")
-    product, further = (_products(queue, PARTS * parts, m, c, depth, trans_b=True, finish=end) for end in (None, more))
+    (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
+    depth = -(-span // _useful_parts(m, c, span, handle_of(queue).profile.max_compute_units) // 16) * 16
+    parts, pairs = -(-span // depth), m * c
+    product = _products(queue, PARTS * parts, m, c, depth, trans_b=True)
     quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
     sources = _transform(queue, job, 3, "grad_sources", **quads)
     weights = _transform(queue, job, 4, "weight_grads")(1)
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        firsts, shapes = range(0, count, parts * depth), ((c, depth), (m, depth), (m, c), (m, c))
-        v, d, *sums = (Tensor.empty((PARTS * parts, *shape), "float32", queue=queue) for shape in shapes[: 2 + len(firsts)])
-        kernel = sources(alignment(x, dy))
-        for first in firsts:
-            sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, first, *job.g.pad)
-            kernel(queue, (parts * depth, c + m), (launch.LOCAL_1D, 1), x, dy, v, d, *sizes)
-            gemm.run(further if first else product, queue, d, v, gemm.Extras(more, None, sums[-1]) if first else None, sums[0])
-            sums.reverse()
-        weights(queue, (pairs,), (launch.LOCAL_1D,), sums[-1], dw, pairs, parts)
+        v, d, du = (Tensor.empty((PARTS * parts, *shape), "float32", queue=queue) for shape in ((c, depth), (m, depth), (m, c)))
+        sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, *job.g.pad)
+        sources(alignment(x, dy))(queue, (parts * depth, c + m), (launch.LOCAL_1D, 1), x, dy, v, d, *sizes)
+        gemm.run(product, queue, d, v, None, du)
+        weights(queue, (pairs,), (launch.LOCAL_1D,), du, dw, pairs, parts)
 
     return go
 
@@ -214,12 +178,11 @@ def _transform(queue: Any, job: Job, part: int, name: str, **quads: bool) -> Cal
     return kernel
 
 
-def _products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False,
-              finish: Finish | None = None) -> gemm.Plan:  # fmt: skip
+def _products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
     """The products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
     p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
-                     aligned=aligned, placed=True, finish=finish)  # fmt: skip
+                     aligned=aligned, placed=True)  # fmt: skip
     if launch.on_cpu_device(queue):
         return gemm.plan_for(queue, p)
     extra = {"why": "one for every element of a tile"}
