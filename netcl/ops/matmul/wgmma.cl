@@ -176,11 +176,9 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define K_L(i) (own_piece * PIECE)
 #define R_L(i) (own_row + (i) * 16)
 #define TO_L(i) (along + (i) * 2048)
-#define LAST_L (rows - 1)
 #else
 #define K_L(i) (own / (ROWS / PIECE) + (i) * (COPIERS * PIECE / ROWS))
 #define R_L(i) (own % (ROWS / PIECE) * PIECE)
-#define LAST_L (rows - PIECE)
 #if SIZE == 4
 #define TO_L(i) (stages + K_L(i) * (ROWS * 4) + ((own % (ROWS / PIECE) ^ (K_L(i) & 3) << 1) << 4))
 #else
@@ -192,12 +190,10 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define K_R(i) (own_piece * PIECE)
 #define C_R(i) (own_row + (i) * 16)
 #define TO_R(i) (along + LEFT_BYTES + (i) * 2048)
-#define LAST_R (columns - 1)
 #elif SIZE == 2
 #define K_R(i) (own / (COLUMNS / PIECE) + (i) * (COPIERS * PIECE / COLUMNS))
 #define C_R(i) (own % (COLUMNS / PIECE) * PIECE)
 #define TO_R(i) BLOCKS(stages + LEFT_BYTES, own % (COLUMNS / PIECE), K_R(i))
-#define LAST_R (columns - PIECE)
 #else
     // float32 must lie along k, so what does not is turned: a work-item copies blocks of 4 x 4 to where their second parts will be, takes
     // them from there and writes both parts. Eight of them in turn touch all banks.
@@ -206,7 +202,6 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define C_R(i) (piece_r * 4 + (i) / 4 * 64)
 #define TURNED(i, row) (stages + LEFT_BYTES + ((piece_r + 16 * (i)) * 4 + (row)) * 128 + ((k_r ^ ((piece_r * 4 + (row)) & 7)) << 4))
 #define TO_R(i) (TURNED((i) / 4, (i) % 4) + RIGHT_BYTES)
-#define LAST_R (columns - PIECE)
 #endif
 #define FETCH(inside)                                                                                                   \
   _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i) {                                                               \
@@ -247,11 +242,15 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
     uint stage = 0, phase = 1;
     for (int item = get_group_id(0); item < items; item += get_num_groups(0)) {
       PLACE(item)
-      ulong from_l[ROWS / 16], from_r[COLUMNS / 16];  // beyond the edge the last ones again: what comes of them is not stored
+      // Beyond the edge others of the tile are taken again, and what comes of them is not stored; were it one of them for all, every
+      // work-group would read that one at once.
+      const int inside_l = rows - r0, again_l = (1 << (31 - clz(inside_l))) - 1;
+      const int inside_r = columns - c0, again_r = (1 << (31 - clz(inside_r))) - 1;
+      ulong from_l[ROWS / 16], from_r[COLUMNS / 16];
       _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i)
-        from_l[i] = (ulong)(left + LEFT_AT(min(r0 + R_L(i), LAST_L), begin * DEPTH + K_L(i)));
+        from_l[i] = (ulong)(left + LEFT_AT(r0 + (R_L(i) < inside_l ? R_L(i) : R_L(i) & again_l), begin * DEPTH + K_L(i)));
       _Pragma("unroll") for (int i = 0; i < COLUMNS / 16; ++i)
-        from_r[i] = (ulong)(right + RIGHT_AT(min(c0 + C_R(i), LAST_R), begin * DEPTH + K_R(i)));
+        from_r[i] = (ulong)(right + RIGHT_AT(c0 + (C_R(i) < inside_r ? C_R(i) : C_R(i) & again_r), begin * DEPTH + K_R(i)));
       int there = k - begin * DEPTH;  // values along k from here on
       for (int step = begin; step < end; ++step) {
         await(empty + 8 * stage, phase);
