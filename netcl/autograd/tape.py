@@ -23,7 +23,7 @@ from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.site import user_line
-from netcl.core.tensor import DeferredTensor, Tensor, clock, memory_of
+from netcl.core.tensor import DeferredTensor, Remover, Tensor, clock, memory_of
 from netcl.ops import fusion
 from netcl.ops.elementwise import fusing_modes
 
@@ -96,15 +96,15 @@ class Node:
             for out in outputs:
                 _check_finite(self, out, "gave")
 
-    def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
-        """Call ``hook`` with the gradient of output ``index``; returns a remover."""
+    def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Remover:
+        """Call ``hook`` with the gradient of output ``index``."""
         entry = (index, hook)
         self.hooks = (*self.hooks, entry)
 
         def remove() -> None:
             self.hooks = tuple(kept for kept in self.hooks if kept is not entry)
 
-        return remove
+        return Remover(remove)
 
     def release(self) -> None:
         """Let go of everything backward needed."""
@@ -227,6 +227,11 @@ def after_backward(callback: Callable[[], None]) -> None:
     if modes.finishers is None:
         raise RuntimeError(message("after_backward", "no backward is under way", "call it from a hook of a tensor"))
     modes.finishers.append(callback)
+
+
+def walk_under_way() -> object | None:
+    """Something that is the same all through a backward, and another in the next; ``None`` between them."""
+    return modes.finishers
 
 
 class _Walk:

@@ -87,6 +87,18 @@ def memory_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
+class Remover:
+    """What registering a hook returns: ``remove()``, or a call, takes the hook away again."""
+
+    __slots__ = ("remove",)
+
+    def __init__(self, remove: Callable[[], None]):
+        self.remove = remove
+
+    def __call__(self) -> None:
+        self.remove()
+
+
 class clock:
     """The order of what happens to values: writes in place and ops that a tape records. ``last`` is when anything was last written."""
 
@@ -561,8 +573,11 @@ class Tensor:
         self.requires_grad = flag
         return self
 
-    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
-        """Call ``hook(gradient)`` when this tensor's gradient is known; a returned tensor replaces it. Returns a remover."""
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Remover:
+        """Call ``hook(gradient)`` when this tensor's gradient is known; a returned tensor replaces it.
+
+        ``remove()`` of the result takes the hook away again.
+        """
         if self.grad_fn is not None:
             return self.grad_fn.add_hook(self._index, hook)
         self._hooks = [*(self._hooks or ()), hook]
@@ -570,7 +585,7 @@ class Tensor:
         def remove() -> None:
             self._hooks = [h for h in self._hooks or () if h is not hook] or None
 
-        return remove
+        return Remover(remove)
 
     # ---- items
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.autograd.tape import after_backward
+from netcl.autograd.tape import after_backward, walk_under_way
 from netcl.core import dtype as dtypes
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
@@ -92,8 +92,9 @@ class DistributedDataParallel(Module):
     - **overlap**: ``False`` sends everything at the end of backward.
     - **broadcast_buffers**: ranks take the buffers (running statistics) of rank 0 before each forward in training.
 
-    The order in which gradients come is learned from the first backward; it must be the same from then on. Parameters that no rank has
-    used keep ``grad=None``.
+    The order in which gradients come is learned from the first backward. Parameters may be left out of later steps or join them, on all
+    ranks or on some, as long as none gets a gradient after its bucket was sent, which is told; ``overlap=False`` takes anything.
+    Parameters that no rank has used keep ``grad=None``.
 
     >>> from netcl import nn
     >>> model = DistributedDataParallel(nn.Linear(2, 1))
@@ -110,7 +111,8 @@ class DistributedDataParallel(Module):
         self.broadcast_buffers = broadcast_buffers
         self.world = world or comm.world()
         self._overlaps, self._bytes = overlap, int(bucket_mb * 2**20)
-        self._sync, self._learned, self._listening = True, False, False
+        self._sync, self._learned = True, False
+        self._walk: object | None = None  # the backward that buckets are filled in
         self._order = [p for p in module.parameters() if p.requires_grad]
         self._fired: dict[int, int] = {}  # gradients that came so far in this backward, by parameter
         self._counts: dict[int, int] = {}  # and in all of the first
@@ -120,7 +122,7 @@ class DistributedDataParallel(Module):
             self._start(compress)
 
     def _start(self, compress: str | None) -> None:
-        names = [[name, list(p.shape), p.dtype] for name, p in self.module.named_parameters()]
+        names = [[name, list(p.shape), p.dtype, "learns" if p.requires_grad else "frozen"] for name, p in self.module.named_parameters()]
         self.world.agree("DistributedDataParallel", "the model's parameters", names)
         with_values = [*self.module.parameters(), *self.module.buffers()]
         for tensor in with_values:
@@ -171,7 +173,7 @@ class DistributedDataParallel(Module):
         """A gradient of ``p`` is about to be added; a tensor used twice gets two."""
         if not self._sync:
             return
-        if not self._listening:
+        if self._walk is not walk_under_way():  # one that raised before its end has left its own behind
             self._begin()
         self._send_full()
         self._fired[id(p)] = self._fired.get(id(p), 0) + 1
@@ -181,10 +183,11 @@ class DistributedDataParallel(Module):
         if bucket.sent is not None:
             what = "a parameter got a gradient after its bucket was sent: the graph is another than in the first step"
             raise RuntimeError(message("DistributedDataParallel", what, "pass overlap=False", shape=p.shape))
-        bucket.waiting -= 1
+        if self._fired[id(p)] <= self._counts[id(p)]:  # one that was not used in the first step is not waited for, but taken along
+            bucket.waiting -= 1
 
     def _begin(self) -> None:
-        self._fired, self._begun, self._listening = {}, 0, True
+        self._fired, self._begun, self._walk = {}, 0, walk_under_way()
         self._started = time.perf_counter()
         for bucket in self._buckets:
             bucket.waiting = sum(self._counts[id(p)] for p in bucket.params) if self._learned else -1
@@ -203,7 +206,7 @@ class DistributedDataParallel(Module):
         self._begun = bucket.number + 1
 
     def _finish(self) -> None:
-        self._listening = False
+        self._walk = None
         for bucket in self._buckets[self._begun :]:
             self._send(bucket)
         for bucket in self._buckets:

@@ -154,11 +154,11 @@ def test_hooks(leaf):
     seen = []
     y = x * 2.0
     y.register_hook(lambda g: seen.append(g.tolist()))
-    remove = x.register_hook(lambda g: g * 10.0)
+    handle = x.register_hook(lambda g: g * 10.0)
     y.sum().backward()
     assert seen == [[1.0, 1.0]]
     assert x.grad.tolist() == [20.0, 20.0]
-    remove()
+    handle.remove()
     x.zero_grad()
     (x * 1.0).sum().backward()
     assert x.grad.tolist() == [1.0, 1.0]

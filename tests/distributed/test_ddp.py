@@ -1,0 +1,105 @@
+"""DistributedDataParallel over threads: graphs that change, backwards that fail, ranks that differ. Over MPI: test_mpi.py."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import netcl.autograd as ag
+from netcl import nn, optim
+from netcl.core.tensor import Tensor
+from netcl.distributed import DistributedDataParallel, LostRankError, thread_worlds
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((8, 6), np.float32), RNG.integers(0, 3, 8)
+
+
+class Detour(nn.Module):
+    """A layer in the middle that a call may leave out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.detour, self.last = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.long = False
+        rng = np.random.default_rng(1)
+        for p in self.parameters():
+            p.write(rng.standard_normal(p.shape).astype(np.float32) * 0.3)
+
+    def forward(self, x):
+        x = ag.relu(self.first(x))
+        return self.last(self.detour(x) if self.long else x)
+
+
+def everywhere(size: int, call) -> list:
+    def placed(world):
+        with nn.parameter.placed("cpu"):
+            return call(world)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(placed, thread_worlds(size, timeout=10)))
+
+
+def step(parallel, optimizer, world):
+    part = slice(world.rank * 8 // world.size, (world.rank + 1) * 8 // world.size)
+    x, y = (Tensor.from_host(parallel.module.first.weight.queue, values[part]) for values in (X, Y))
+    ag.cross_entropy(parallel(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def trained(world, ways=(False,), before=lambda model, run: None):
+    model = Detour()
+    parallel, optimizer = DistributedDataParallel(model, world), optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before(model, lambda: step(parallel, optimizer, world))
+    for way in ways:
+        model.long = way
+        step(parallel, optimizer, world)
+    return [p.to_host() for p in model.parameters()]
+
+
+def check_as_one(call):
+    (alone,) = everywhere(1, call)
+    for found in everywhere(2, call):
+        for ours, theirs in zip(found, alone, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_come_and_go():
+    check_as_one(lambda world: trained(world, ways=[False, False, True, True, False]))
+
+
+def test_ranks_may_use_different_parameters_later_on():
+    """The gradient of one that a rank has not used is 0 there."""
+    first, second = everywhere(2, lambda world: trained(world, ways=[False, False, world.rank == 0, world.rank == 0]))
+    for ours, theirs in zip(first, second, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_backward_that_raised_is_no_part_of_the_next():
+    class Full(Exception):
+        pass
+
+    def fails(gradient):
+        raise Full
+
+    def before(model, run):
+        handle = model.first.weight.register_hook(fails)
+        with pytest.raises(Full):
+            run()
+        handle.remove()
+        model.zero_grad()
+
+    check_as_one(lambda world: trained(world, [False, False], before))
+
+
+def test_a_rank_that_froze_something_is_named():
+    def frozen_on_the_second(world):
+        model = Detour()
+        if world.rank:
+            model.first.freeze()
+        with pytest.raises(LostRankError, match=r"do not agree on the model's parameters: rank 1 has .*frozen"):
+            DistributedDataParallel(model, world)
+
+    everywhere(2, frozen_on_the_second)
