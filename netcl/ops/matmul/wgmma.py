@@ -58,16 +58,15 @@ class Tile(NamedTuple):
 
 #: By bytes of a value.
 TILES = {
-    2: (Tile(128, 256, 64, 13.4, 300), Tile(128, 128, 64, 11.4, 250)),
+    2: (Tile(128, 256, 64, 18.5, 600), Tile(128, 128, 64, 15.3, 270)),
     4: (
-        Tile(128, 128, 32, 2.6, 60),
-        Tile(128, 64, 32, 2.2, 60),
-        Tile(64, 128, 32, 2.2, 60, swapped=True),
-        Tile(128, 128, 32, 2.5, 60, swapped=True),
+        Tile(128, 128, 32, 2.85, 80),
+        Tile(128, 64, 32, 2.4, 80),
+        Tile(64, 128, 32, 2.3, 80, swapped=True),
+        Tile(128, 128, 32, 2.75, 100, swapped=True),
     ),
 }
-
-
+_BEGIN = 700_000  # multiply-adds of a unit in the time that it takes the first stages to be filled
 _TURNING = 0.82  # what is left of a rate where float32 does not lie along k and copiers turn it
 
 
@@ -98,7 +97,7 @@ def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Ti
         tiles = [tile for tile in tiles if (tile.m, tile.n, tile.swapped) == wanted] or tiles
     splits = (extra["splits"],) if "splits" in extra else None
     found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
-    costs = [gemm.cost(p, _priced(p, tile), units) for tile in found]
+    costs = [gemm.cost(p, _priced(p, tile), units) + _BEGIN for tile in found]
     return found[costs.index(min(costs))], min(costs)
 
 
