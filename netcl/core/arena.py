@@ -63,19 +63,22 @@ class Arena:
         with self._lock:
             if self._returned:
                 self._settle()
-            at = bisect_left(self._free, (nbytes, 0))
-            if at < len(self._free):
+            free = self._free
+            at = bisect_left(free, (nbytes, 0))
+            if at < len(free):
                 self.hits += 1
-                return self._cut(nbytes, *self._free[at])
+                length, address = free.pop(at)
+                return self._cut(nbytes, length, address)
             room = self._make_room(nbytes)
         made = self._create(room, what)  # which may empty all pools, this one too
         self._resized(room)
         with self._lock:
             self.misses += 1
             self._made += 1
-            self._segments[self._made * ROOM] = Segment(made, room)
-            self._loosen(self._made * ROOM, room)
-            return self._cut(nbytes, room, self._made * ROOM)
+            address = self._made * ROOM
+            self._segments[address] = Segment(made, room)
+            self._begins[address], self._ends[address + room] = room, address
+            return self._cut(nbytes, room, address)
 
     def give(self, buffer: Any) -> None:
         """A piece comes back. It is free from the next request on."""
@@ -92,8 +95,9 @@ class Arena:
         with self._lock:
             self._settle()
             whole = {address for address, _ in self._whole()}
-            stretches = [pair for pair in self._free if pair[0] >= least and pair[1] not in whole]
-            return [self._cut(nbytes, nbytes, address) for nbytes, address in stretches]
+            found = [pair for pair in self._free if pair[0] >= least and pair[1] not in whole]
+            self._free = [pair for pair in self._free if pair not in found]
+            return [self._cut(nbytes, nbytes, address) for nbytes, address in found]
 
     def trim(self, most: int = 0, wait: bool = True) -> None:
         """Return segments that are free as a whole to the driver, the oldest first, until ``most`` bytes are free.
@@ -127,12 +131,15 @@ class Arena:
     # ---- under the lock
 
     def _cut(self, nbytes: int, length: int, address: int) -> Any:
-        """The first ``nbytes`` of a free stretch."""
-        del self._free[bisect_left(self._free, (length, address))], self._begins[address]
-        if length > nbytes:
-            self._loosen(address + nbytes, length - nbytes)
-        else:
+        """The first ``nbytes`` of a stretch that was free and is out of the list of those already."""
+        del self._begins[address]
+        if length == nbytes:
             del self._ends[address + length]
+        else:
+            rest = address + nbytes
+            self._begins[rest] = length = length - nbytes
+            self._ends[rest + length] = rest
+            insort(self._free, (length, rest))
         buffer = self._pieces.get((address, nbytes))
         if buffer is None:
             buffer = self._piece(address, nbytes)
@@ -150,25 +157,22 @@ class Arena:
         buffer = self._pieces[address, nbytes] = segment.buffer.get_sub_region(address % ROOM, nbytes)
         return buffer
 
-    def _loosen(self, address: int, nbytes: int) -> None:
-        self._begins[address] = nbytes
-        self._ends[address + nbytes] = address
-        insort(self._free, (nbytes, address))
-
     def _settle(self) -> None:
         """Join what came back with what is free beside it."""
-        begins, ends, free = self._begins, self._ends, self._free
-        while self._returned:
-            address, nbytes = self._taken.pop(id(self._returned.popleft()))
-            after = begins.pop(address + nbytes, None)
+        returned, taken, begins, ends, free = self._returned, self._taken, self._begins, self._ends, self._free
+        while returned:
+            address, nbytes = taken.pop(id(returned.popleft()))
+            end = address + nbytes
+            after, before = begins.pop(end, None), ends.pop(address, None)
             if after is not None:
-                del free[bisect_left(free, (after, address + nbytes))]
-                nbytes += after
-            before = ends.pop(address, None)
+                del free[bisect_left(free, (after, end))]
+                end += after
             if before is not None:
                 del free[bisect_left(free, (address - before, before))]
-                address, nbytes = before, nbytes + address - before
-            self._loosen(address, nbytes)
+                address = before
+            begins[address] = nbytes = end - address
+            ends[end] = address
+            insort(free, (nbytes, address))
 
     def _whole(self) -> list[tuple[int, Segment]]:
         """The segments that are free as a whole."""
