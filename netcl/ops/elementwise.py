@@ -152,7 +152,9 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
     if a.queue is b.queue or (isinstance(a.queue, CPUQueue) and isinstance(b.queue, CPUQueue)) or a.queue == b.queue:
         return
     where = {"a": a.device.device_name, "b": b.device.device_name}
-    raise DeviceError(message(op, "the tensors live on different devices or queues", "move one with tensor.to(device)", **where))
+    one = a.context is not None and a.context == b.context
+    remedy = "take one into the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"
+    raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, **where))
 
 
 def broadcast(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:

@@ -80,8 +80,8 @@ counter = PerfCounter()
 def timing_region(name: str, into: PerfCounter | None = None, queue: Any = None) -> Iterator[None]:
     """Count the wall time of a block under ``name``, in ``into`` or in this module's ``counter``.
 
-    With ``queue`` (or anything that has ``finish()``) the region begins when the device is idle and ends when it has done what
-    the block gave it; without, only the host's time counts, and launches cost what their enqueueing costs.
+    With ``queue`` (a device handle, or anything that has ``finish()``) the region begins when the device is idle and ends when it has
+    done what the block gave it; without, only the host's time counts, and launches cost what their enqueueing costs.
 
     >>> mine = PerfCounter()
     >>> with timing_region("forward", mine):
@@ -104,4 +104,4 @@ def timing_region(name: str, into: PerfCounter | None = None, queue: Any = None)
 def _finish(queue: Any) -> None:
     if queue is not None:
         dispatch.call("flush")
-        queue.finish()
+        getattr(queue, "queue", queue).finish()

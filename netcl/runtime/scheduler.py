@@ -88,7 +88,8 @@ class Stream:
     def use(self, tensor: Tensor) -> Tensor:
         """The tensor, over the same memory, for ops on this stream; they begin after what its own queue was given before.
 
-        In-place changes are the caller's to order: :meth:`wait_for` in both directions.
+        In-place changes are the caller's to order: :meth:`wait_for` in both directions. Gradients stay on their own side: what comes out
+        is a leaf that requires none.
         """
         if tensor.queue is self.queue or tensor.array is not None:
             return tensor
@@ -152,4 +153,9 @@ def _event_of(other: Any) -> Any:
         other = other.queue
     if isinstance(other, Stream):
         return other.record()
-    return Stream.of(other).record() if hasattr(other, "finish") else other
+    if hasattr(other, "finish"):
+        return Stream.of(other).record()
+    if other is not None and not hasattr(other, "get_info"):
+        what = "a stream waits for streams, queues, tensors and events"
+        raise DeviceError(message("Stream.wait_for", what, given=type(other).__name__))
+    return other
