@@ -206,7 +206,7 @@ def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
 
 
 def _gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:
-    if params is None:  # of an optimizer in shares, ``params`` are those of all ranks: all must come to one verdict
+    if params is None:  # of an optimizer in shares or of replicas, ``params`` are all there are: they must come to one verdict
         params = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
     given = list(params)
     found = [p.grad for p in given if p.grad is not None]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl import amp
 from netcl.core.device import manager, score, set_active_device
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.tensor import Tensor
@@ -142,17 +143,17 @@ def data_parallel_step(
 
 
 def parallel(tasks: Sequence[Callable[[], Any]], queues: Sequence[Any]) -> list[Any]:
-    """Run tasks at once, one thread each, with the caller's modes of recording; results in order, the first error is raised.
+    """Run tasks at once, one thread each, with the caller's modes (recording, autocast); results in order, the first error is raised.
 
     Devices of one context take turns: a kernel's arguments belong to its context.
     """
     if len(tasks) == 1 or _share_context(queues):
         return [task() for task in tasks]
-    recording = ag.is_grad_enabled()
+    recording, half = ag.is_grad_enabled(), amp.get_autocast_dtype()
 
     def run(task: Callable[[], Any], queue: Any) -> Any:
         set_active_device(manager.handle_of(queue))
-        with ag.set_grad_enabled(recording):
+        with ag.set_grad_enabled(recording), amp.autocast(half is not None, half or "float16"):
             return task()
 
     with ThreadPoolExecutor(len(tasks)) as pool:
@@ -177,7 +178,8 @@ class DataParallel(Module):
     - **sync_batchnorm**: batch norm by the statistics of the whole batch, not of each device's part.
 
     An optimizer over ``parameters()`` works, the replicas are then refreshed before each forward; one from :meth:`optimizer` steps
-    every replica in place, which copies nothing.
+    every replica in place, which copies nothing. What else changes the model (a checkpoint, averaged weights) is noticed, and refreshes
+    them too.
 
     >>> from netcl import nn
     >>> parallel = DataParallel(nn.Linear(2, 1), devices=["cpu", "cpu"])
@@ -199,7 +201,7 @@ class DataParallel(Module):
             for replica, world in zip(replicas, thread_worlds(len(queues)), strict=True):
                 convert_sync_batchnorm(replica, world)
         self.replicas = replicas  # a list, so not among the module's names: a state dict is that of one model
-        self._stepped_together = False
+        self._known: list[int] | None = None  # when the parameters were last written by steps that all replicas take
 
     @property
     def queues(self) -> list[Any]:
@@ -214,7 +216,7 @@ class DataParallel(Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """The results of all devices, joined."""
-        if not self._stepped_together:
+        if self._known is None or self._known != self._written():
             self.refresh()
         given = tuple(x if isinstance(x, Tensor) else Tensor.from_host(self.queues[0], x) for x in inputs)
         if self.training and self.weights is None:
@@ -226,6 +228,15 @@ class DataParallel(Module):
         broadcast_params(self.replicas)
         for same in zip(*(replica.buffers() for replica in self.replicas), strict=True):
             collectives.broadcast(same)
+        if self._known is not None:
+            self._note()
+
+    def _written(self) -> list[int]:
+        return [p._version for p in self.module.parameters()]
+
+    def _note(self) -> None:
+        """The replicas are what the first is."""
+        self._known = self._written()
 
     def measure(self, *inputs: Tensor) -> list[float]:
         """Share the batch by speed from now on: rows per second of every device, forward only; equal shares for like devices."""
@@ -247,8 +258,8 @@ class DataParallel(Module):
     def optimizer(self, make: Callable[[Parameters], Any]) -> ReplicaOptimizer:
         """An optimizer for every replica, as one: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
         self.refresh()
-        self._stepped_together = True
-        return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas])
+        self._note()
+        return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas], self._note)
 
 
 class _Split(ag.Function):
@@ -263,6 +274,8 @@ class _Split(ag.Function):
             for x, original in zip(shard, tensors, strict=False):
                 x.requires_grad = original.requires_grad
         ctx.busy = [i for i, shard in enumerate(shards) if len(shard[0])]
+        if not ctx.busy:
+            raise ShapeError(message("DataParallel", "the batch has no rows", shapes=[x.shape for x in tensors[:count]]))
         record = any(ctx.needs_input_grad)
 
         def run(i: int) -> Tensor:
@@ -327,8 +340,14 @@ def _own(gradient: Tensor) -> Tensor:
 class ReplicaOptimizer:
     """Optimizers of identical replicas, used as one: they see the same gradients, so the replicas stay identical."""
 
-    def __init__(self, optimizers: Sequence[Any]):
+    def __init__(self, optimizers: Sequence[Any], stepped: Callable[[], None] = lambda: None):
         self.optimizers = list(optimizers)
+        self._stepped = stepped
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters of all replicas: who scales gradients has to scale all of them."""
+        return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -341,6 +360,7 @@ class ReplicaOptimizer:
             for group, first in zip(other.param_groups, self.param_groups, strict=True):
                 group.update({name: value for name, value in first.items() if name != "params"})
         first, *_ = [optimizer.step(max_norm=max_norm) for optimizer in self.optimizers]
+        self._stepped()
         return first
 
     def zero_grad(self) -> None:

@@ -31,7 +31,7 @@ def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
 
 
 def _check_optimizer(op: str, optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(getattr(optimizer, "param_groups", None), list):  # also optimizers in shares and of replicas
         raise TypeError(message(op, "the first argument is the optimizer", given=type(optimizer).__name__))
 
 

@@ -239,7 +239,9 @@ class Trainer:
         """The step of the optimizer, if it is not part of each batch, and what follows it."""
         if self.accumulation_steps > 1:
             if self._accumulated > 1:
-                update.scale([p.grad for p in self.model.parameters() if p.grad is not None], 1 / self._accumulated)
+                params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all
+                for gradients in _by_queue([p.grad for p in params if p.grad is not None]):
+                    update.scale(gradients, 1 / self._accumulated)
             self._optimize()
         self._accumulated = 0
         self.step += 1
@@ -377,6 +379,13 @@ def _pair(batch: Any) -> tuple[Any, Any]:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
         raise ValueError(message("Trainer", "a batch is (x, y)", "give the data that form", type=type(batch).__name__, parts=parts))
     return batch[0], batch[1]
+
+
+def _by_queue(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    found: dict[int, list[Tensor]] = {}
+    for t in tensors:
+        found.setdefault(id(t.queue), []).append(t)
+    return list(found.values())
 
 
 def _scalars(metrics: Sequence[Metric]) -> dict[str, float]:

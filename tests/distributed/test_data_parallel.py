@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import netcl.autograd as ag
-from netcl import nn, optim
+from netcl import amp, nn, optim
 from netcl.core.device import device as use
 from netcl.core.device import manager
-from netcl.core.errors import DeviceError
+from netcl.core.errors import DeviceError, ShapeError
 from netcl.core.tensor import Tensor
 from netcl.distributed import DataParallel, data_parallel_step, prepare_replicas, replicate_params, shard_batch
+from netcl.trainer import ModelCheckpoint, Progress, Trainer
 from tests.distributed import job
 
 JOB = Path(job.__file__)
@@ -135,3 +136,52 @@ def test_shards_have_one_length():
         shard_batch((np.zeros(3), np.zeros(2)), ["cpu"])
     with pytest.raises(RuntimeError, match=r"\[distributed\] no such device; selector='nothing like it'"):
         shard_batch(np.zeros(3), ["nothing like it"])
+
+
+def _trained(devices, folder=None, epochs=(3,), **options):
+    """Parameters and losses of a Trainer's run, alone or on replicas; resumed where there are several ``epochs``."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((24, 6), np.float32), rng.integers(0, 3, 24)
+    data = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 24, 8)]
+    for until in epochs:
+        with nn.parameter.placed("cpu"):
+            model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        for p in model.parameters():
+            p.write(np.random.default_rng(p.size).standard_normal(p.shape).astype(np.float32) * 0.3)
+        whole = DataParallel(model, devices, weights=[1, 2]) if devices else model
+        optimizer = whole.optimizer(_momentum) if devices else _momentum(model.parameters())
+        more = {"ema": optim.ModelEMA(model, 0.5)} if options.get("ema") else {}
+        kept = [ModelCheckpoint(folder)] if folder else []
+        schedule = optim.StepLR(optimizer, 2, 0.5)
+        trainer = Trainer(whole, optimizer, callbacks=[Progress("off"), *kept], scheduler=schedule, **{**options, **more})
+        trainer.fit(data, val=data[:1], epochs=until, resume="auto" if folder else None)
+    return [*(p.to_host() for p in model.parameters()), np.array(trainer.history["loss"]), np.array(trainer.history["val_loss"])]
+
+
+def _momentum(params):
+    return optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("options", "close"),
+    [({"mixed_precision": True}, 5e-3), ({"ema": True}, 1e-5), ({"accumulation_steps": 3}, 1e-5), ({"grad_clip": 0.1}, 1e-5)],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.filterwarnings("ignore:.*no half arithmetic")
+def test_a_trainer_does_with_replicas_what_it_does_without(options, close):
+    for ours, alone in zip(_trained(["cpu", "cpu"], **options), _trained(None, **options), strict=True):
+        np.testing.assert_allclose(ours, alone, rtol=close, atol=close)
+
+
+def test_a_resumed_run_refreshes_its_replicas(tmp_path):
+    for ours, alone in zip(_trained(["cpu", "cpu"], tmp_path, epochs=(2, 4)), _trained(None, epochs=(4,)), strict=True):
+        np.testing.assert_allclose(ours, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_replicas_work_in_half_where_the_caller_does():
+    with nn.parameter.placed("cpu"):
+        parallel = DataParallel(nn.Linear(2, 2), ["cpu", "cpu"], weights=[1, 1])
+    with amp.autocast(dtype="bfloat16"):
+        assert parallel(np.ones((4, 2), np.float32)).dtype == "bfloat16"
+    with pytest.raises(ShapeError, match=r"\[DataParallel\] the batch has no rows"):
+        parallel(np.ones((0, 2), np.float32))
