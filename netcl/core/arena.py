@@ -52,8 +52,9 @@ class Arena:
         self._leaving: list[tuple[list[Any], Segment]] = []  # segments that are not used any more, but somebody still knows a piece
         self._segments: dict[int, Segment] = {}
         self._taken: dict[int, tuple[int, int]] = {}  # address and bytes of every buffer that is out, by its id
-        # What came back. Leases end wherever the interpreter collects garbage, also in the middle of a change to what is above.
-        self._returned: deque[Any] = deque()
+        # Where buffers are put that come back; they are free from the next request on. Leases end wherever the interpreter collects
+        # garbage, also in the middle of a change to what is above.
+        self.returned: deque[Any] = deque()
         self._lock = threading.Lock()
         self._made = 0
         self.hits = self.misses = 0
@@ -61,12 +62,12 @@ class Arena:
     def take(self, nbytes: int, what: str = "") -> Any:
         """A buffer of ``nbytes``; ``what`` names the tensor in an out-of-memory message."""
         with self._lock:
-            if self._returned:
-                last = self._returned.pop()
+            if self.returned:
+                last = self.returned.pop()
                 if self._taken[id(last)][1] == nbytes:  # fits as nothing else does, and is still in the caches
                     self.hits += 1
                     return last
-                self._returned.append(last)
+                self.returned.append(last)
                 self._settle()
             free = self._free
             at = bisect_left(free, (nbytes, 0))
@@ -84,10 +85,6 @@ class Arena:
             self._segments[address] = Segment(made, room)
             self._begins[address], self._ends[address + room] = room, address
             return self._cut(nbytes, room, address)
-
-    def give(self, buffer: Any) -> None:
-        """A piece comes back. It is free from the next request on."""
-        self._returned.append(buffer)
 
     def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
         """A buffer over a part of one that is out."""
@@ -164,7 +161,7 @@ class Arena:
 
     def _settle(self) -> None:
         """Join what came back with what is free beside it."""
-        returned, taken, begins, ends, free = self._returned, self._taken, self._begins, self._ends, self._free
+        returned, taken, begins, ends, free = self.returned, self._taken, self._begins, self._ends, self._free
         while returned:
             address, nbytes = taken.pop(id(returned.popleft()))
             end = address + nbytes

@@ -325,6 +325,10 @@ class _Cut(Shelf):
 
     __slots__ = ()
 
+    def __init__(self, pool: PersistentBufferPool, bucket: int):
+        super().__init__(pool, bucket, not pool.capped)
+        self.free = pool.arena.returned
+
     def lease(self, nbytes: int, what: str = "") -> BufferHandle:
         return BufferHandle(self, self.pool.arena.take(self.bucket, what), nbytes)
 
@@ -332,10 +336,9 @@ class _Cut(Shelf):
         return self.pool.arena.part(buffer, offset, nbytes)
 
     def take_back(self, buffer: Any) -> None:
-        if not platforms.forked_child:
-            self.pool.arena.give(buffer)
-            if self.pool.capped:
-                self.pool._trim(wait=False)
+        self.free.append(buffer)
+        if self.pool.capped and not platforms.forked_child:
+            self.pool._trim()
 
 
 class PersistentBufferPool(BufferPool):
@@ -351,6 +354,7 @@ class PersistentBufferPool(BufferPool):
         self.max_per_bucket = max_per_bucket
         self.arena = Arena(self._new_segment, self._resized, self.limit)
         self.cuts = bool(context.devices[0].type & platforms.opencl().device_type.CPU)
+        self._cuts: dict[int, _Cut] = {}
         self._pooled = 0  # bytes of all shelves and segments, leased or free: while they are below the cap, nothing has to be watched
         self._cached = 0  # no fewer bytes than are free on shelves, while they are watched
 
@@ -370,13 +374,18 @@ class PersistentBufferPool(BufferPool):
 
     def gaps(self) -> list[BufferHandle]:
         """Leases of all that is free in segments of which something is in use."""
-        return [BufferHandle(_Cut(self, buffer.size, False), buffer, buffer.size) for buffer in self.arena.gaps(LARGE)]
+        return [BufferHandle(_Cut(self, buffer.size), buffer, buffer.size) for buffer in self.arena.gaps(LARGE)]
 
     def _shelf_of(self, nbytes: int) -> Shelf:
         if not self.cuts or nbytes < LARGE:
             return super()._shelf_of(nbytes)
         # Rounded up, a request may exceed what the device allows; one that itself does is refused by the driver's side.
-        return _Cut(self, max(nbytes, min(self.bucket_of(nbytes), self.limit)), False)
+        bucket = max(nbytes, min(self.bucket_of(nbytes), self.limit))
+        if len(self._cuts) >= _MOST_SIZES:
+            self._cuts.clear()
+        if bucket not in self._cuts:
+            self._cuts[bucket] = _Cut(self, bucket)
+        return self._cuts[bucket]
 
     def _new_shelf(self, bucket: int) -> Shelf:
         return Shelf(self, bucket, not self.capped)
@@ -399,7 +408,7 @@ class PersistentBufferPool(BufferPool):
         before = self.capped
         self._pooled += change
         if self.capped != before:
-            for shelf in list(self._shelves.values()):
+            for shelf in (*self._shelves.values(), *self._cuts.values()):
                 shelf.plain = before and shelf.made <= self.max_per_bucket
             self._cached = super().stats.bytes_cached
 
@@ -422,9 +431,9 @@ class PersistentBufferPool(BufferPool):
                 self._evict(shelf, 1)
                 self._cached -= shelf.bucket
 
-    def _trim(self, wait: bool) -> None:
+    def _trim(self) -> None:
         """Keep free memory of segments to what the cap leaves beside that on shelves."""
-        self.arena.trim(max(0, self.max_cached_bytes - self._cached), wait)
+        self.arena.trim(max(0, self.max_cached_bytes - self._cached), wait=False)
 
     def clear(self) -> None:
         super().clear()

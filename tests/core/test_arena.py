@@ -48,11 +48,11 @@ def test_pieces_never_overlap():
                 assert root(piece) != root(other) or apart
             live.append(piece)
         elif live:
-            driver.arena.give(live.pop(rng.randrange(len(live))))
+            driver.arena.returned.append(live.pop(rng.randrange(len(live))))
         free = sum(n * count for n, count in driver.arena.stretches().items())
         assert driver.held == free + sum(piece.size for piece in live)
     while live:
-        driver.arena.give(live.pop())
+        driver.arena.returned.append(live.pop())
     driver.arena.trim()
     assert driver.held == 0 and not driver.arena.stretches() and not driver.arena.buffers()
 
@@ -62,14 +62,14 @@ def test_the_smallest_stretch_that_holds_it_is_taken():
     kept = [arena.take(n) for n in (5, 9, 7)]
     places = [id(piece) for piece in kept]
     while kept:
-        arena.give(kept.pop())
+        arena.returned.append(kept.pop())
     assert [id(arena.take(n)) for n in (6, 9, 5)][1:] == [places[1], places[0]]
 
 
 def test_memory_grows_by_what_is_missing():
     driver = Driver(limit=100)
     for piece in [driver.arena.take(n) for n in (30, 40, 50)]:
-        driver.arena.give(piece)
+        driver.arena.returned.append(piece)
     driver.arena.take(80)
     assert (driver.asked[-1], driver.held) == (90, 120)  # of what was free 50 and 40 were joined
     driver.arena.take(100)
@@ -80,11 +80,11 @@ def test_memory_grows_by_what_is_missing():
 def test_segments_go_after_their_pieces_even_if_somebody_keeps_one():
     driver = Driver()
     known, other = driver.arena.take(10), driver.arena.take(6)
-    driver.arena.give(known)
+    driver.arena.returned.append(known)
     parts = [driver.arena.take(4), driver.arena.take(6)]
     known = None
     for part in (*parts, other):
-        driver.arena.give(part)
+        driver.arena.returned.append(part)
     del part, other
     parts.pop()
     driver.arena.trim()
@@ -93,7 +93,7 @@ def test_segments_go_after_their_pieces_even_if_somebody_keeps_one():
     assert len(segments) == 1  # the other's, which nobody knows
     parts.clear()
     driver.arena.take(1)
-    driver.arena.give(driver.arena.take(1))
+    driver.arena.returned.append(driver.arena.take(1))
     driver.arena.trim()
     order = [of for of, _ in driver.gone]
     assert order.count(None) >= 2
@@ -104,9 +104,9 @@ def test_segments_go_after_their_pieces_even_if_somebody_keeps_one():
 
 def test_ever_other_sizes_are_not_all_remembered():
     driver = Driver()
-    driver.arena.give(driver.arena.take(4 * MOST_PIECES))
+    driver.arena.returned.append(driver.arena.take(4 * MOST_PIECES))
     for n in range(1, 2 * MOST_PIECES):
-        driver.arena.give(driver.arena.take(n))
+        driver.arena.returned.append(driver.arena.take(n))
     assert len(driver.arena.buffers()) <= MOST_PIECES + 1 and driver.arena.misses == 1
 
 
@@ -125,9 +125,9 @@ def test_threads_share_it(threads):
                 piece = mine.pop()
                 if piece.owner != seed:
                     wrong.append(piece)
-                driver.arena.give(piece)
+                driver.arena.returned.append(piece)
         for piece in mine:
-            driver.arena.give(piece)
+            driver.arena.returned.append(piece)
 
     workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
     for worker in workers:
