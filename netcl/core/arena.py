@@ -110,7 +110,7 @@ class Arena:
             try:
                 self._settle()
                 free = sum(self._begins.values())
-                for address, segment in self._whole():
+                for address, segment in self._whole() if free > most else ():
                     if free > most:
                         free -= segment.nbytes
                         self._drop(address)
