@@ -404,6 +404,18 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
         if (inside_s && s_to < columns)
           *(__global uint2*)(c + RESULT_AT(r, s_to)) = lane & 1 ? (uint2)(other, pair[1]) : (uint2)(pair[0], other);
       }
+#elif C_WIDTH == 2 && SWAPPED
+      // Neighbouring rows are four lanes apart: of two columns each lane takes one, and both rows.
+      const int second_row = (lane >> 2) & 1;
+      _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; ++j) {
+        const int s = c0 + j * 8 + (lane & 3) * 2, s_to = s + second_row, r_to = r - second_row;
+        const float first = r < rows && s < columns ? FINISHED_AT(SUM(j, 0), r, s) : 0;
+        const float second = r < rows && s + 1 < columns ? FINISHED_AT(SUM(j, 1), r, s + 1) : 0;
+        float other;
+        __asm__ volatile("shfl.sync.bfly.b32 %0, %1, 4, 31, -1;" : "=f"(other) : "f"(second_row ? first : second));
+        if (r_to < rows && s_to < columns)
+          *(__global float2*)(c + RESULT_AT(r_to, s_to)) = second_row ? (float2)(other, second) : (float2)(first, other);
+      }
 #else
       _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; ++j) {
         const int s = c0 + j * 8 + (lane & 3) * 2;
