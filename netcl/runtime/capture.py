@@ -205,7 +205,7 @@ class CompiledFunction:
             call = _Calls(args, kwargs, self._queue)
             if call.on_numpy or call.with_history:
                 return self._left_alone(call)
-            around, kept = self._surroundings()
+            around, kept = self._surroundings(call.objects)
             key = (call.key, around)
             case = self._cases.get(key)
             if case is None:

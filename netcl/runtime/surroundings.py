@@ -8,9 +8,9 @@ they hold (learning rates, gradients) may change.
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,27 +32,32 @@ class Surroundings:
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
-        self._watched: list[tuple[Place, Path]] | None = None
+        self._watched: list[tuple[Place, list[Path]]] | None = None
         self._loose: frozenset[str] = frozenset()
         self._told: list[Any] = []
         self._kept: list[Any] = []
 
-    def __call__(self) -> tuple[tuple[Any, ...], list[Any]]:
+    def __call__(self, arguments: Sequence[Any] = ()) -> tuple[tuple[Any, ...], list[Any]]:
         if self._watched is None:
             search = _Search(self._function)
             self._loose = frozenset(search.loose)
             self._watched = search.watched()
         self._told, self._kept = [], []
-        for place, path in self._watched:
-            self._follow(_found(place), path)
+        for place, paths in self._watched:
+            root = _found(place)
+            self._tell(root, 0)
+            for path in paths:
+                self._follow(root, path)
+        for value in arguments:  # objects, of which the function may read what it names
+            if self._loose and not isinstance(value, Tensor) and not _is_own(value):
+                self._tell_loose(value, 0)
         return tuple(self._told), self._kept
 
     def _follow(self, value: Any, path: Path) -> None:
-        """Tell a value and what is reached from it by attributes."""
-        self._tell(value, 0)
+        """Tell what is reached from a value by attributes."""
         for name in path:
             own = _is_own(value)
-            value = _attributes(value).get(name)
+            value = _attribute(value, name)
             if not own or isinstance(value, PLAIN):
                 self._tell(value, 0)
 
@@ -61,8 +66,10 @@ class Surroundings:
             self._told += (type(value), value if value == value else "nan")
         elif isinstance(value, Tensor):
             self._told.append(id(value))  # not kept: a recording has an eye of its own on whether it is still there
-        elif type(value) in (dict, list, tuple):
+        elif isinstance(value, (dict, list, tuple)):
             self._tell_items(value, depth)
+        elif isinstance(value, (set, frozenset)):
+            self._told.append(frozenset(value) if len(value) <= MOST_ITEMS else len(value))
         elif isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             self._told += (value.shape, value.dtype, value.tobytes())
         elif value is not None:
@@ -75,15 +82,16 @@ class Surroundings:
         self._told += (type(value), len(value))
         if len(value) > MOST_ITEMS or depth >= MOST_DEPTH:
             return
-        if type(value) is dict:
+        if isinstance(value, dict):
             self._told += value.keys()
-        for item in value.values() if type(value) is dict else value:
+        for item in value.values() if isinstance(value, dict) else value:
             self._tell(item, depth + 1)
 
     def _tell_loose(self, value: Any, depth: int) -> None:
         """The attributes that are read of something that is not known by name, which this may be."""
-        for name, part in _attributes(value).items():
-            if name in self._loose:
+        for name in self._loose:
+            part = _attribute(value, name)
+            if part is not None:
                 self._told.append(name)
                 self._tell(part, depth + 1)
 
@@ -99,8 +107,18 @@ def _found(place: Place) -> Any:
         return None
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    return getattr(value, "__dict__", {})
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute that is simply there, in the object, in a slot or in its class; ``None`` for methods and what is computed."""
+    own = getattr(value, "__dict__", ())
+    if name in own:
+        return own[name]
+    for kind in (value if isinstance(value, type) else type(value)).__mro__:
+        if name in vars(kind):
+            found = vars(kind)[name]
+            if isinstance(found, MemberDescriptorType):
+                return getattr(value, name, None)
+            return found if isinstance(found, (*PLAIN, Tensor, np.ndarray, dict, list, tuple, set)) else None
+    return None
 
 
 def _of_netcl(module: str | None) -> bool:
@@ -109,8 +127,10 @@ def _of_netcl(module: str | None) -> bool:
 
 def _is_own(value: Any) -> bool:
     """Whether it is netcl's, or code: nothing to look into."""
-    if isinstance(value, (type, FunctionType, MethodType)):
+    if isinstance(value, (FunctionType, MethodType)):
         return True
+    if isinstance(value, type):
+        return _of_netcl(value.__module__)
     return _of_netcl(value.__name__) if isinstance(value, ModuleType) else _of_netcl(type(value).__module__) or _is_layer(value)
 
 
@@ -138,7 +158,7 @@ _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDERE
 
 def _reads(code: CodeType) -> _Reads:
     """Of a function and those inside it; what is only set is left out, and so are methods of things without a name of their own."""
-    local = {*code.co_varnames, *code.co_cellvars} - {"self"}
+    local = {*code.co_varnames, *code.co_cellvars} - {*code.co_varnames[:1]}
     reads = _Reads(set(), set())
     path: Path = ()
     for step in dis.get_instructions(code):
@@ -165,7 +185,8 @@ class _Search:
 
     def __init__(self, function: Callable[..., Any]):
         self.loose: set[str] = set()
-        self._roots: list[tuple[Place, Path]] = []
+        self._roots: dict[tuple[int, str | None], tuple[Place, set[Path]]] = {}
+        self._holders: dict[int, dict[str, Any]] = {}
         self._waiting: list[Any] = [function]
         self._first = getattr(function, "__self__", None)
         seen: dict[tuple[int, int], Any] = {}  # with the functions themselves, whose numbers stay their own then
@@ -176,20 +197,22 @@ class _Search:
                 seen[id(owner), id(code)] = one
                 self._open(owner, code)
 
-    def watched(self) -> list[tuple[Place, Path]]:
+    def watched(self) -> list[tuple[Place, list[Path]]]:
         """The places that are told at every call, each with the attributes that are read from there on."""
-        places = {(id(place[0]), place[1], path): (place, path) for place, path in self._roots}
-        longer = {(*key[:2], path[:i]) for key in places for path in key[2:] for i in range(len(path))}
-        return [watched for key, watched in places.items() if key not in longer]
+        return [(place, [path for path in paths if not any(path == other[: len(path)] for other in paths - {path})])
+                for place, paths in self._roots.values()]  # fmt: skip
 
     def _open(self, owner: Any, function: Any) -> None:
         inner = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
         if inner is not None:
             self._waiting.append(inner)
+        if isinstance(function, partial):
+            self._note_values([*function.args, *function.keywords.values()])
         if not isinstance(function, FunctionType):
             self._go_on(function)
             return
-        reads = _reads(function.__code__)
+        self._note_values([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
+        reads, this = _reads(function.__code__), function.__code__.co_varnames[:1]
         self.loose |= reads.loose
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         for first, *rest in reads.paths:
@@ -197,8 +220,14 @@ class _Search:
                 self._note((cells[first], None), tuple(rest))
             elif first in function.__globals__:
                 self._note((function.__globals__, first), tuple(rest))
-            elif first == "self" and owner is not None and rest:
+            elif first in this and rest:
                 self._note_attribute(owner, rest)
+
+    def _note_values(self, values: Sequence[Any]) -> None:
+        """Arguments that are fixed, as objects that may change."""
+        for value in values:
+            if value is not None and not isinstance(value, PLAIN):
+                self._note((self._held(value), ""), ())
 
     def _note(self, place: Place, path: Path) -> None:
         value = _found(place)
@@ -207,24 +236,33 @@ class _Search:
                 self._note((vars(value), path[0]), path[1:])
             return
         real = _reached(value, path)
-        self._roots.append((place, real))
+        if real or not isinstance(value, type):
+            self._roots.setdefault((id(place[0]), place[1]), (place, set()))[1].add(real)
         self._go_on(value)
         for name in path[: len(real) + 1]:
             self._method(value, name)
-            value = _attributes(value).get(name)
+            value = _attribute(value, name)
             self._go_on(value)
 
     def _note_attribute(self, owner: Any, path: list[str]) -> None:
         name, *rest = path
-        part = _attributes(owner).get(name)
+        if owner is None:  # of whatever comes as the first argument
+            self.loose.add(name)
+            return
+        part = _attribute(owner, name)
         told = isinstance(part, (*PLAIN, Tensor)) or _is_layer(part)
         itself = told if _is_layer(owner) else _of_netcl(type(owner).__module__) and not isinstance(part, PLAIN) and not rest
-        if name in _attributes(owner) and not itself:  # a layer tells its numbers, parameters and parts itself
-            self._note((vars(owner), name), tuple(rest))
+        if part is not None and not itself:  # a layer tells its numbers, parameters and parts itself
+            self._note((self._held(owner), ""), tuple(path))
         self._method(owner, name)
+
+    def _held(self, value: Any) -> dict[str, Any]:
+        """A place for something that has no name here."""
+        return self._holders.setdefault(id(value), {"": value})
 
     def _method(self, owner: Any, name: str) -> None:
         method = getattr(type(owner), name, None)
+        method = method.fget if isinstance(method, property) else method
         if isinstance(method, FunctionType) and (_is_foreign(method) or owner is self._first):
             self._waiting.append(MethodType(method, owner))
 
@@ -242,7 +280,7 @@ class _Search:
 def _reached(value: Any, path: Path) -> Path:
     """The part of a path that leads over attributes of objects; the rest are methods, or of things made when they are asked for."""
     for i, name in enumerate(path):
-        if isinstance(value, (ModuleType, type, FunctionType)) or name not in _attributes(value):
+        if isinstance(value, (ModuleType, FunctionType)) or _attribute(value, name) is None:
             return path[:i]
-        value = _attributes(value)[name]
+        value = _attribute(value, name)
     return path

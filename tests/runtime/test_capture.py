@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from functools import partial
 from itertools import combinations, count, pairwise
 from types import SimpleNamespace
 
@@ -332,6 +333,26 @@ def _by_the_setting(x):
     return x * SETTING["scale"]
 
 
+class Slotted:
+    __slots__ = ("scale",)
+    shared = 1.0
+
+    def __init__(self):
+        self.scale = 1.0
+
+
+class Computing:
+    def __init__(self):
+        self.inner = 1.0
+
+    @property
+    def scale(self):
+        return self.inner
+
+    def __call__(self, x):
+        return x * self.scale
+
+
 def test_what_stands_around_is_never_frozen(cl_device):
     """Settings in containers, of functions that are called, deep in objects; tensors and models under a name that gets another one."""
     old, new = Tensor.ones((2,)), Tensor.full((2,), 5.0)
@@ -345,13 +366,26 @@ def test_what_stands_around_is_never_frozen(cl_device):
         "another function": (lambda x: holder.layer(x), lambda: setattr(holder, "layer", lambda x: x * 5.0)),
         "an array": (lambda x: x * Tensor.from_host(x.queue, values), lambda: values.fill(5.0)),
     }
+    slotted, counted, kept, chosen = Slotted(), Computing(), {"scale": 1.0}, {1}
+    cases |= {
+        "a slot": (lambda x: x * slotted.scale, lambda: setattr(slotted, "scale", 5.0)),
+        "a class": (lambda x: x * Slotted.shared, lambda: setattr(Slotted, "shared", 5.0)),
+        "a property, of an object that is called": (counted, lambda: setattr(counted, "inner", 5.0)),
+        "an argument fixed before": (partial(lambda table, x: x * table["scale"], kept), lambda: kept.update(scale=5.0)),
+        "a default": (lambda x, table=holder.table: x * table[0], lambda: holder.table.__setitem__(0, 5.0)),
+        "a set": (lambda x: x * (1.0 if 1 in chosen else 5.0), chosen.clear),
+    }
     x = Tensor.ones((2,))
     for name, (function, change) in cases.items():
         compiled = netcl.compile(function)
         assert [compiled(x).tolist()[0] for _ in range(RECORDED + 1)] == [1.0] * (RECORDED + 1) and compiled.graphs, name
         change()
         assert compiled(x).tolist() == [5.0, 5.0], name
-    SETTING["scale"] = 1.0
+    SETTING["scale"], Slotted.shared = 1.0, 1.0
+    by_object = netcl.compile(lambda x, table: x * table.scale)
+    told = [by_object(x, holder.inner).tolist()[0] for _ in range(RECORDED + 1)]
+    holder.inner.scale = 7.0
+    assert told == [5.0] * (RECORDED + 1) and by_object.graphs and by_object(x, holder.inner).tolist() == [7.0, 7.0]
 
 
 @pytest.mark.parametrize("kind", ["module", "gradient", "result"])
