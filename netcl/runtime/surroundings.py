@@ -8,7 +8,7 @@ they hold (learning rates, gradients) may change.
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -109,7 +109,7 @@ def _found(place: Place) -> Any:
 
 def _attribute(value: Any, name: str) -> Any:
     """An attribute that is simply there, in the object, in a slot or in its class; ``None`` for methods and what is computed."""
-    own = getattr(value, "__dict__", ())
+    own: Mapping[str, Any] = getattr(value, "__dict__", {})
     if name in own:
         return own[name]
     for kind in (value if isinstance(value, type) else type(value)).__mro__:
