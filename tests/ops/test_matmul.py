@@ -146,16 +146,6 @@ def test_half_products_are_summed_in_float32(device, dtype, trans_a, trans_b):
     assert out.dtype == dtype and (out.to_host() == k).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_are_widened_as_they_are_packed(dtype, cl_device, rng):
-    panel = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"})
-    for a_shape, b_shape in (((13, 9), (9, 200)), ((3, 7, 8), (3, 8, 200)), ((7, 8), (3, 8, 200)), ((97, 6), (6, 200))):
-        a, b = tensors(cl_device.queue, *(rng.standard_normal(s) for s in (a_shape, b_shape)), dtype=dtype)
-        want = np.matmul(*(t.to_host().astype(np.float64) for t in (a, b)))
-        found = gemm.product(a, b, want.shape, Extras(Finish(dtype)), config=panel).to_host()
-        assert np.abs(found.astype(np.float64) - want).max() < np.abs(want).max() * 2.0**-8
-
-
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 40])
 def test_dot_products_of_every_height(rows, cl_device, rng):
     dot = KernelConfig(KernelVariant.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "dot"})

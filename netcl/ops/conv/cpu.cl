@@ -258,8 +258,6 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
           FETCH(a[MR - 1] + weight_at[k + AHEAD]);
 #endif
 #pragma unroll
-          for (int f = 0; f < NR; f += 16) FETCH(columns + 8 * NR + f);  // the panel comes from the second cache
-#pragma unroll
           for (int j = 0; j < NV; ++j) b[j] = VECTOR(__local const, columns + j * VW);
 #pragma unroll
           for (int i = 0; i < MR; ++i) {

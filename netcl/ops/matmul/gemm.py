@@ -439,24 +439,15 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     rows = _rows(p, tile, panels, profile)
     sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
-    copies = p.batches if any(p.a_strides) else 1  # of a matrix that all batches share there is one
-    a_strides = (p.batch[1] * size, size) if copies > 1 else (0, 0)
-    strides = (p.batch[1], *a_strides, *p.b_strides) if packed else p.strides()
+    strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
     main = Launch(_panel_kernel(queue, inner, tile, KC=depth, PACKED_A=int(packed)), panels * -(-p.m // rows) * p.batches, 1,
                   ("p" if packed else "a") + "bdrc" + ("s" if sums else "c"),
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
-    groups = -(-p.m // (tile.rows * _PACK_PANELS)) * copies
-    first = Launch(_pack_kernel(queue, p, tile), groups, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
-    return Plan((first, main), packed=copies * size, sums=sums)
-
-
-def _pack_kernel(queue: Any, p: Product, tile: _Tile) -> Any:
-    """``pack_a``, which turns rows four values at a time where a dtype is known to be read so."""
-    read, text = p.lanes("A", p.a, 4)
-    quads: dict[str, Any] = {"A_QUAD(p)": "QUAD_LOAD(p)" if p.plain(p.a) else f"load_{p.a}_4(p)"} if read else {}
-    return compiled(queue, "vectors.cl pack.cl", "pack_a", p, text=text, MR=tile.rows, PANELS=_PACK_PANELS, **quads)
+    pack = compiled(queue, "pack.cl", "pack_a", p, MR=tile.rows, PANELS=_PACK_PANELS)
+    first = Launch(pack, -(-p.m // (tile.rows * _PACK_PANELS)) * p.batches, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides))
+    return Plan((first, main), packed=p.batches * size, sums=sums)
 
 
 def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
@@ -561,12 +552,6 @@ def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
-def _widens(p: Product, profile: DeviceProfile) -> bool:
-    """Whether a left operand in few bits is cast before: where there is enough to do, and packing does not widen it on its way."""
-    halves = DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
-    return halves and (p.trans_a or p.n <= 2 * _CPU_COLUMNS or profile.vector_width < 16)
-
-
 def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
     """The selector's choice for a product, or a given configuration, as launches."""
     profile = handle_of(queue).profile
@@ -580,7 +565,7 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
             message("matmul", "the selected variant is not one of products", f"known are {known}", variant=config.variant.name)
         )
     # Only where policy decides: a configuration that was measured or named means the kernel as it is.
-    if tier == "cpu" and "why" in config.extra and _widens(p, profile):
+    if tier == "cpu" and "why" in config.extra and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
         return Plan((), widens=True)
     return (planner if p.k else _naive)(queue, p, config, profile)
 
