@@ -16,6 +16,7 @@ from functools import update_wrapper
 from typing import Any
 
 from netcl.autograd.tape import grad, run_backward
+from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion
 from netcl.ops.elementwise import fusing_modes
@@ -155,7 +156,9 @@ def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -
     [2.0, 0.0]
     """
     if fn is None:
-        return lambda function: CompiledFunction(function, fast_math)
+        return lambda function: jit_compile(function, fast_math)
+    if not callable(fn):
+        raise TypeError(message("jit_compile", "a function is compiled", given=type(fn).__name__))
     return CompiledFunction(fn, fast_math)
 
 

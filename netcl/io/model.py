@@ -21,12 +21,13 @@ import numpy as np
 
 from netcl import nn
 from netcl.core import dtype as dtypes
-from netcl.core.errors import OutOfMemoryError
+from netcl.core.errors import OutOfMemoryError, message
 from netcl.core.tensor import _queue
 from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
 from netcl.nn.parameter import placed, stand_on
 from netcl.ops import random
+from netcl.runtime.capture import CompiledFunction
 
 _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError, OutOfMemoryError)
 
@@ -35,8 +36,11 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     """Write a model: its architecture (any class known to ``nn.register_layer``) and its weights, under exactly this name.
 
     The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. It takes the
-    place of an older one only when all of it is on the disk. To resume training, use ``save_checkpoint``.
+    place of an older one only when all of it is on the disk. To resume training, use ``save_checkpoint``. Of a model that is compiled,
+    the model itself is written.
     """
+    if isinstance(model, CompiledFunction):
+        model = _whole(model)
     config = nn.config_of(model)
     state = model.state_dict()
     arrays = {name: tree.host_bits(tensor) for name, tensor in state.items()}
@@ -49,6 +53,14 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
         "training": model.training,
     }
     archive.write(path, meta, arrays, "save_model")
+
+
+def _whole(compiled: CompiledFunction) -> Any:
+    """The model behind a compiled one. One that ``fuse_graph`` has changed is another than its architecture says."""
+    if folded := vars(compiled).get("folded"):
+        remedy = "save the model it was made of, and call fuse_graph after load_model"
+        raise ValueError(message("save_model", "batch norms of this model are folded away", remedy, into=folded))
+    return compiled.function
 
 
 def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | None = None) -> Any:

@@ -188,6 +188,9 @@ class CompiledFunction:
         self._queue: Any = None
         self._surroundings = Surroundings(function)
 
+    def __repr__(self) -> str:
+        return f"compile({self.function!r})"
+
     @property
     def graphs(self) -> list[Graph]:
         """The graphs that calls are replayed from."""
@@ -391,6 +394,8 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
         return partial(compile, fuse=fuse)
     if isinstance(function, CompiledFunction):
         return function
+    if not callable(function):
+        raise TypeError(message("compile", "a model or a function is compiled", given=type(function).__name__))
     is_module = hasattr(function, "forward") and hasattr(function, "training")
     return (_Inference if is_module else CompiledFunction)(function, fuse=fuse)
 

@@ -7,6 +7,8 @@ import netcl.autograd as ag
 from netcl import nn
 from netcl.core.errors import ShapeError
 from netcl.core.kernels import program
+from netcl.io import load_model, save_model
+from netcl.runtime.capture import compile
 from netcl.runtime.graph_fusion import fuse_graph
 
 
@@ -99,6 +101,16 @@ def test_without_an_example_only_what_is_sure_is_folded(rng):
             fused = fuse_graph(settled(model, rng))
             assert fused.folded == folded
             np.testing.assert_allclose(fused(x).to_host(), model(x).to_host(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_model_is_saved_and_a_folded_one_refused(rng, tmp_path):
+    with nn.parameter.placed("cpu"):
+        model = settled(nn.Sequential(nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2)), rng)
+    x = ag.tensor(rng.normal(size=(2, 3)).astype(np.float32), queue=model.queue)
+    save_model(compile(model), tmp_path / "model.netcl")
+    np.testing.assert_array_equal(load_model(tmp_path / "model.netcl", "cpu")(x).to_host(), model(x).to_host())
+    with pytest.raises(ValueError, match=r"\[save_model\] batch norms of this model are folded away; into=\['0'\]"):
+        save_model(fuse_graph(model, x), tmp_path / "folded.netcl")
 
 
 def test_functions_are_recorded_with_fused_ops(device):
