@@ -205,16 +205,14 @@ void gemm_mma(__global const A_T* restrict a, __global const B_T* restrict b, __
       float fresh[COLUMNS][4];
       _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
         _Pragma("unroll") for (int e = 0; e < 4; ++e) fresh[j][e] = 0;
-      uint q[STEPS][4];
-      _Pragma("unroll") for (int s = 0; s < STEPS; ++s) {  // the small products first: little is cut off from sums that are small
-        uint low[4];
-        TAKE_A(now, s, i, q[s]);
-        _Pragma("unroll") for (int e = 0; e < 4; ++e) split(q[s][e], &q[s][e], &low[e]);
-        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], low, b_high[s][j][0], b_high[s][j][1]);
-        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], q[s], b_low[s][j][0], b_low[s][j][1]);
+      _Pragma("unroll") for (int s = 0; s < STEPS; ++s) {
+        uint q[4], a_high[4], a_low[4];
+        TAKE_A(now, s, i, q);
+        _Pragma("unroll") for (int e = 0; e < 4; ++e) split(q[e], &a_high[e], &a_low[e]);
+        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_low, b_high[s][j][0], b_high[s][j][1]);
+        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_low[s][j][0], b_low[s][j][1]);
+        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], a_high, b_high[s][j][0], b_high[s][j][1]);
       }
-      _Pragma("unroll") for (int s = 0; s < STEPS; ++s)
-        _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j) MMA(fresh[j], q[s], b_high[s][j][0], b_high[s][j][1]);
       _Pragma("unroll") for (int j = 0; j < COLUMNS; ++j)
         _Pragma("unroll") for (int e = 0; e < 4; ++e) sum[i][j][e] += fresh[j][e];
     }
