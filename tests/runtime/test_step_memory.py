@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import pytest
 
 import netcl
 import netcl.autograd as ag
@@ -45,13 +46,10 @@ def held_by_steps(compiled: bool) -> tuple[int, int]:
 
 def test_a_step_holds_little_more_than_backward_needs(cl_device):
     """Of a layer the input of its norm and of the next layer; beside these the batch, a gradient and what it becomes, and workspaces."""
-    pool = memory.get_persistent_pool(cl_device.queue)
-    cuts, pool.cuts = pool.cuts, True
-    try:
-        early, eager = held_by_steps(compiled=False)
-        _, replayed = held_by_steps(compiled=True)
-    finally:
-        pool.cuts = cuts
+    if not memory.get_persistent_pool(cl_device.queue).cuts:
+        pytest.skip("large tensors are buffers of their own here, in four sizes per doubling")
+    early, eager = held_by_steps(compiled=False)
+    _, replayed = held_by_steps(compiled=True)
     kept = (2 * LAYERS + 1) * PLANE
     assert early == eager
     assert kept < eager <= 1.1 * (kept + 3 * PLANE)
