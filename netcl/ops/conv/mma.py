@@ -27,8 +27,7 @@ from netcl.ops.strided import alignment
 CHUNK = 8  # values of 16 bytes
 RUN = 4  # chunks of one tap that follow each other in the columns of a weight gradient
 MOST_TAPS = 16  # along an axis: bits of a pixel say which of them lie inside
-ITEMS = 256  # of a work-group that only moves values
-TURN_PIXELS, TURN_CHUNKS = 128, 4  # of one that puts channels last
+TURN_ITEMS, TURN_PIXELS, TURN_CHUNKS = 256, 128, 4  # of a work-group that puts channels last
 LEAST_WORK = 1 << 22  # multiply-adds; below, launches are what takes time
 MOST_EMPTY = 24  # values that a tile computes for one that is wanted: portable kernels are slower by more
 MOST_INT = 2**31 - 2**20
@@ -160,13 +159,13 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
     tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups
     kernel = _kernel(queue, job, 1, "mma_prepare", {})
-    size = ((tiles - (-weights // ITEMS)) * ITEMS,)
+    size = ((tiles - (-weights // TURN_ITEMS)) * TURN_ITEMS,)
 
     def prepare(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         last = Tensor.empty((groups * n * plane * c8 * CHUNK,), job.dtype, queue=queue)
         packed = Tensor.empty((weights * CHUNK,), job.dtype, queue=queue) if packs else weight
         whole = plane % CHUNK == 0 and alignment(source) == 16
-        kernel(queue, size, (ITEMS,), source, weight, last, packed, n, c, plane, m, taps, groups, c8, tiles, int(whole))
+        kernel(queue, size, (TURN_ITEMS,), source, weight, last, packed, n, c, plane, m, taps, groups, c8, tiles, int(whole))
         return last, packed
 
     return prepare
@@ -198,11 +197,11 @@ def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
         last, _ = prepare(queue, x, x)
         if padded != plane or alignment(dy) != 16:
             given, dy = dy, Tensor.empty((planes * padded,), job.dtype, queue=queue)
-            pad()(queue, (dy.size,), (ITEMS,), given, dy, planes, plane, padded)
+            pad()(queue, (dy.size,), (launch.LOCAL_1D,), given, dy, planes, plane, padded)
         parts = Tensor.empty((splits * g.f * width,), "float32", queue=queue)
         size = (tiles * splits * tile.items, g.groups)
         multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, run_of(c8, RUN), splits)
-        collect(queue, (dw.size,), (ITEMS,), parts, dw, g.f, g.c // g.groups, g.taps, c8, run_of(c8, RUN), splits)
+        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, run_of(c8, RUN), splits)
 
     return go
 
