@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,4 +31,15 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
         raise DeviceError(message("launch", "a job has at least one rank", ranks=ranks))
     wrapper = ["-m", "netcl.distributed.replica", "--guard", ",".join(devices) or "auto"]
     command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
-    return subprocess.run(command, check=False, env=env.for_child()).returncode
+    return patiently(subprocess.Popen(command, env=env.for_child()))
+
+
+def patiently(child: subprocess.Popen[bytes]) -> int:
+    """The exit status of a child. A Ctrl-C, which reaches it too, is its own to handle: it may have something to save."""
+    if threading.current_thread() is not threading.main_thread():
+        return child.wait()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return child.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from netcl.core import env
 from netcl.distributed import comm, mpi
 from netcl.distributed.data_parallel import all_devices
-from netcl.distributed.launch import launch
+from netcl.distributed.launch import launch, patiently
 
 _PR_SET_PDEATHSIG = 1
 
@@ -59,7 +59,7 @@ def _guard(devices: str, program: Sequence[str]) -> int:
     """Run the rank, and name it if it is killed. What mpiexec left open for the rank must stay open."""
     command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, *program]
     rank = subprocess.Popen(command, close_fds=False, preexec_fn=_die_with_parent)
-    status = rank.wait()
+    status = patiently(rank)
     if status < 0:
         name = signal.Signals(-status).name
         sys.stderr.write(f"netcl: rank {mpi.rank_by_launcher()} (pid {rank.pid}) was ended by {name}; the job ends with it\n")

@@ -165,6 +165,9 @@ def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = N
     common: dict[str, Any] = {"device_queue": queue, "num_workers": recipe.workers, "seed": recipe.seed}
     common |= {"shuffle": True, "drop_last": len(data.train) > recipe.batch_size, "augment": small_shift}
     shared = world is not None and world.size > 1
+    if world is not None and recipe.batch_size % world.size:
+        remedy = "choose a multiple of the ranks"
+        raise RecipeError(message("recipe", "a batch must divide into equal parts", remedy, batch_size=recipe.batch_size, ranks=world.size))
     train = (
         ShardedLoader(data.train, recipe.batch_size, world=world, **common)
         if shared

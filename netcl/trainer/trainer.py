@@ -146,7 +146,8 @@ class Trainer:
           comes in the same order each time.
         - **log_every**: after so many batches the running numbers are read from the device; in between nothing waits for it.
 
-        The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once.
+        The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once. Ranks
+        of a ``DistributedDataParallel`` model leave together, where the numbers are read next.
         """
         if epochs < 1 or log_every < 1:
             raise ValueError(message("fit", "epochs and log_every are at least 1", epochs=epochs, log_every=log_every))
@@ -197,7 +198,8 @@ class Trainer:
             self.log_due = self.batch % log_every == 0 or self.batch == self.batches
             self.callbacks("on_train_batch_end", self.batch - 1, logs)
             if self.at_boundary:
-                self._leave_if(interrupt)
+                if self.log_due or self._ranks is None:
+                    self._leave_if(interrupt)
                 if self.stop_training:
                     break
         if self._accumulated:
@@ -262,8 +264,15 @@ class Trainer:
             for metric in self.metrics:
                 metric.update(outputs, targets)
 
+    @property
+    def _ranks(self) -> World | None:
+        """The world that the model is trained in together with others."""
+        return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
+
     def _leave_if(self, interrupt: threading.Event) -> None:
-        if interrupt.is_set():
+        """Leave after a Ctrl-C. Ranks agree: one that left alone would keep the others waiting in the step behind."""
+        stop = interrupt.is_set() if self._ranks is None else any(self._ranks.tell(interrupt.is_set(), "interrupt"))
+        if stop:
             self.callbacks("on_interrupt", {})
             raise SystemExit(INTERRUPTED)
 
@@ -287,12 +296,13 @@ class Trainer:
                     loss = self.loss_fn(outputs, targets)
                 self._count(outputs, loss, targets)
                 self.callbacks("on_test_batch_end", i, BatchLogs({}, self._counting))
-                if interrupt.is_set():
+                if interrupt.is_set() and self._ranks is None:
                     break
         values = {metric.name: metric.compute() for metric in self._counting}
         for metric, state in zip(self._counting, kept, strict=True):
             metric.load_state_dict(state)
-        self._leave_if(interrupt)
+        if self._ranks is None:  # not all ranks need be here
+            self._leave_if(interrupt)
         self.callbacks("on_test_end", values)
         return values
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -130,6 +131,23 @@ def test_netcl_train_on_two_ranks_goes_on_alone(tmp_path):
     assert "epoch 1" not in done.stdout + done.stderr
     assert load_model(tmp_path / "run" / "model.netcl")(np.zeros((1, 1, 8, 8), np.float32)).shape == (1, 10)
     assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 3
+
+
+def test_ctrl_c_lets_the_ranks_save(tmp_path):
+    """It reaches the launcher, mpiexec, the guards and the ranks at once; those above a rank must wait for it, without a word."""
+    words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
+    command = [sys.executable, *words]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True)
+    assert job.stdout is not None
+    said = []
+    while not any("epoch 1/" in line for line in said):
+        said.append(job.stdout.readline())
+        assert said[-1], said
+    os.killpg(job.pid, signal.SIGINT)
+    rest = job.communicate(timeout=60)[0]
+    assert job.returncode == 130 and "Traceback" not in rest, rest
+    (step,) = re.findall(r"interrupted after step (\d+)", rest)
+    assert (tmp_path / "checkpoints" / f"step-{int(step):06d}.netcl").exists()
 
 
 def test_positions_are_those_of_the_whole_batch():
