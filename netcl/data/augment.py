@@ -59,7 +59,9 @@ class Augmentation:
         """The batch, changed as drawn."""
         raise NotImplementedError(message(type(self).__name__, "an augmentation needs a method apply"))
 
-    def __call__(self, x: Any, rng: np.random.Generator) -> Any:
+    def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
+        """A batch or an image, changed; a loader gives the generator, without one the numbers are new each time."""
+        rng = np.random.default_rng() if rng is None else rng
         if len(x.shape) not in (3, 4):
             raise ValueError(message(type(self).__name__, "images have the axes (N, C, H, W) or (C, H, W)", shape=x.shape))
         if len(x.shape) == 3:
@@ -81,7 +83,8 @@ class Compose(Augmentation):
             what = "parts that change labels, or that run elsewhere than the others, cannot be composed"
             raise ValueError(message("Compose", what, "give the loader a list: augment=[...]"))
 
-    def __call__(self, x: Any, rng: np.random.Generator) -> Any:
+    def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
+        rng = np.random.default_rng() if rng is None else rng
         for part in self.parts:
             x = part(x, rng)
         return x
@@ -128,6 +131,8 @@ class RandomCrop(Augmentation):
     def __init__(self, size: int | tuple[int, int], padding: int = 0):
         self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         self.padding = padding
+        if min(self.size) < 1 or padding < 0:
+            raise ValueError(message("RandomCrop", "sizes are at least 1, padding at least 0", size=self.size, padding=padding))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
         room = [n + 2 * self.padding - k for n, k in zip(shape[2:], self.size, strict=True)]
@@ -290,7 +295,8 @@ class Mixup(Augmentation):
         """Labels as probabilities."""
         return np.eye(self.classes, dtype=np.float32)[y]
 
-    def __call__(self, x: Any, y: Any, rng: np.random.Generator) -> Any:  # type: ignore[override]
+    def __call__(self, x: Any, y: Any, rng: np.random.Generator | None = None) -> Any:  # type: ignore[override]
+        rng = np.random.default_rng() if rng is None else rng
         drawn = self.draw(rng, x.shape)
         return self.apply(x, *drawn), self.mixed(self.one_hot(y), *drawn[:2])
 

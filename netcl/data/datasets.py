@@ -153,6 +153,8 @@ def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: 
     >>> train.arrays[0].shape, len(test), sorted(set(train.arrays[1].tolist()))
     ((100, 3, 8, 8), 20, [0, 1, 2, 3])
     """
+    if samples < 1 or classes < 1:
+        raise ValueError(message("synthetic", "samples and classes are at least 1", samples=samples, classes=classes))
     rng = np.random.default_rng(seed)
     coarse = rng.random((classes, *shape[:-2], *(max(1, n // 4) for n in shape[-2:])), np.float32)
     rows, columns = (np.arange(n) * k // n for n, k in zip(shape[-2:], coarse.shape[-2:], strict=True))

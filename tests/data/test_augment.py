@@ -102,3 +102,12 @@ def test_filters(images):
     for wrong in (lambda: filters.box(flat, 2), lambda: filters.gaussian(flat, 0), lambda: filters.gaussian(flat, 20)):
         with pytest.raises(ValueError, match=r"\[(convolve|gaussian)\]"):
             wrong()
+
+
+def test_an_augmentation_needs_no_loader():
+    x = np.ones((2, 1, 6, 6), np.float32)
+    assert augment.Compose(augment.RandomCrop(4), augment.Normalize([1.0], [2.0]))(x).tolist() == np.zeros((2, 1, 4, 4)).tolist()
+    mixed, labels = augment.Mixup(3)(x, np.array([0, 2]))
+    assert mixed.shape == x.shape and labels.sum() == pytest.approx(2.0)
+    with pytest.raises(ValueError, match=r"\[RandomCrop\] sizes are at least 1"):
+        augment.RandomCrop(0)
