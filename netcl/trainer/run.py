@@ -23,7 +23,7 @@ from netcl.core.errors import message
 from netcl.data import DataLoader
 from netcl.io import FileError, latest, load_model, save_model
 from netcl.profiling import profile
-from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
+from netcl.trainer.callbacks import Callback, Logs, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.logs import CSVLogger, JSONLLogger
 from netcl.trainer.progress import Progress
 from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_loaders, make_model, make_trainer, read_recipe, seed_all
@@ -46,11 +46,9 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         data = load_data(recipe)
         model = make_model(recipe, data, handle)
         train, test = make_loaders(recipe, data, handle.queue, ours)
-        own = [*_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
+        own = [_Config(place, recipe), *_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
         trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, LRMonitor(), NaNGuard()])
         with train, test:
-            if ours.rank == 0:
-                _write_json(place / "config.json", recipe.to_dict())
             found = latest(place / "checkpoints") if resume else None
             # What rank 0 has counts: the others may run on machines that never saw a checkpoint.
             newest = ours.tell(None if found is None else str(found), "train")[0]
@@ -70,6 +68,16 @@ def _shared(model: Any, ours: distributed.World) -> Any:
     if ours.size == 1:
         return model
     return distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
+
+
+class _Config(Callback):
+    """Writes the recipe of a run when it begins: not before a checkpoint that is to be resumed was seen to fit it."""
+
+    def __init__(self, place: Path, recipe: Recipe):
+        self.place, self.recipe = place, recipe
+
+    def on_train_begin(self, logs: Logs) -> None:
+        _write_json(self.place / "config.json", self.recipe.to_dict())
 
 
 def _writers(place: Path) -> list[Callback]:

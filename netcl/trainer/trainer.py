@@ -19,7 +19,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import DistributedDataParallel, World, load_checkpoint
 from netcl.distributed.checkpoint import unwrapped
-from netcl.io import latest, save_checkpoint
+from netcl.io import FileError, latest, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
 from netcl.optim import ReduceLROnPlateau
@@ -342,7 +342,12 @@ class Trainer:
         Ranks of a ``DistributedDataParallel`` model all call this; only rank 0 needs to have the file.
         """
         world = self.model.world if isinstance(self.model, DistributedDataParallel) else World()
-        self.load_state_dict(load_checkpoint(path, world=world, **self._parts()).extra)
+        try:
+            self.load_state_dict(load_checkpoint(path, world=world, **self._parts()).extra)
+        except ValueError as fault:
+            if isinstance(fault, FileError):
+                raise
+            raise FileError(message("fit", f"the checkpoint is not of such a run: {fault}", file=path)) from fault
 
     def _parts(self) -> dict[str, Any]:
         loader = self._train_data if hasattr(self._train_data, "load_state_dict") else None

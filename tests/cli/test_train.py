@@ -86,6 +86,14 @@ def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
     assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("options", [["--batch-size", "32"], ["--optimizer", "sgd"]], ids=" ".join)
+def test_a_run_that_cannot_go_on_so_stays_as_it_was(digits, tmp_path, capsys, options):
+    shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
+    status, _, err = run(capsys, "train", tmp_path, *options, "--epochs", 3, "--run", tmp_path, "--resume", "--device", "cpu")
+    assert status == 1 and err.startswith("[fit] the checkpoint is not of such a run: [") and len(err.splitlines()) == 1
+    assert (tmp_path / "config.json").read_text() == (digits / "config.json").read_text()
+
+
 @pytest.mark.slow
 def test_the_demo_reads_digits(tmp_path, capsys):
     """What ``make demo`` runs, for fewer epochs."""
