@@ -31,12 +31,6 @@
 #ifndef LAG  // stages whose copies may be under way before the first of them is given to the consumers; at most STAGES - 2
 #define LAG (STAGES / 2)
 #endif
-#ifndef ALONE  // 1: the consumers take tiles in turn, each a whole one, so that one stores while the other multiplies; 16-bit operands
-#define ALONE 0
-#endif
-#ifndef AHEAD  // 1: the left operand's next values are taken while these are multiplied; of wide tiles the sums leave no registers for it
-#define AHEAD 0
-#endif
 #ifndef BAND  // tile rows that neighbouring work-groups share, so that operands are read from cache
 #define BAND 8
 #endif
@@ -48,7 +42,6 @@
 #define RIGHT_BYTES (COLUMNS * 128)
 #define STAGE_BYTES (LEFT_BYTES + RIGHT_BYTES * (SIZE == 4 ? 2 : 1))
 #define COPIERS 128
-#define HEIGHT (ALONE ? 2 : 1)       // times 64 rows, of a consumer
 #define ITEMS (256 + COPIERS)
 
 // The instruction's left operand gives the rows of a tile. LEFT_K, RIGHT_K: the operand is stored with its values along k side by side.
@@ -135,16 +128,14 @@ static inline void await(const uint at, const uint phase) {
 #endif
 #define FINISHED_AT(x, r, s) FINISHED(x, RESULT_COLUMN(r, s), RESULT_AT(r, s))
 
-#define SUM(j, next) sum[block][(j) * 4 + 2 * (h % 2) + (next)]
-
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
                 __global const ADDED_T* restrict added_operand, __global C_T* restrict result, const int m, const int n, const int k,
                 const int lda, const int ldb, const int has_bias, const int batch1, const long a0_stride, const long a1_stride,
                 const long b0_stride, const long b1_stride, const int batches, const int splits, const REAL scale) {
   __local uchar ring[STAGES * STAGE_BYTES] __attribute__((aligned(1024)));
-  __local ulong barriers[2 * STAGES + 2];
-  const uint stages = LOCAL_AT(ring), full = LOCAL_AT(barriers), empty = full + 8 * STAGES, turns = empty + 8 * STAGES;
+  __local ulong barriers[2 * STAGES];
+  const uint stages = LOCAL_AT(ring), full = LOCAL_AT(barriers), empty = full + 8 * STAGES;
   const int t = get_local_id(0), lane = t & 31, warp = (t >> 5) & 3, group = t >> 7;
 #if SWAPPED
   __global const LEFT_T* left_operand = b;
@@ -162,10 +153,9 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
   if (t == 0) {
     for (int i = 0; i < STAGES; ++i) {
       BARRIER_INIT(full + 8 * i, COPIERS);
-      BARRIER_INIT(empty + 8 * i, ALONE ? 4 : 8);  // a warp of those who read it each
+      BARRIER_INIT(empty + 8 * i, 8);  // a warp of the consumers each
     }
   }
-  if (ALONE && t < 2) BARRIER_INIT(turns + 8 * t, 4);
   barrier(CLK_LOCAL_MEM_FENCE);
   if (group == 2) {
     FEWER_REGISTERS();
@@ -176,9 +166,11 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define K_L(i) (own_piece * PIECE)
 #define R_L(i) (own_row + (i) * 16)
 #define TO_L(i) (along + (i) * 2048)
+#define LAST_L (rows - 1)
 #else
 #define K_L(i) (own / (ROWS / PIECE) + (i) * (COPIERS * PIECE / ROWS))
 #define R_L(i) (own % (ROWS / PIECE) * PIECE)
+#define LAST_L (rows - PIECE)
 #if SIZE == 4
 #define TO_L(i) (stages + K_L(i) * (ROWS * 4) + ((own % (ROWS / PIECE) ^ (K_L(i) & 3) << 1) << 4))
 #else
@@ -190,10 +182,12 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define K_R(i) (own_piece * PIECE)
 #define C_R(i) (own_row + (i) * 16)
 #define TO_R(i) (along + LEFT_BYTES + (i) * 2048)
+#define LAST_R (columns - 1)
 #elif SIZE == 2
 #define K_R(i) (own / (COLUMNS / PIECE) + (i) * (COPIERS * PIECE / COLUMNS))
 #define C_R(i) (own % (COLUMNS / PIECE) * PIECE)
 #define TO_R(i) BLOCKS(stages + LEFT_BYTES, own % (COLUMNS / PIECE), K_R(i))
+#define LAST_R (columns - PIECE)
 #else
     // float32 must lie along k, so what does not is turned: a work-item copies blocks of 4 x 4 to where their second parts will be, takes
     // them from there and writes both parts. Eight of them in turn touch all banks.
@@ -202,6 +196,7 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
 #define C_R(i) (piece_r * 4 + (i) / 4 * 64)
 #define TURNED(i, row) (stages + LEFT_BYTES + ((piece_r + 16 * (i)) * 4 + (row)) * 128 + ((k_r ^ ((piece_r * 4 + (row)) & 7)) << 4))
 #define TO_R(i) (TURNED((i) / 4, (i) % 4) + RIGHT_BYTES)
+#define LAST_R (columns - PIECE)
 #endif
 #define FETCH(inside)                                                                                                   \
   _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i) {                                                               \
@@ -242,15 +237,11 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
     uint stage = 0, phase = 1;
     for (int item = get_group_id(0); item < items; item += get_num_groups(0)) {
       PLACE(item)
-      // Beyond the edge others of the tile are taken again, and what comes of them is not stored; were it one of them for all, every
-      // work-group would read that one at once.
-      const int inside_l = rows - r0, again_l = (1 << (31 - clz(inside_l))) - 1;
-      const int inside_r = columns - c0, again_r = (1 << (31 - clz(inside_r))) - 1;
-      ulong from_l[ROWS / 16], from_r[COLUMNS / 16];
+      ulong from_l[ROWS / 16], from_r[COLUMNS / 16];  // beyond the edge the last ones again: what comes of them is not stored
       _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i)
-        from_l[i] = (ulong)(left + LEFT_AT(r0 + (R_L(i) < inside_l ? R_L(i) : R_L(i) & again_l), begin * DEPTH + K_L(i)));
+        from_l[i] = (ulong)(left + LEFT_AT(min(r0 + R_L(i), LAST_L), begin * DEPTH + K_L(i)));
       _Pragma("unroll") for (int i = 0; i < COLUMNS / 16; ++i)
-        from_r[i] = (ulong)(right + RIGHT_AT(c0 + (C_R(i) < inside_r ? C_R(i) : C_R(i) & again_r), begin * DEPTH + K_R(i)));
+        from_r[i] = (ulong)(right + RIGHT_AT(min(c0 + C_R(i), LAST_R), begin * DEPTH + K_R(i)));
       int there = k - begin * DEPTH;  // values along k from here on
       for (int step = begin; step < end; ++step) {
         await(empty + 8 * stage, phase);
@@ -300,43 +291,35 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
   _Pragma("unroll") for (int q = 0; q < 4; ++q) WORD(x[q], own_left[q & 1] + at + ((i) * 8 + (q >> 1) * 4) * (ROWS * 4));
 #endif
 #else
-  const ulong left_told = (LEFT_K ? ALONG_K : ACROSS_K) | (ulong)((stages + (ALONE ? 0 : group) * 8192) >> 4);
+#if LEFT_K
+  const ulong left_told = ALONG_K | (ulong)((stages + group * 64 * 128) >> 4);
+#else
+  const ulong left_told = ACROSS_K | (ulong)((stages + group * DEPTH * 128) >> 4);
+#endif
   const ulong right_told = (RIGHT_K ? ALONG_K : ACROSS_K) | (ulong)((stages + LEFT_BYTES) >> 4);
 #define LEFT_STEP (LEFT_K ? 2 : 2048 >> 4)    // from one instruction to the next, 16 values along k
 #define RIGHT_STEP (RIGHT_K ? 2 : 2048 >> 4)
 #endif
-  for (int item = get_group_id(0), turn = 0; item < items; item += get_num_groups(0), ++turn) {
+  for (int item = get_group_id(0); item < items; item += get_num_groups(0)) {
     PLACE(item)
-    if (ALONE && (turn & 1) != group) {  // the other one's
-      stage += end - begin;
-      phase ^= stage / STAGES & 1;
-      stage %= STAGES;
-      continue;
-    }
-    float sum[HEIGHT][COLUMNS / 2];
-    _Pragma("unroll") for (int block = 0; block < HEIGHT; ++block)
-      _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[block][j] = 0;
+    float sum[COLUMNS / 2];
+    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[j] = 0;
 #if SIZE == 4
     // The unit cuts while it adds, which many steps would feel: each is summed by itself and added in float32.
     float partial[COLUMNS / 2];
-    uint x[4][4];
-#define TAKE_ALL(x)                                                                                                     \
-  {                                                                                                                     \
-    await(full + 8 * stage, phase);                                                                                     \
-    SEEN();                                                                                                             \
-    const uint at = stage * STAGE_BYTES;                                                                                \
-    _Pragma("unroll") for (int i = 0; i < 4; ++i) { TAKE((x)[i], i) }                                                   \
-  }
-    if (AHEAD) TAKE_ALL(x)
     for (int step = begin; step < end; ++step) {
-      uint rest[4][4], next[4][4];
-      if (!AHEAD) TAKE_ALL(x)
-      _Pragma("unroll") for (int i = 0; i < 4; ++i)
+      await(full + 8 * stage, phase);
+      SEEN();
+      const uint at = stage * STAGE_BYTES;
+      uint x[4][4], rest[4][4];
+      _Pragma("unroll") for (int i = 0; i < 4; ++i) {
+        TAKE(x[i], i)
         _Pragma("unroll") for (int q = 0; q < 4; ++q) {
           rest[i][q] = REST(x[i][q]);
           x[i][q] = NEAREST(x[i][q]);
         }
-      const ulong y = right_told + ((stage * STAGE_BYTES) >> 4);
+      }
+      const ulong y = right_told + (at >> 4);
       SUMS_BEGIN();
       MULTIPLY_FIRST(partial, rest[0], y);
       MULTIPLY(partial, x[0], y + (RIGHT_BYTES >> 4));
@@ -347,46 +330,36 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
         MULTIPLY(partial, x[i], y + i * 2);
       }
       SUMS_END();
-      const uint done = empty + 8 * stage;
-      NEXT(stage, phase)
-      if (AHEAD && step + 1 < end) TAKE_ALL(next)
       SUMS_LEFT(0);
       SETTLED(partial);
-      if (lane == 0) ARRIVE(done);
-      _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[0][j] += partial[j];
-      if (AHEAD) {
-        _Pragma("unroll") for (int i = 0; i < 4; ++i)
-          _Pragma("unroll") for (int q = 0; q < 4; ++q) x[i][q] = next[i][q];
-      }
+      if (lane == 0) ARRIVE(empty + 8 * stage);
+      _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) sum[j] += partial[j];
+      NEXT(stage, phase)
     }
     int odd = 0;
-    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) odd |= sum[0][j] != sum[0][j];
+    _Pragma("unroll") for (int j = 0; j < COLUMNS / 2; ++j) odd |= sum[j] != sum[j];
 #else
     uint before = 0;
-    if (ALONE && turn > 0) await(turns + 8 * group, (turn - 1) >> 1 & 1);  // else it would take a stage's last filling for this one
     for (int step = begin; step < end; ++step) {
       await(full + 8 * stage, phase);
       SEEN();
       const uint at = (stage * STAGE_BYTES) >> 4;
       SUMS_BEGIN();
-      _Pragma("unroll") for (int i = 0; i < 4; ++i)
-        _Pragma("unroll") for (int block = 0; block < HEIGHT; ++block)
-          MULTIPLY(sum[block], left_told + at + block * (8192 >> 4) + i * LEFT_STEP, right_told + at + i * RIGHT_STEP);
+      _Pragma("unroll") for (int i = 0; i < 4; ++i) MULTIPLY(sum, left_told + at + i * LEFT_STEP, right_told + at + i * RIGHT_STEP);
       SUMS_END();
       SUMS_LEFT(1);
       if (step > begin && lane == 0) ARRIVE(empty + 8 * before);
       before = stage;
       NEXT(stage, phase)
     }
-    if (ALONE && lane == 0) ARRIVE(turns + 8 * (1 - group));
     SUMS_LEFT(0);
-    _Pragma("unroll") for (int block = 0; block < HEIGHT; ++block) SETTLED(sum[block]);
+    SETTLED(sum);
     if (end > begin && lane == 0) ARRIVE(empty + 8 * before);
 #endif
     __global const ADDED_T* added = added_operand + (size_t)part * m * n;
     __global C_T* c = result + (size_t)part * m * n;
-    _Pragma("unroll") for (int h = 0; h < 2 * HEIGHT; ++h) {
-      const int block = h / 2, r = r0 + (ALONE ? block : group) * 64 + warp * 16 + h % 2 * 8 + (lane >> 2);
+    _Pragma("unroll") for (int h = 0; h < 2; ++h) {
+      const int r = r0 + group * 64 + warp * 16 + h * 8 + (lane >> 2);
 #if C_WIDTH == 4
       // Two lanes exchange half of what they have, so that each stores four values in a row.
       _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; j += 2) {
@@ -394,8 +367,8 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
         uint pair[2];
         _Pragma("unroll") for (int i = 0; i < 2; ++i) {
           const int s_i = s + i * 8;
-          const float first = inside_s && s_i < columns ? FINISHED_AT(SUM(j + i, 0), r, s_i) : 0;
-          const float second = inside_s && s_i < columns ? FINISHED_AT(SUM(j + i, 1), r, s_i + 1) : 0;
+          const float first = inside_s && s_i < columns ? FINISHED_AT(sum[(j + i) * 4 + 2 * h], r, s_i) : 0;
+          const float second = inside_s && s_i < columns ? FINISHED_AT(sum[(j + i) * 4 + 2 * h + 1], r, s_i + 1) : 0;
           pair[i] = PAIR(first, second);
         }
         uint other;
@@ -404,30 +377,18 @@ void gemm_wgmma(__global const A_T* restrict a, __global const B_T* restrict b, 
         if (inside_s && s_to < columns)
           *(__global uint2*)(c + RESULT_AT(r, s_to)) = lane & 1 ? (uint2)(other, pair[1]) : (uint2)(pair[0], other);
       }
-#elif C_WIDTH == 2 && SWAPPED
-      // Neighbouring rows are four lanes apart: of two columns each lane takes one, and both rows.
-      const int second_row = (lane >> 2) & 1;
-      _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; ++j) {
-        const int s = c0 + j * 8 + (lane & 3) * 2, s_to = s + second_row, r_to = r - second_row;
-        const float first = r < rows && s < columns ? FINISHED_AT(SUM(j, 0), r, s) : 0;
-        const float second = r < rows && s + 1 < columns ? FINISHED_AT(SUM(j, 1), r, s + 1) : 0;
-        float other;
-        __asm__ volatile("shfl.sync.bfly.b32 %0, %1, 4, 31, -1;" : "=f"(other) : "f"(second_row ? first : second));
-        if (r_to < rows && s_to < columns)
-          *(__global float2*)(c + RESULT_AT(r_to, s_to)) = second_row ? (float2)(other, second) : (float2)(first, other);
-      }
 #else
       _Pragma("unroll") for (int j = 0; j < COLUMNS / 8; ++j) {
         const int s = c0 + j * 8 + (lane & 3) * 2;
         if (r < rows && s < columns) {
 #if C_WIDTH == 2
           *(__global float2*)(c + RESULT_AT(r, s)) =
-              (float2)(FINISHED_AT(SUM(j, 0), r, s), FINISHED_AT(SUM(j, 1), r, s + 1));
+              (float2)(FINISHED_AT(sum[j * 4 + 2 * h], r, s), FINISHED_AT(sum[j * 4 + 2 * h + 1], r, s + 1));
 #else
-          const float low = FINISHED_AT(SUM(j, 0), r, s);
+          const float low = FINISHED_AT(sum[j * 4 + 2 * h], r, s);
           C_STORE(c, RESULT_AT(r, s), low);
           if (s + 1 < columns) {
-            const float next = FINISHED_AT(SUM(j, 1), r, s + 1);
+            const float next = FINISHED_AT(sum[j * 4 + 2 * h + 1], r, s + 1);
             C_STORE(c, RESULT_AT(r, s + 1), next);
           }
 #endif

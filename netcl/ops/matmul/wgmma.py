@@ -142,7 +142,7 @@ def plan(queue: Any, p: Product, tile: Tile | None = None, **named: Any) -> Plan
     inner = p if tile.splits == 1 else p.bare()
     macros: dict[str, Any] = {
         "COLUMNS": tile.columns, "STAGES": tile.stages, "SIZE": DTYPES[p.a].itemsize, "TRANS_A": int(p.trans_a),
-        "TRANS_B": int(p.trans_b), "SWAPPED": int(tile.swapped), "C_WIDTH": _width(inner, tile),
+        "TRANS_B": int(p.trans_b), "SWAPPED": int(tile.swapped), "C_WIDTH": 1 if tile.swapped else _width(inner),
     }  # fmt: skip
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
@@ -155,11 +155,9 @@ def plan(queue: Any, p: Product, tile: Tile | None = None, **named: Any) -> Plan
     return Plan((first, gemm.add_parts(queue, p, tile.splits)), sums=tile.splits * p.batches * p.m * p.n)
 
 
-def _width(p: Product, tile: Tile) -> int:
+def _width(p: Product) -> int:
     """Results that a work-item stores at once."""
-    if p.c in HALVES and p.n % 4 == 0 and not tile.swapped:
-        return 4
-    return 2 if p.c == "float32" and p.n % 2 == 0 else 1
+    return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 
 def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
