@@ -11,7 +11,7 @@ import pytest
 from netcl.core.kernel_selector import set_matmul_precision
 from netcl.core.tensor import Tensor
 from netcl.ops.finish import Finish
-from netcl.ops.matmul import gemm, mma, nvidia, wgmma
+from netcl.ops.matmul import gemm, nvidia, wgmma
 from netcl.ops.matmul.gemm import Extras, Product
 
 GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
@@ -164,10 +164,13 @@ def _exact(a, b, trans_a, trans_b):
         return np.matmul(np.swapaxes(a, -1, -2) if trans_a else a, np.swapaxes(b, -1, -2) if trans_b else b)
 
 
-@pytest.mark.parametrize(("trans_a", "trans_b"), SIDES)
-@pytest.mark.parametrize(("dtype", "tile"), CASES, ids=str)
-@pytest.mark.parametrize("splits", [1, 2])
-def test_products(dtype, tile, splits, trans_a, trans_b, units, rng):
+# A kernel takes a second to build: all tiles lie all ways in two dtypes, the third and sums in parts are of the same text.
+BUILT = [(dtype, tile, *sides, 1) for dtype, tile in CASES if dtype != "float16" for sides in SIDES]
+BUILT += [("float16", wgmma.TILES[2][0], False, True, 1), ("float32", wgmma.TILES[4][0], False, True, 2)]
+
+
+@pytest.mark.parametrize(("dtype", "tile", "trans_a", "trans_b", "splits"), BUILT, ids=str)
+def test_products(dtype, tile, trans_a, trans_b, splits, units, rng):
     """Edges in all directions, a bias and an activation, infinities and NaN; the same bits every time."""
     m, n, k = 264 if trans_a else 261, 135 if trans_b else 136, 525 if trans_a and not trans_b else 528
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
@@ -190,13 +193,12 @@ def test_products(dtype, tile, splits, trans_a, trans_b, units, rng):
 def test_batches_with_strides(dtype, units, rng):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32), dtype) for shape in ((3, 4, 136, 40), (4, 40, 72)))
     exact = _exact(a, b, False, False)
-    for tile in wgmma.TILES[4 if dtype == "float32" else 2]:
+    for tile in wgmma.TILES[4 if dtype == "float32" else 2][1:3]:
         plan = wgmma.plan(units, gemm._describe(a, b, False, False, None, Finish(dtype), False), tile)
         got = gemm.run(plan, units, a, b, None, Tensor.empty((3, 4, 136, 72), dtype, queue=units)).to_host()
         np.testing.assert_allclose(got, exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
 
 
-def test_the_tier_is_trusted_and_asked(units):
+def test_the_tier_is_trusted(units):
     for dtype in ("float32", "bfloat16", "float16"):
         assert nvidia.trusted(units, wgmma.TIER, dtype, wgmma.plan)
-    assert mma.TIER in gemm.TIERS and wgmma.TIER in gemm.TIERS
