@@ -143,7 +143,8 @@ def conv(n: int, c: int, size: int, filters: int, kernel: int = 3, stride: int =
     moved = (2.0 if half else 4.0) * (n * c * size**2 + filters * c * kernel**2 + n * filters * out**2)
     work = {"flop": 2.0 * n * filters * c * kernel**2 * out**2, "bytes": moved}
     # cuDNN takes Winograd for some weight gradients: against float64 those were off by 5e-5 of the largest, ours by 3e-6 at most.
-    tolerance = 2e-2 if half else 1e-3 if part == "weight gradient" else 1e-4
+    # The last bit of a bfloat16 of several times the root mean square is 0.03 of that.
+    tolerance = 5e-2 if half else 1e-3 if part == "weight gradient" else 1e-4
     return Case(name, make, [Comparison(targets=targets or {})], tolerance, work)
 
 
