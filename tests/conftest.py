@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ ONLY_WHEN_NAMED = ("oclgrind", "llvmpipe")
 os.environ.setdefault("NETCL_CACHE_DIR", str(ROOT / ".pytest_cache" / "netcl"))
 if any(word in ("llvmpipe", "rusticl") for word in WORDS):
     os.environ.setdefault("RUSTICL_ENABLE", "llvmpipe")
+
+# A shell has what it starts in the background ignore Ctrl-C, and every program that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOL: dict[str, dict[str, float]] = {
     "float64": {"rtol": 1e-12, "atol": 1e-12},

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -43,17 +45,18 @@ WAYS = {
 }
 
 
-def start(device, wait: str) -> subprocess.Popen:
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(START) + wait, device.platform_name],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    time.sleep(0.3)
-    return process
+@contextmanager
+def start(device, wait: str) -> Iterator[subprocess.Popen]:
+    """A process whose kernel runs for an hour; it does not outlive a test that fails."""
+    command = [sys.executable, "-c", textwrap.dedent(START) + wait, device.platform_name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "running\n"
+            time.sleep(0.3)
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("way", WAYS)
