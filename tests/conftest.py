@@ -235,3 +235,15 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rng(seed: int) -> np.random.Generator:
     """A NumPy generator started from ``seed``."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def exact_product():
+    """A function: the product of two stacks of matrices in float64."""
+
+    def exact(a, b, trans_a: bool, trans_b: bool) -> np.ndarray:
+        a, b = (x.to_host().astype(np.float64) for x in (a, b))
+        with np.errstate(invalid="ignore"):
+            return np.matmul(np.swapaxes(a, -1, -2) if trans_a else a, np.swapaxes(b, -1, -2) if trans_b else b)
+
+    return exact

@@ -16,7 +16,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import families, launch
 from netcl.ops.finish import Finish
-from netcl.ops.matmul import gemm, mma, nvidia
+from netcl.ops.matmul import gemm, mma, nvidia, wgmma
 from netcl.ops.matmul.gemm import Extras, Product
 
 GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
@@ -192,22 +192,17 @@ def test_a_tuner_is_offered_the_tiles(ampere):
     assert not any(config.extra.get("tier") == "mma" for config in plain)
 
 
-def test_a_configuration_for_other_hardware_is_done_portably(cl_device, rng):
+@pytest.mark.parametrize("tier", [mma, wgmma])
+def test_a_configuration_for_other_hardware_is_done_portably(tier, cl_device, rng):
     """A stored measurement may name a tier that the device, or the switch, no longer allows."""
     a, b = (Tensor.from_host(cl_device.queue, rng.standard_normal(shape, np.float32)) for shape in ((33, 20), (20, 9)))
     if nvidia.capable(cl_device.profile):
         pytest.skip("the device has them")
-    got = gemm.product(a, b, (33, 9), Extras(Finish("float32")), config=mma.TILES[4][0].config()).to_host()
+    got = gemm.product(a, b, (33, 9), Extras(Finish("float32")), config=tier.TILES[4][0].config()).to_host()
     np.testing.assert_allclose(got, a.to_host() @ b.to_host(), rtol=1e-5, atol=1e-5)
 
 
 # ---- what they give
-
-
-def _exact(a, b, trans_a, trans_b):
-    a, b = (x.to_host().astype(np.float64) for x in (a, b))
-    with np.errstate(invalid="ignore"):
-        return np.matmul(np.swapaxes(a, -1, -2) if trans_a else a, np.swapaxes(b, -1, -2) if trans_b else b)
 
 
 WHOLE, ODD = (136, 200, 264), (67, 129, 301)
@@ -219,14 +214,14 @@ CASES = [
 
 @pytest.mark.parametrize(("trans_a", "trans_b"), SIDES)
 @pytest.mark.parametrize(("dtype", "tile", "sizes"), CASES, ids=str)
-def test_products_on_the_units(dtype, tile, sizes, trans_a, trans_b, units, rng):
+def test_products_on_the_units(dtype, tile, sizes, trans_a, trans_b, units, rng, exact_product):
     m, n, k = sizes
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
     a.flat[3], b.flat[-1] = np.inf, np.nan
     a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
     extras = Extras(Finish(dtype, activation="relu", result="float32"), Tensor.from_host(units, bias))
     got = gemm.product(a, b, (m, n), extras, trans_a, trans_b, tile.config()).to_host()
-    exact = _exact(a, b, trans_a, trans_b) + bias
+    exact = exact_product(a, b, trans_a, trans_b) + bias
     exact = np.where(exact < 0, 0, exact)
     finite = np.isfinite(exact)
     np.testing.assert_array_equal(got[~finite], exact[~finite])
@@ -235,9 +230,9 @@ def test_products_on_the_units(dtype, tile, sizes, trans_a, trans_b, units, rng)
 
 
 @pytest.mark.parametrize("k", [1, 3, 8, 33, mma.SPLIT_DEPTH - 1, mma.SPLIT_DEPTH, 100, 1000])
-def test_split_float32_is_within_four_times_a_plain_sum(k, units, rng):
+def test_split_float32_is_within_four_times_a_plain_sum(k, units, rng, exact_product):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32)) for shape in ((256, k), (k, 256)))
-    exact = _exact(a, b, False, False)
+    exact = exact_product(a, b, False, False)
     tile, plain = (
         gemm.product(a, b, (256, 256), Extras(Finish("float32")), config=config).to_host()
         for config in (mma.TILES[4][1].config(), KernelConfig(KernelVariant.MATMUL_NAIVE, extra={"tier": "simt"}))

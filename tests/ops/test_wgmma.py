@@ -147,21 +147,7 @@ def test_as_many_groups_as_there_are_processors(splits, monkeypatch):
     assert first.kernel.macros["C_WIDTH"] == (4 if splits == 1 else 2) and plan.sums == (0 if splits == 1 else 3 * 4096 * 4096)
 
 
-def test_a_configuration_for_other_hardware_is_done_by_the_tier_below(cl_device, rng):
-    if nvidia.capable(cl_device.profile):
-        pytest.skip("the device has matrix units")
-    a, b = (Tensor.from_host(cl_device.queue, rng.standard_normal(shape, np.float32)) for shape in ((33, 20), (20, 9)))
-    got = gemm.product(a, b, (33, 9), Extras(Finish("float32")), config=wgmma.TILES[4][0].config()).to_host()
-    np.testing.assert_allclose(got, a.to_host() @ b.to_host(), rtol=1e-5, atol=1e-5)
-
-
 # ---- what they give
-
-
-def _exact(a, b, trans_a, trans_b):
-    a, b = (x.to_host().astype(np.float64) for x in (a, b))
-    with np.errstate(invalid="ignore"):
-        return np.matmul(np.swapaxes(a, -1, -2) if trans_a else a, np.swapaxes(b, -1, -2) if trans_b else b)
 
 
 # A kernel takes a second to build: all tiles lie all ways in two dtypes, the third and sums in parts are of the same text.
@@ -170,7 +156,7 @@ BUILT += [("float16", wgmma.TILES[2][0], False, True, 1), ("float32", wgmma.TILE
 
 
 @pytest.mark.parametrize(("dtype", "tile", "trans_a", "trans_b", "splits"), BUILT, ids=str)
-def test_products(dtype, tile, trans_a, trans_b, splits, units, rng):
+def test_products(dtype, tile, trans_a, trans_b, splits, units, rng, exact_product):
     """Edges in all directions, a bias and an activation, infinities and NaN; the same bits every time."""
     m, n, k = 264 if trans_a else 261, 135 if trans_b else 136, 525 if trans_a and not trans_b else 528
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)))
@@ -180,7 +166,7 @@ def test_products(dtype, tile, trans_a, trans_b, splits, units, rng):
     extras = Extras(finish, Tensor.from_host(units, bias))
     plan = wgmma.plan(units, gemm._describe(a, b, trans_a, trans_b, extras.bias, finish, False), tile._replace(splits=splits))
     results = [gemm.run(plan, units, a, b, extras, Tensor.empty((m, n), queue=units)).to_host() for _ in range(5)]
-    exact = _exact(a, b, trans_a, trans_b) + bias
+    exact = exact_product(a, b, trans_a, trans_b) + bias
     exact = np.where(exact < 0, 0, exact)
     finite = np.isfinite(exact)
     np.testing.assert_array_equal(results[0][~finite], exact[~finite])
@@ -190,9 +176,9 @@ def test_products(dtype, tile, trans_a, trans_b, splits, units, rng):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_batches_with_strides(dtype, units, rng):
+def test_batches_with_strides(dtype, units, rng, exact_product):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32), dtype) for shape in ((3, 4, 136, 40), (4, 40, 72)))
-    exact = _exact(a, b, False, False)
+    exact = exact_product(a, b, False, False)
     for tile in wgmma.TILES[4 if dtype == "float32" else 2][1:3]:
         plan = wgmma.plan(units, gemm._describe(a, b, False, False, None, Finish(dtype), False), tile)
         got = gemm.run(plan, units, a, b, None, Tensor.empty((3, 4, 136, 72), dtype, queue=units)).to_host()

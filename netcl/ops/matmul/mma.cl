@@ -1,5 +1,6 @@
-// Products on the matrix units of NVIDIA GPUs, with ptx.cl and epilogue.cl before it: blocks of both operands go to local memory while those
-// before them are multiplied, in warps of 32 work-items. Rows of both operands start at multiples of 16 bytes; pad_operand sees to that.
+// Products on the matrix units of NVIDIA GPUs, with epilogue.cl, reads.cl and ptx.cl before it: blocks of both operands go to local memory
+// while those before them are multiplied, in warps of 32 work-items. Rows of both operands start at multiples of 16 bytes; pad_operand sees
+// to that.
 #ifndef BM  // rows of the block a work-group computes
 #define BM 64
 #endif
@@ -17,15 +18,6 @@
 #endif
 #ifndef STAGES  // blocks in local memory at once
 #define STAGES 3
-#endif
-#ifndef BAND  // block rows that neighbouring work-groups share, so that B is read from cache
-#define BAND 8
-#endif
-#ifndef TRANS_A  // 1: the left operand is stored transposed, K x M
-#define TRANS_A 0
-#endif
-#ifndef TRANS_B  // 1: the right operand is stored transposed, N x K
-#define TRANS_B 0
 #endif
 #ifndef MMA  // how the units multiply: float16, bfloat16 or TF32
 #define MMA MMA_TF32
@@ -156,12 +148,7 @@ void gemm_mma(__global const A_T* restrict a, __global const B_T* restrict b, __
   __local uchar blocks[STAGES * STAGE] __attribute__((aligned(128)));
   const uint base = LOCAL_AT(blocks), t = get_local_id(0), lane = t % 32, warp = t / 32;
   const uint wm = warp / (BN / WN) * WM, wn = warp % (BN / WN) * WN;
-  const int down = (m + BM - 1) / BM, across = (n + BN - 1) / BN;
-  const INDEX group = get_group_id(0), part = group / (down * across), batch = part / splits;
-  const int tile = (int)(group % (down * across)), band = tile / (BAND * across);
-  const int high = min(down - band * BAND, BAND), inside = tile - band * BAND * across;
-  const int m0 = (band * BAND + inside % high) * BM, n0 = inside / high * BN;
-  const int k_begin = (int)(part % splits) * depth, k_end = min(k, k_begin + depth);
+  BLOCK_OF_GROUP
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride + (long)k_begin * (ALONG_A ? 1 : lda);
   b += b_first + batch / batch1 * b0_stride + batch % batch1 * b1_stride + (long)k_begin * (ALONG_B ? 1 : ldb);
   added += part * m * n;

@@ -157,7 +157,7 @@ def plan(queue: Any, p: Product, tile: Tile | None = None) -> Plan:
     depth = _whole(-(-p.k // tile.splits), tile.k)
     splits = -(-p.k // depth)
     ended = replace(p, a=dtype, b=dtype) if splits == 1 else p.bare(a=dtype, b=dtype)
-    kernel = gemm.compiled(queue, "ptx.cl mma.cl", "gemm_mma", ended, **_macros(ended, tile))
+    kernel = gemm.compiled(queue, "reads.cl ptx.cl mma.cl", "gemm_mma", ended, **_macros(ended, tile))
     args = (*p.sizes(), a.width, b.width, ended.has_bias, p.batch[1], *a.strides, *b.strides, first, splits, depth)
     groups = gemm.groups_of(p, tile.m, tile.n) * splits
     main = Launch(kernel, groups * tile.items, tile.items, a.letter + b.letter + ("drc" if splits == 1 else "drs"), args, splits == 1)

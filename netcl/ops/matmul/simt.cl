@@ -23,9 +23,6 @@
 #ifndef BUFFERS  // 2: the next block is stored while this one is multiplied; 1: where local memory is short
 #define BUFFERS 2
 #endif
-#ifndef BAND  // block rows that neighbouring work-groups share, so that B is read from cache
-#define BAND 8
-#endif
 
 #define ITEMS_X (BN / TN)
 #define ITEMS_Y (BM / TM)
@@ -163,12 +160,7 @@ void gemm_tiles(__global const A_T* restrict a, __global const B_T* restrict b, 
 #else
   const int tx = item % ITEMS_X, ty = item / ITEMS_X;
 #endif
-  const int down = (m + BM - 1) / BM, across = (n + BN - 1) / BN;
-  const INDEX group = get_group_id(0), part = group / (down * across), batch = part / splits;
-  const int tile = (int)(group % (down * across)), band = tile / (BAND * across);
-  const int high = min(down - band * BAND, BAND), inside = tile - band * BAND * across;
-  const int m0 = (band * BAND + inside % high) * BM, n0 = inside / high * BN;
-  const int k_begin = (int)(part % splits) * depth, k_end = min(k, k_begin + depth);
+  BLOCK_OF_GROUP
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride + (INDEX)k_begin * (TURN_A ? 1 : lda);
   b += batch / batch1 * b0_stride + batch % batch1 * b1_stride + (INDEX)k_begin * (TURN_B ? 1 : ldb);
   added += part * m * n;

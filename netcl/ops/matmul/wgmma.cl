@@ -13,12 +13,6 @@
 #ifndef SIZE  // bytes of an operand's values: 2, or 4 for float32, which is split into the two parts that the unit multiplies
 #define SIZE 4
 #endif
-#ifndef TRANS_A
-#define TRANS_A 0
-#endif
-#ifndef TRANS_B
-#define TRANS_B 0
-#endif
 #ifndef SWAPPED  // 1: the tile's rows are columns of the result
 #define SWAPPED 0
 #endif

@@ -146,7 +146,7 @@ def plan(queue: Any, p: Product, tile: Tile | None = None, **named: Any) -> Plan
     }  # fmt: skip
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
-    kernel = gemm.compiled(queue, "ptx.cl wgmma.cl", "gemm_wgmma", inner, text=instructions(p, tile), **macros | named)
+    kernel = gemm.compiled(queue, "reads.cl ptx.cl wgmma.cl", "gemm_wgmma", inner, text=instructions(p, tile), **macros | named)
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), p.batches, tile.splits)
     groups = gemm.groups_of(p, tile.m, tile.n) * tile.splits
     first = Launch(kernel, min(groups, units) * ITEMS, ITEMS, "abdrc" if tile.splits == 1 else "abdrs", args, tile.splits == 1)
