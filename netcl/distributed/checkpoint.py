@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     Returns the path on rank 0. A wrapped model (``DistributedDataParallel``) is saved as itself, and can be loaded without the wrapper.
     """
     ours = world or comm.world()
-    streams = ours.tell(random.get_state().as_dict(), "save_checkpoint")
     parts["model"] = unwrapped(parts.get("model"))
+    streams = ours.tell(random.get_state(_queue_of(parts["model"])).as_dict(), "save_checkpoint")
     if isinstance(parts.get("optimizer"), ShardedOptimizer):  # its state lies on all ranks
         parts["optimizer"] = _Taken(parts["optimizer"].state_dict())
     written, problem = None, ""
@@ -54,7 +55,7 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
 def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None, **parts: Any) -> io.Checkpoint:
     """:func:`netcl.io.load_checkpoint` on every rank; only rank 0 needs to have the file.
 
-    With the number of ranks it was saved with, random streams go on where they were; with another, new ones are drawn from theirs.
+    With the number of ranks it was saved with, random streams go on where they were; with another, new ones are drawn from that of rank 0.
     """
     ours = world or comm.world()
     parts["model"] = unwrapped(parts.get("model"))
@@ -63,12 +64,22 @@ def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
             _received(Path(path), Path(folder), ours), **{name: part for name, part in parts.items() if part is not None}
         )
     kept = loaded.extra if isinstance(loaded.extra, dict) and "streams" in loaded.extra else {"streams": [], "extra": loaded.extra}
-    streams = kept["streams"]
-    if len(streams) == ours.size:
-        random.set_state(streams[ours.rank])
-    elif streams:
-        random.manual_seed(_rank_seed(streams[0]["seed"], loaded.step, ours.rank))
+    _put_stream(kept["streams"], _queue_of(parts["model"]), ours, loaded.step)
     return loaded._replace(extra=kept["extra"], path=Path(path))
+
+
+def _queue_of(model: Any) -> Any:
+    """Where a model draws its random numbers; ``None`` is the active device."""
+    return getattr(model, "queue", None)
+
+
+def _put_stream(streams: Sequence[Mapping[str, int]], queue: Any, ours: World, step: int) -> None:
+    """This rank's own stream: what a file of one process holds is the same on all ranks until here."""
+    if len(streams) == ours.size:
+        random.set_state(streams[ours.rank], queue)
+    elif streams or ours.size > 1:
+        first = streams[0] if streams else random.get_state(queue).as_dict()
+        random.manual_seed(_rank_seed(first["seed"], step, ours.rank))
 
 
 def _received(path: Path, folder: Path, world: World) -> Path:

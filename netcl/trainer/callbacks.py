@@ -140,7 +140,8 @@ class ModelCheckpoint(Callback):
     - **monitor**, **mode**: the number that says what is best; ``None`` leaves ``best.netcl`` out. By default ``val_loss``, or ``loss``
       in a run that is not validated.
 
-    Files appear whole or not at all. A Ctrl-C makes one too.
+    Files appear whole or not at all. A Ctrl-C makes one too. Ranks of a ``DistributedDataParallel`` model all have this callback: a
+    checkpoint holds the random numbers of each, and rank 0 writes it.
     """
 
     order = 1
@@ -155,7 +156,8 @@ class ModelCheckpoint(Callback):
         self.watch: Watch | None = None
 
     def on_train_begin(self, logs: Logs) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.trainer.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.every_steps and self.trainer.at_boundary and self.trainer.step % self.every_steps == 0:
@@ -163,15 +165,15 @@ class ModelCheckpoint(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         watch = self._watched(logs)
-        if watch is not None and watch.better(logs):
+        if watch is not None and self.trainer.by_rank_0(watch.better(logs)):
             self.trainer.save(self.folder / "best.netcl")
         self.save()
 
     def on_interrupt(self, logs: Logs) -> None:
         self.save()
 
-    def save(self) -> Path:
-        """Write a checkpoint now."""
+    def save(self) -> Path | None:
+        """Write a checkpoint now; ``None`` on ranks that do not write."""
         return self.trainer.save(self.folder, keep_last=self.keep_last)
 
     def _watched(self, logs: Logs) -> Watch | None:

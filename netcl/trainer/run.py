@@ -45,9 +45,12 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         seed_all(recipe)
         data = load_data(recipe)
         model = make_model(recipe, data, handle)
+        if ours.size > 1:  # weights are those of the seed, whatever the number of ranks; what ranks drop out is not the same
+            distributed.manual_seed(recipe.seed, ours)
         train, test = make_loaders(recipe, data, handle.queue, ours)
         own = [_Config(place, recipe), *_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
-        trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, LRMonitor(), NaNGuard()])
+        always = [ModelCheckpoint(place / "checkpoints"), LRMonitor(), NaNGuard()]
+        trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, *always])
         with train, test:
             found = latest(place / "checkpoints") if resume else None
             # What rank 0 has counts: the others may run on machines that never saw a checkpoint.
@@ -81,7 +84,7 @@ class _Config(Callback):
 
 
 def _writers(place: Path) -> list[Callback]:
-    return [JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv"), ModelCheckpoint(place / "checkpoints")]
+    return [JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
 
 
 def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl import distributed
 from netcl.core.backend.lifecycle import INTERRUPTED, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.distributed import DistributedDataParallel, World, load_checkpoint
+from netcl.distributed import DistributedDataParallel, World
 from netcl.distributed.checkpoint import unwrapped
 from netcl.io import FileError, latest, save_checkpoint
 from netcl.nn.summary import evaluating
@@ -332,9 +333,23 @@ class Trainer:
 
     # ---- checkpoints
 
-    def save(self, path: str | os.PathLike[str], keep_last: int | None = None) -> Path:
-        """Write a checkpoint of everything: weights, optimizer, schedule, scaler, averages, position in the data, numbers so far."""
-        return save_checkpoint(path, **self._parts(), step=self.step, extra=self.state_dict(), keep_last=keep_last)
+    def save(self, path: str | os.PathLike[str], keep_last: int | None = None) -> Path | None:
+        """Write a checkpoint of everything: weights, optimizer, schedule, scaler, averages, position in the data, numbers so far.
+
+        Ranks of a ``DistributedDataParallel`` model all call this; rank 0 writes, and the others get ``None``.
+        """
+        whole = {**self._parts(), "step": self.step, "extra": self.state_dict(), "keep_last": keep_last}
+        ranks = self._ranks
+        return save_checkpoint(path, **whole) if ranks is None else distributed.save_checkpoint(path, world=ranks, **whole)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the files of the run: of ranks, rank 0."""
+        return self._ranks is None or self._ranks.rank == 0
+
+    def by_rank_0(self, value: Any) -> Any:
+        """What rank 0 says (any JSON value), where ranks train together: for what all must decide alike."""
+        return value if self._ranks is None else self._ranks.tell(value, "fit")[0]
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint of :meth:`save`; ``fit(resume=path)`` does this with its data.
@@ -343,7 +358,7 @@ class Trainer:
         """
         world = self.model.world if isinstance(self.model, DistributedDataParallel) else World()
         try:
-            self.load_state_dict(load_checkpoint(path, world=world, **self._parts()).extra)
+            self.load_state_dict(distributed.load_checkpoint(path, world=world, **self._parts()).extra)
         except ValueError as fault:
             if isinstance(fault, FileError):
                 raise

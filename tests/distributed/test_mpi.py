@@ -133,6 +133,42 @@ def test_netcl_train_on_two_ranks_goes_on_alone(tmp_path):
     assert len((tmp_path / "run" / "log.csv").read_text().splitlines()) == 3
 
 
+RUNS = """
+import json, sys
+from pathlib import Path
+from netcl.core.device import manager
+from netcl.distributed import world
+from netcl.ops import random
+from netcl.trainer.recipe import Recipe
+from netcl.trainer.run import train_run
+
+options = {"model": "mlp", "model_options": {"dropout": 0.5}, "schedule": "constant", "seed": 5}
+cpu, streams = manager.default("cpu"), {}
+for name, parts in (("straight", [2]), ("cut", [1, 2])):
+    for epochs in parts:
+        train_run(Recipe(epochs=epochs, **options), Path(sys.argv[1]) / name, cpu, resume=True)
+    streams[name] = world().tell(random.get_state(cpu.queue).as_dict())
+if world().rank == 0:
+    sys.stdout.write(json.dumps(streams))
+"""
+
+
+def test_ranks_drop_out_differently_and_go_on_with_their_own_numbers(tmp_path):
+    from netcl.io import load_model
+
+    program = tmp_path / "runs.py"
+    program.write_text(RUNS)
+    command = [mpiexec(), "-n", "2", sys.executable, str(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(NETCL_PROGRESS="off"), timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    streams = json.loads(done.stdout)
+    assert streams["cut"] == streams["straight"]
+    assert streams["cut"][0]["seed"] != streams["cut"][1]["seed"]
+    straight, cut = (load_model(tmp_path / name / "model.netcl").parameters() for name in ("straight", "cut"))
+    for ours, theirs in zip(cut, straight, strict=True):
+        np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
+
+
 def test_ctrl_c_lets_the_ranks_save(tmp_path):
     """It reaches the launcher, mpiexec, the guards and the ranks at once; those above a rank must wait for it, without a word."""
     words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
