@@ -52,7 +52,8 @@ class Config(NamedTuple):
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
     """For CPUs with vectors of ``width`` floats: a lane per query, as many products at a time as registers hold."""
     lanes = 8 if wide else 16
-    return Config("cpu.cl", {"LANES": lanes, "TILE": 12 if width >= 16 else 6, "BLOCK": 36, "DEPTH": depth}, (1, 1), lanes)
+    tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and the ends of causal rows are whole tiles, few accumulators wait
+    return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:

@@ -2,7 +2,7 @@
 //
 // Every lane of a vector is one query, so keys and values are read in place as scalars, no product needs a sum over lanes, and nothing is
 // packed but the queries themselves, once. Scores of a block live in BLOCK vectors; no matrix of all scores exists.
-// Operand X: queries, keys, values, results and gradients (X_T X_LOAD X_STORE); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
+// Operand X: queries, keys, values, results and gradients (X_T, which is REAL); M: mask (M_T M_LOAD); S: sums and logarithms (S_T S_LOAD
 // S_STORE).
 
 #ifndef REAL  // the type arithmetic is done in
@@ -12,7 +12,7 @@
 #define LANES 16
 #endif
 #ifndef BLOCK  // keys whose scores are known at a time
-#define BLOCK 36
+#define BLOCK 32
 #endif
 #ifndef TILE  // accumulators held in registers: rows of a product at a time
 #define TILE 6
@@ -39,6 +39,10 @@
 
 typedef REAL real;
 typedef JOIN(REAL, LANES) vec;
+typedef JOIN(REAL, 4) quad;
+typedef struct __attribute__((packed, aligned(sizeof(REAL)))) { quad lanes; } loose_quad;
+// A function: LLVM for x86 cuts vectors of 16 lanes into halves, which then do not fit the registers, unless one was called that gives one.
+static inline vec vector_of(const vec* p) { return *p; }
 
 // ---- products
 
@@ -49,8 +53,8 @@ typedef JOIN(REAL, LANES) vec;
     vec sum[T];                                                                                    \
     _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = 0;                                      \
     for (int d = 0; d < depth; ++d) {                                                              \
-      const vec p = packed[d];                                                                     \
-      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += (real)X_LOAD(row, i * depth + d) * p; \
+      const vec p = vector_of(packed + d);                                                         \
+      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += row[i * depth + d] * p;              \
     }                                                                                              \
     _Pragma("unroll") for (int i = 0; i < T; ++i) s[t + i] = sum[i];                               \
   }
@@ -58,7 +62,7 @@ typedef JOIN(REAL, LANES) vec;
 static inline void products(vec* s, __global const X_T* rows, const int count, const int depth, const vec* packed) {
   int t = 0;
   PRODUCTS(TILE)
-  PRODUCTS(2)
+  PRODUCTS(4)
   PRODUCTS(1)
 }
 
@@ -68,8 +72,8 @@ static inline void products(vec* s, __global const X_T* rows, const int count, c
     vec sum[T];                                                                                          \
     _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] = result[d + i] * scale;                        \
     for (int t = 0; t < count; ++t) {                                                                    \
-      const vec p = s[t];                                                                                \
-      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += (real)X_LOAD(rows, t * depth + d + i) * p; \
+      const vec p = vector_of(s + t);                                                                    \
+      _Pragma("unroll") for (int i = 0; i < T; ++i) sum[i] += rows[t * depth + d + i] * p;               \
     }                                                                                                    \
     _Pragma("unroll") for (int i = 0; i < T; ++i) result[d + i] = sum[i];                                \
   }
@@ -77,7 +81,7 @@ static inline void products(vec* s, __global const X_T* rows, const int count, c
 static inline void gather(vec* result, const vec scale, __global const X_T* rows, const int count, const int depth, const vec* s) {
   int d = 0;
   GATHER(TILE)
-  GATHER(2)
+  GATHER(4)
   GATHER(1)
 }
 
@@ -89,20 +93,49 @@ typedef union {
   real each[LANES];
 } lanes_of;
 
-// LANES rows, transposed; rows beyond the last one repeat it.
+// 0, 1, 2, ..
+static inline vec lane_numbers(void) {
+  lanes_of lanes;
+  for (int l = 0; l < LANES; ++l) lanes.each[l] = l;
+  return lanes.all;
+}
+
+// LANES rows, transposed, four by four; rows beyond the last one repeat it.
 static inline void pack(vec* packed, __global const X_T* x, const int first, const int n, const int depth, const real scale) {
-  for (int d = 0; d < depth; ++d) {
-    lanes_of lanes;
-    for (int l = 0; l < LANES; ++l) lanes.each[l] = scale * X_LOAD(x, (first + l < n ? first + l : n - 1) * depth + d);
-    packed[d] = lanes.all;
+  for (int l = 0; l < LANES; l += 4) {
+    __global const X_T* row[4];
+    for (int i = 0; i < 4; ++i) row[i] = x + (first + l + i < n ? first + l + i : n - 1) * depth;
+    real* to = (real*)packed + l;
+    int d = 0;
+    for (; d + 4 <= depth; d += 4, to += 4 * LANES) {
+      quad r[4];
+      for (int i = 0; i < 4; ++i) r[i] = ((__global const loose_quad*)(row[i] + d))->lanes * scale;
+      *(quad*)to = (quad)(r[0].x, r[1].x, r[2].x, r[3].x);
+      *(quad*)(to + LANES) = (quad)(r[0].y, r[1].y, r[2].y, r[3].y);
+      *(quad*)(to + 2 * LANES) = (quad)(r[0].z, r[1].z, r[2].z, r[3].z);
+      *(quad*)(to + 3 * LANES) = (quad)(r[0].w, r[1].w, r[2].w, r[3].w);
+    }
+    for (; d < depth; ++d, to += LANES)
+      for (int i = 0; i < 4; ++i) to[i] = row[i][d] * scale;
   }
 }
 
 static inline void unpack(__global X_T* x, const vec* packed, const int first, const int n, const int depth, const real scale) {
-  for (int d = 0; d < depth; ++d) {
-    lanes_of lanes;
-    lanes.all = packed[d] * scale;
-    for (int l = 0; l < LANES && first + l < n; ++l) X_STORE(x, (first + l) * depth + d, lanes.each[l]);
+  for (int l = 0; l < LANES && first + l < n; l += 4) {
+    const real* from = (const real*)packed + l;
+    __global X_T* row = x + (first + l) * depth;
+    const int rows = n - first - l;
+    int d = 0;
+    for (; rows >= 4 && d + 4 <= depth; d += 4, from += 4 * LANES) {
+      quad r[4];
+      for (int i = 0; i < 4; ++i) r[i] = *(const quad*)(from + i * LANES) * scale;
+      ((__global loose_quad*)(row + d))->lanes = (quad)(r[0].x, r[1].x, r[2].x, r[3].x);
+      ((__global loose_quad*)(row + depth + d))->lanes = (quad)(r[0].y, r[1].y, r[2].y, r[3].y);
+      ((__global loose_quad*)(row + 2 * depth + d))->lanes = (quad)(r[0].z, r[1].z, r[2].z, r[3].z);
+      ((__global loose_quad*)(row + 3 * depth + d))->lanes = (quad)(r[0].w, r[1].w, r[2].w, r[3].w);
+    }
+    for (; d < depth; ++d, from += LANES)
+      for (int i = 0; i < 4 && i < rows; ++i) row[i * depth + d] = from[i] * scale;
   }
 }
 
@@ -118,21 +151,22 @@ static inline void store_sums(__global S_T* sums, const vec v, const int first, 
   for (int l = 0; l < min(LANES, n - first); ++l) S_STORE(sums, first + l, lanes.each[l]);
 }
 
+#if MASK
 // The score of query i and key j under the mask.
 static inline real masked(const real s, __global const M_T* mask, const int at, const int i, const int j, const int causal) {
   if (causal && j > i) return LOWEST;
 #if MASK == 1
   return M_LOAD(mask, at) ? s : LOWEST;
-#elif MASK == 2
-  return s + (real)M_LOAD(mask, at);
 #else
-  return s;
+  return s + (real)M_LOAD(mask, at);
 #endif
 }
+#endif
 
 // The scores of lanes i, i + 1, .. (step_i = 1) with key j, or of query i with lanes j, j + 1, .. (step_j = 1).
 static inline vec masked_lanes(const vec s, __global const M_T* mask, const int by_query, const int by_key, const int i, const int step_i,
                                const int j, const int step_j, const int n, const int m, const int causal) {
+#if MASK
   lanes_of lanes;
   lanes.all = s;
   for (int l = 0; l < LANES; ++l) {
@@ -140,6 +174,9 @@ static inline vec masked_lanes(const vec s, __global const M_T* mask, const int 
     lanes.each[l] = masked(lanes.each[l], mask, query * by_query + key * by_key, query, key, causal);
   }
   return lanes.all;
+#else  // causal: only keys up to the query
+  return lane_numbers() * (real)(step_j - step_i) > (vec)((real)(i - j)) ? (vec)(LOWEST) : s;
+#endif
 }
 
 // Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
