@@ -71,10 +71,11 @@ from netcl.ops.matmul import gemm
 queue, plan_for = manager.default("oclgrind").queue, gemm.plan_for
 gemm.plan_for = lambda queue, product, config=None: plan_for(queue, product, KernelConfig(KernelVariant.MATMUL_NAIVE))
 extra, kinds, shapes = map(ast.literal_eval, sys.argv[1:])
-variant = KernelVariant.CONV2D_IMPLICIT_GEMM if "form" in extra else KernelVariant.CONV2D_WINOGRAD
+variant = KernelVariant(extra.pop("variant", "conv2d_implicit_gemm" if "form" in extra else "conv2d_winograd"))
 config = KernelConfig(variant, extra={"winograd_channels": 1, **extra})
-for x_shape, w_shape, padding in shapes:
-    g = geometry("conv2d", x_shape, w_shape, 1, padding, 1, 1)
+for x_shape, w_shape, padding, *rest in shapes:
+    stride, dilation, groups = rest or (1, 1, 1)
+    g = geometry("conv2d", x_shape, w_shape, stride, padding, dilation, groups)
     x, w, y = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (g.x_shape, g.w_shape, g.y_shape))
     for kind in kinds:
         first, second = {plans.FORWARD: (x, w), plans.INPUT_GRAD: (y, w)}.get(kind, (x, y))
@@ -166,6 +167,16 @@ def test_convolutions_without_unfolding_are_clean(form, lanes, tmp_path):
     kinds = ["conv2d", "conv2d_input_grad", *(["conv2d_weight_grad"] if form == "filters" else [])]
     shapes = [RAGGED, ((1, 2, 4, 19), (6, 2, 3, 5), ((4, 4), (6, 6)))]
     said = under_oclgrind(CONVOLUTION, [repr(value) for value in ({"tier": "cpu", "form": form, "VW": lanes}, kinds, shapes)], tmp_path)
+    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
+
+
+@pytest.mark.slow
+def test_columns_are_clean(tmp_path):
+    """Windows that the image does not fill, pixels that no window holds, groups."""
+    kinds = ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
+    shapes = [((2, 3, 9, 6), (4, 3, 3, 3), ((1, 2), (0, 1)), (2, 3), (1, 1), 1), ((1, 4, 7, 9), (6, 2, 2, 3), (2, 1), (1, 2), (3, 2), 2)]
+    extra = {"tier": "simt", "variant": "conv2d_im2col"}
+    said = under_oclgrind(CONVOLUTION, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
     assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
 
 

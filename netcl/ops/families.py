@@ -155,6 +155,7 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
             yield KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **tile})
     if not problem.is_cpu:
         yield from conv_mma.configurations(problem.profile, problem.dtype)
+        yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "simt"})
         for m, n in _TAPS_TILES:
             yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "simt", "form": "taps", "BM": m, "BN": n})
         for config in _simt(V.CONV2D_IMPLICIT_GEMM):

@@ -7,7 +7,7 @@ from typing import Any
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv import arrays, plans
+from netcl.ops.conv import arrays, columns, plans
 from netcl.ops.conv.ending import Ending, apart
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
 from netcl.ops.finish import Finish
@@ -378,7 +378,7 @@ def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, d
         return launch.run_cpu(_cpu_im2col, x, g=g)
     cols = Tensor.empty((g.n, g.c * g.taps, g.oh * g.ow), x.dtype, queue=x.queue)
     if cols.size:
-        plans.folding(x.queue, "im2col", x, cols, g)
+        columns.unfold(x, cols, g)
     return cols
 
 
@@ -413,5 +413,5 @@ def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding:
         return launch.run_cpu(arrays.fold, cols, g=g)
     x = Tensor.empty(g.x_shape, cols.dtype, queue=cols.queue)
     if x.size:
-        plans.folding(cols.queue, "col2im", cols, x, g)
+        columns.fold(cols, x, g)
     return x

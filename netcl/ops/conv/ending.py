@@ -41,9 +41,9 @@ class Ending:
         self.kernel(queue, self.size, self.local, *read, bias, added, result, *self.numbers, scale)
 
 
-def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], result: str = "", text: str = "") -> program.Kernel:
+def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
     """A kernel that calls ``finish``: ``VW`` values at a time on CPUs. ``text`` is what else it builds on."""
-    end, lanes, stored = job.ending, defines.get("VW", 1), result or job.ending.stored
+    end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}
     fixed |= {"ENDS": 1, "ADDED": bool(end.residual), "LATE": job.finish is not None}

@@ -6,7 +6,7 @@ A plan is made once per (sizes, dtype, configuration) and kept with the context.
 variant          CPU devices (``cpu.cl``)                    others (``simt.cl``)
 ===============  ==========================================  ==================================================
 NAIVE            one output row at a time                    one work-item per result
-IM2COL           unfolded a panel at a time in local memory  unfolded in global memory, then a 1x1 convolution
+IM2COL           unfolded a panel at a time in local memory  unfolded in global memory, around a product
 IMPLICIT_GEMM    the same                                    gathered into local memory tile by tile
 TILED_LOCAL      as others                                   image patches with their rim in local memory
 WINOGRAD         transforms and products in one kernel       transforms around a batched product
@@ -34,13 +34,13 @@ from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Pr
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.conv import ending, few, mma, winograd, winograd_cpu, winograd_grads
+from netcl.ops.conv import columns, ending, few, mma, winograd, winograd_cpu, winograd_grads
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.pointwise import cast
 
-__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "cpu_tiles", "folding", "problem_of", "run", "simt_tiles"]
+__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "cpu_tiles", "problem_of", "run", "simt_tiles"]
 
 log = logging.getLogger("netcl")
 
@@ -111,6 +111,8 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
         if tier != "cpu" and winograd.suits(job, config, queue):
             return winograd.plan(job, queue)
         _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
+    if tier != "cpu" and "why" in config.extra and variant in _GATHERING and columns.pays(job, queue):
+        variant = V.CONV2D_IM2COL
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if config.variant is V.CONV2D_NAIVE else _cpu_gemm
         return _widened(job, make(_wide(job), config, queue))
@@ -155,10 +157,8 @@ def _kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any],
     return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
 
 
-def _ending(
-    queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int, result: str = ""
-) -> Ending:
-    return Ending(ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines, result), size, local, numbers)
+def _ending(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int) -> Ending:
+    return Ending(ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines), size, local, numbers)
 
 
 def _wanted(queue: Any) -> int:
@@ -321,8 +321,8 @@ def _items(tiles: dict[str, int]) -> int:
     return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
 
 
-def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> Launch:
-    if _suits_taps(job, config, queue) and not result:
+def _simt_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
+    if _suits_taps(job, config, queue):
         return (_taps_weights if job.kind == WEIGHT_GRAD else _taps)(job, config, queue)
     tiles, g = simt_tiles(job, config, queue), job.g
     items, rows = _items(tiles), -(-job.filters // tiles["BM"])
@@ -331,7 +331,7 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any, result: str = "") -> 
         splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
         return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
-    return _ending(queue, job, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes, result=result)
+    return _ending(queue, job, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
 
 
 def _pixel_splits(job: Job, queue: Any, groups: int, depth: int) -> int:
@@ -411,24 +411,10 @@ def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 
 def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    """Unfolded, a convolution is one with a 1x1 kernel over as many channels as a window has elements."""
-    g, back = job.g, job.kind == INPUT_GRAD
-    if back and job.bias:
-        return _simt_gemm(job, config, queue)
-    flat = Geometry(g.n, g.c * g.taps, 1, g.oh * g.ow, g.f, 1, 1, 1, g.oh * g.ow, (1, 1), (0, 0), (1, 1), g.groups)
-    shape, dtype = (g.n, g.c * g.taps, g.oh * g.ow), job.accumulator if back else job.dtype
-    inner = _simt_gemm(job._replace(g=flat, finish=None), config, queue, dtype if back else "")
-
-    def go(queue: Any, first: Tensor, second: Tensor, *rest: Tensor) -> None:
-        cols = Tensor.empty(shape, dtype, queue=queue)
-        if back:
-            inner(queue, first, second, second, cols)
-            folding(queue, "col2im", cols, rest[-1], g)
-        else:
-            folding(queue, "im2col", first, cols, g)
-            inner(queue, cols, second, *rest)
-
-    return go
+    if columns.fits(job, queue):
+        return _widened(job, columns.plan(_wide(job), queue))
+    _say_once(queue, job, "columns would take too much memory: implicit GEMM instead")
+    return _simt_gemm(job, config, queue)
 
 
 # ---- shared
@@ -450,16 +436,9 @@ def _split(job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[
     return go
 
 
-def folding(queue: Any, name: str, source: Tensor, result: Tensor, g: Geometry) -> None:
-    """Launch ``im2col`` or ``col2im``."""
-    real = dtypes.DTYPES[source.dtype].c_compute
-    kernel = launch.kernel(queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, {"REAL": real})
-    sizes = (g.n, g.c, g.h, g.w, g.oh, g.ow, g.kh, g.kw, *g.stride, *g.pad, *g.dilation)
-    kernel(queue, (result.size,), (launch.LOCAL_1D,), source, result, *sizes)
-
-
 def _ceil_to(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
+_GATHERING = (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)  # variants that end in _simt_gemm
 _SIMT = {V.CONV2D_NAIVE: _simt_naive, V.CONV2D_IM2COL: _simt_im2col, V.CONV2D_TILED_LOCAL: _simt_tiled}

@@ -552,12 +552,16 @@ def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
+def vendor_of(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
+    """The tier of one vendor's hardware that takes a product over."""
+    return next(filter(None, (tier(queue, p, profile) for tier in VENDORS)), None)
+
+
 def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
     """The selector's choice for a product, or a given configuration, as launches."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
-    vendor = next(filter(None, (tier(queue, p, profile) for tier in VENDORS)), None)
-    tier = config.extra.get("tier") or vendor or ("cpu" if profile.device_type == "cpu" else "simt")
+    tier = config.extra.get("tier") or vendor_of(queue, p, profile) or ("cpu" if profile.device_type == "cpu" else "simt")
     planner = TIERS[tier].get(config.variant)
     if planner is None:
         known = ", ".join(variant.name for variant in TIERS[tier])

@@ -1,0 +1,114 @@
+"""Convolutions as products over columns: right for every geometry and ending, refused where columns are too large, taken where it pays."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.tensor import Tensor
+from netcl.ops.conv import arrays, columns, ending, plans
+from netcl.ops.conv.geometry import geometry
+from netcl.ops.finish import Finish
+from netcl.ops.matmul import nvidia
+
+CONFIG = KernelConfig(KernelVariant.CONV2D_IM2COL, extra={"tier": "simt"})
+KINDS = (plans.FORWARD, plans.INPUT_GRAD, plans.WEIGHT_GRAD)
+GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024, "max_alloc_size": 2**34}
+
+
+def job_of(kind, x, w, stride=1, padding=0, dilation=1, groups=1):
+    return plans.Job(kind, geometry(kind, x, w, stride, padding, dilation, groups), "float32")
+
+
+def operands(job, queue, rng, *more):
+    """Random ones, with further shapes; as the op takes them."""
+    g = job.g
+    shapes = {plans.FORWARD: (g.x_shape, g.w_shape), plans.INPUT_GRAD: (g.y_shape, g.w_shape), plans.WEIGHT_GRAD: (g.x_shape, g.y_shape)}
+    return [Tensor.from_host(queue, rng.normal(size=shape).astype("f")) for shape in (*shapes[job.kind], *more)]
+
+
+def exact(job, first, second):
+    a, b = (t.to_host().astype(np.float64) for t in (first, second))
+    if job.kind == plans.WEIGHT_GRAD:
+        return arrays.weight_grad(b, a, g=job.g)
+    return (arrays.forward if job.kind == plans.FORWARD else arrays.input_grad)(a, b, None, g=job.g)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        ((3, 5, 9, 7), (6, 5, 3, 3), 2, ((1, 2), (0, 1))),
+        ((1, 8, 11, 13), (4, 4, 3, 3), (3, 1), (2, 4), (2, 3), 2),
+    ],
+    ids=["stride-2", "groups"],
+)
+def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
+    """With work-items that take several channels each."""
+    monkeypatch.setattr(columns, "ITEMS", 64)
+    job = job_of(kind, *case)
+    first, second = operands(job, cl_queue, rng)
+    want = exact(job, first, second)
+    got = Tensor.empty(want.shape, queue=cl_queue)
+    plans.run(job, cl_queue, first, second, *(() if kind == plans.WEIGHT_GRAD else (second,)), got, config=CONFIG)
+    np.testing.assert_allclose(got.to_host(), want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_it_ends_in_what_follows(cl_queue, rng, kind):
+    """Bit for bit as the ops one by one."""
+    finish = Finish("float32", "float32", "relu", "float16")
+    job = job_of(kind, (2, 6, 7, 9), (6, 6, 3, 3), 2, 1)._replace(bias=True)
+    shape = job.g.y_shape if kind == plans.FORWARD else job.g.x_shape
+    first, w, bias, residual = operands(job, cl_queue, rng, (6,), shape)
+    plain, got = Tensor.empty(shape, queue=cl_queue), Tensor.empty(shape, "float16", queue=cl_queue)
+    plans.run(job, cl_queue, first, w, bias, plain, config=CONFIG)
+    plans.plan(job._replace(finish=finish), cl_queue, CONFIG)(cl_queue, first, w, bias, got, residual)
+    np.testing.assert_allclose(plain.to_host(), exact(job, first, w) + bias.to_host().reshape(1, -1, 1, 1), rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(got.to_host(), ending.apart(plain, finish, residual, 1).to_host())
+
+
+def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):
+    job = job_of(plans.FORWARD, (2, 4, 8, 8), (4, 4, 3, 3))
+    assert columns.fits(job, cl_queue) and plans.plan(job, cl_queue, CONFIG).prepare is not None
+    monkeypatch.setattr(columns, "MOST_VALUES", 4 * 9 * 2 * 36 - 1)
+    assert not columns.fits(job, cl_queue)
+    other = dataclasses.replace(CONFIG, local_size_1d=64)  # a plan that was not made before
+    assert plans.plan(job, cl_queue, other).prepare is None
+
+
+@pytest.fixture
+def chosen(cl_device, monkeypatch):
+    """Whether a device of a compute capability takes it for a job."""
+    monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
+    monkeypatch.setattr(nvidia, "trusted", lambda *asked: True)
+
+    def takes(job, capability):
+        profile = dataclasses.replace(cl_device.profile, compute_capability=capability, **GPU)
+        monkeypatch.setattr(columns, "handle_of", lambda queue: SimpleNamespace(profile=profile))
+        return columns.pays(job, cl_device.queue)
+
+    return takes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_taken_where_products_run_on_matrix_units(chosen, kind):
+    strided = job_of(kind, (128, 128, 16, 16), (256, 128, 3, 3), 2, 1)
+    assert chosen(strided, (9, 0)) and chosen(strided, (8, 0))
+    assert not chosen(strided, (7, 5)) and not chosen(strided, None) and not chosen(strided._replace(dtype="float16"), (9, 0))
+    for small in (((8, 64, 32, 32), (128, 64, 3, 3), 2, 1), ((128, 64, 32, 32), (128, 64, 1, 1), 2), ((128, 64, 32, 32), (4, 64, 3, 3), 2)):
+        assert not chosen(job_of(kind, *small), (9, 0))
+
+
+@pytest.mark.parametrize("variant", [KernelVariant.CONV2D_IMPLICIT_GEMM, KernelVariant.CONV2D_WINOGRAD])
+def test_only_policy_is_overruled(cl_queue, monkeypatch, variant):
+    """What was measured or named is done as it is."""
+    monkeypatch.setattr(columns, "pays", lambda job, queue: True)
+    job = job_of(plans.FORWARD, (1, 4, 9, 8), (4, 4, 3, 3), 2)
+    named = KernelConfig(variant, extra={"tier": "simt"})
+    by_policy = KernelConfig(variant, extra={"tier": "simt", "why": "a rule"})
+    assert plans.plan(job, cl_queue, named).prepare is None and plans.plan(job, cl_queue, by_policy).prepare is not None
