@@ -12,12 +12,27 @@
 #define ROWS 8
 #endif
 
+// 64 bytes of whole elements. A function gives them: LLVM for x86 cuts them into halves otherwise.
+typedef struct __attribute__((packed, aligned(sizeof(T)))) { uint16 bytes; } line;
+static inline uint16 line_at(__global const T* p) { return ((__global const line*)p)->bytes; }
+#define LINE(p) ((__global line*)(p))->bytes
+
 static inline void copy_run(__global const T* s, __global T* d, const INDEX n, const INDEX s_step, const INDEX d_step) {
   if (s_step == 1 && d_step == 1) {
-    for (INDEX i = 0; i < n; ++i) d[i] = s[i];
-  } else if (s_step == 0) {
+    const INDEX step = 64 / sizeof(T);
+    INDEX i = 0;
+    if (n <= 16 * step)  // a plain loop becomes a call of memcpy, which only longer runs are worth; so does one over single lines
+      for (; i + 4 * step <= n; i += 4 * step) {
+        const uint16 l0 = line_at(s + i), l1 = line_at(s + i + step), l2 = line_at(s + i + 2 * step), l3 = line_at(s + i + 3 * step);
+        LINE(d + i) = l0;
+        LINE(d + i + step) = l1;
+        LINE(d + i + 2 * step) = l2;
+        LINE(d + i + 3 * step) = l3;
+      }
+    for (; i < n; ++i) d[i] = s[i];
+  } else if (s_step == 0 && d_step == 1) {
     const T value = s[0];
-    for (INDEX i = 0; i < n; ++i) d[i * d_step] = value;
+    for (INDEX i = 0; i < n; ++i) d[i] = value;
   } else {
     for (INDEX i = 0; i < n; ++i) d[i * d_step] = s[i * s_step];
   }
@@ -37,18 +52,35 @@ __kernel void copy_grid(__global const T* restrict src, __global T* restrict dst
   for (INDEX i = get_global_id(1); i < (INDEX)n2; i += step) dst[i * (INDEX)d2] = src[i * (INDEX)s2];
 }
 
-// Every other kernel: a work-item copies `chunk` elements of the inner axis (the last one) of one row; rows = product of the outer axes.
-__kernel void copy2(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
-                    const long rows, const long inner, const long s0, const long s_inner, const long d0, const long d_inner) {
-  const INDEX per_row = (INDEX)((inner + chunk - 1) / chunk);
-  const INDEX item = get_global_id(0), row = item / per_row;
-  if (row >= (INDEX)rows) return;
-  const INDEX begin = (item - row * per_row) * (INDEX)chunk;
-  const INDEX s = (INDEX)s_start + row * (INDEX)s0 + begin * (INDEX)s_inner;
-  const INDEX d = (INDEX)d_start + row * (INDEX)d0 + begin * (INDEX)d_inner;
-  copy_run(src + s, dst + d, min((INDEX)chunk, (INDEX)inner - begin), (INDEX)s_inner, (INDEX)d_inner);
+// CPUs, up to four axes: a work-item copies `count` rows, or `chunk` elements of a long one. Only its first row is found by division.
+__kernel void copy_rows(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
+                        const long count, const long rows, const long n1, const long n2, const long inner,
+                        const long s0, const long s1, const long s2, const long s_inner,
+                        const long d0, const long d1, const long d2, const long d_inner) {
+  const INDEX per_row = (INDEX)((inner + chunk - 1) / chunk), item = get_global_id(0), group = item / per_row;
+  const INDEX begin = (item - group * per_row) * (INDEX)chunk, length = min((INDEX)chunk, (INDEX)inner - begin);
+  INDEX row = group * (INDEX)count, i1 = row / (INDEX)n2, i2 = row - i1 * (INDEX)n2;
+  const INDEX end = min(row + (INDEX)count, (INDEX)rows), i0 = i1 / (INDEX)n1;
+  i1 -= i0 * (INDEX)n1;
+  INDEX s = (INDEX)s_start + i0 * (INDEX)s0 + i1 * (INDEX)s1 + begin * (INDEX)s_inner;
+  INDEX d = (INDEX)d_start + i0 * (INDEX)d0 + i1 * (INDEX)d1 + begin * (INDEX)d_inner;
+  while (row < end) {
+    const INDEX here = min((INDEX)n2 - i2, end - row);
+    for (INDEX i = i2; i < i2 + here; ++i)
+      copy_run(src + s + i * (INDEX)s2, dst + d + i * (INDEX)d2, length, (INDEX)s_inner, (INDEX)d_inner);
+    row += here;
+    i2 = 0;
+    s += (INDEX)s1;
+    d += (INDEX)d1;
+    if (++i1 == (INDEX)n1) {
+      i1 = 0;
+      s += (INDEX)s0 - (INDEX)n1 * (INDEX)s1;
+      d += (INDEX)d0 - (INDEX)n1 * (INDEX)d1;
+    }
+  }
 }
 
+// Every other kernel: a work-item copies `chunk` elements of the inner axis (the last one) of one row; rows = product of the outer axes.
 __kernel void copy4(__global const T* restrict src, __global T* restrict dst, const long s_start, const long d_start, const long chunk,
                     const long rows, const long n1, const long n2, const long inner,
                     const long s0, const long s1, const long s2, const long s_inner,

@@ -23,7 +23,8 @@ _TILE, _ROWS = 32, 8
 _LEAST_TILE = 8  # along both axes; below it a tile is mostly edge
 _CPU_RUN = 1 << 16  # bytes a work-item copies in one go on a CPU
 _MOST_INT = 2**31 - 2**20
-_RANKS = (2, 4, 8)
+_CPU_ITEM = 1 << 14  # bytes of whole rows that a work-item copies on a CPU
+_RANKS = (4, 8)
 _GROUP = 256  # work-items of a GPU's group
 _ITEM_ROWS = 4  # elements that a GPU's work-item copies: loads that are on their way together
 _MOST_GROUPS = 65535  # along the second and third dimension of a launch
@@ -131,7 +132,7 @@ def _plans(queue: Any, copy: Copy) -> list[_Plan]:
             for i in range(first.size)
         )
         return [plan for part in parts for plan in _plans(queue, part)]
-    return [_grid(queue, copy) or _plain(queue, copy)]
+    return [_grid(queue, copy) or _rows(queue, copy) or _plain(queue, copy)]
 
 
 def _grid(queue: Any, copy: Copy) -> _Plan | None:
@@ -153,6 +154,19 @@ def _grid(queue: Any, copy: Copy) -> _Plan | None:
         return None
     args = (copy.source, copy.target, *sizes[1:], *(a.source for a in axes), *(a.target for a in axes))
     return _Plan(_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args)
+
+
+def _rows(queue: Any, copy: Copy) -> _Plan | None:
+    """A plan of some rows per work-item, or of parts of long rows, for copies of few axes on CPUs."""
+    if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
+        return None
+    axes = (Axis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
+    inner, rows = axes[3].size, math.prod(axis.size for axis in axes[:3])
+    chunk, _ = _chunk(queue, inner, copy.itemsize)
+    count = max(1, _CPU_ITEM // (chunk * copy.itemsize))
+    sizes = (chunk, count, rows, *(axis.size for axis in axes[1:]))
+    args = (copy.source, copy.target, *sizes, *(a.source for a in axes), *(a.target for a in axes))
+    return _Plan(_kernel(queue, "copy_rows", copy), -(-rows // count) * -(-inner // chunk), 1, args)
 
 
 def _plain(queue: Any, copy: Copy) -> _Plan:
