@@ -138,7 +138,7 @@ class Layout(NamedTuple):
     ``half_bits``: a CPU's. Halves are converted by integer arithmetic, since drivers call a function per element for ``vload_half``, and
     vectors may lie anywhere, since a caller's array does. ``whole``: rows are whole vectors, one per work-item; without the branches for
     a rest a GPU moves nearly twice the bytes. ``streams``: results go past a CPU's caches, which would read every line before it is
-    overwritten.
+    overwritten. ``fetches``: what is read then is asked for ahead, where the compiler knows how.
     """
 
     rank: int = 0
@@ -148,14 +148,12 @@ class Layout(NamedTuple):
     half_bits: bool = False
     whole: bool = False
     streams: bool = False
+    fetches: bool = False
 
 
 STREAM_BYTES = 4 << 20  # results from here on are streamed: smaller ones are still in a cache when they are read
-
-
-def streamed(target: str, value: str) -> str:
-    """The statement that stores a vector of 64 bytes past the caches where it may, which is at its own alignment."""
-    return f"if (((size_t)({target}) & 63) == 0) __builtin_nontemporal_store({value}, {target}); else"
+LINE = 64  # bytes of a line of a cache; a vector that fills one, at its own alignment, can be stored past the caches
+_AHEAD = 512  # bytes that streams are asked for ahead: 1024 and more were no faster on x86, and slower on ARM
 
 
 def _vector(kind: str, width: int) -> str:
@@ -235,9 +233,7 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
     if width == 1:
         return f"p[i] = {value}"
     if layout.half_bits:
-        plain, vector = f"((__global loose_{dtype.c_storage}*)(p + i))->v = {value}", f"{dtype.c_storage}{width}"
-        streams = layout.streams and dtype.itemsize * width == 64
-        return f"{streamed(f'(__global {vector}*)(p + i)', value)} {plain}" if streams else plain
+        return f"((__global loose_{dtype.c_storage}*)(p + i))->v = {value}"
     return f"*(__global {dtype.c_storage}{width}*)(p + i) = {value}" if aligned else f"vstore{width}({value}, 0, p + i)"
 
 
@@ -345,6 +341,16 @@ def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
 }}"""
 
 
+def _fills_lines(dtype: DType, layout: Layout) -> bool:
+    return layout.streams and dtype.itemsize * layout.width == LINE
+
+
+def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
+    value, vector = _stored(dtype, compute, layout.width), f"{dtype.c_storage}{layout.width}"
+    head = f"void stream_{dtype.name}(__global {dtype.c_storage}* p, {layout.integer} i, real x)"
+    return f"{head} {{ __builtin_nontemporal_store({value}, (__global {vector}*)(p + i)); }}"
+
+
 def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout, rounds: Sequence[str] = ()) -> str:
     """The typedefs and the functions that load and store every dtype a kernel touches."""
     width = layout.width
@@ -370,6 +376,7 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
             parts.append(_tail_function(dtype, compute, layout))
         parts.append(_load_function(dtype, compute, layout))
     parts += [_store_function(dtype, compute, layout) for dtype in dict.fromkeys(stores)]
+    parts += [_stream_function(dtype, compute, layout) for dtype in dict.fromkeys(stores) if _fills_lines(dtype, layout)]
     return "\n".join(filter(None, parts))
 
 
@@ -459,8 +466,6 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     start += [f"const real {c_name(n)} = (real)(a_{n});" for n in (*constants, *body.scalars)]
     still = [port for port in inputs if not port.moves]
     start += [f"const real {p.name} = (real)({scalar_load(p, compute, f'p_{p.name}')});" for p in still]
-    loop = [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in inputs if p.moves]
-    loop += lines + [f"store_{p.dtype.name}(q_{p.name}, i, left, {p.name});" for p in outputs]
     values = value_functions([p.dtype for p in inputs if p.moves], [p.dtype for p in outputs], compute, layout, list(body.rounds.values()))
     helpers = helper_functions("\n".join(lines))
     signature = ",\n    ".join(_parameters(body, inputs, outputs, compute, layout))
@@ -470,26 +475,47 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
 __kernel void op_{name}(
     {signature}) {{
   {(chr(10) + "  ").join(start)}
-  {_walk(loop, layout)}
+  {_walk(lines, inputs, outputs, layout)}
 }}
 """
 
 
-def _walk(body: Sequence[str], layout: Layout) -> str:
-    """The loop from ``begin`` to ``end``; where results are streamed, whole vectors, then the rest: no care for it costs time."""
+def _walk(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> str:
+    """The loop from ``begin`` to ``end``; whole vectors first where results are streamed, then what is left of either kind."""
     index, width = layout.integer, layout.width
-    rest = "\n    ".join([f"const {index} left = end - i;", *body])
+    moving = [p for p in inputs if p.moves]
+    loop = [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in moving] + list(lines)
+    rest = "\n    ".join(
+        [f"const {index} left = end - i;", *loop, *(f"store_{p.dtype.name}(q_{p.name}, i, left, {p.name});" for p in outputs)]
+    )
     if layout.whole:
         return f"if (begin < end) {{\n    const {index} i = begin;\n    {rest}\n  }}"
-    if not layout.streams or width == 1:
+    streams = [p for p in outputs if _fills_lines(p.dtype, layout)]
+    if not streams:
         return f"for ({index} i = begin; i < end; i += {width}) {{\n    {rest}\n  }}"
-    vectors = "\n    ".join([f"const {index} left = {width};", *body])
     return f"""{index} i = begin;
-  for (; i + {width} <= end; i += {width}) {{
-    {vectors}
-  }}
-  if (i < end) {{
+  {_stream_loop(loop, moving, outputs, layout)}
+  for (; i < end; i += {width}) {{
     {rest}
+  }}"""
+
+
+def _stream_loop(loop: Sequence[str], moving: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> str:
+    """The loop over whole vectors whose results are whole lines.
+
+    Where those begin is asked once: Intel's compiler makes one ordinary store of two that stand behind a question.
+    """
+    index, width = layout.integer, layout.width
+    streams = [p for p in outputs if _fills_lines(p.dtype, layout)]
+    asked = " && ".join(f"((size_t)(q_{p.name} + begin) & {LINE - 1}) == 0" for p in streams)
+    ahead = [f"__builtin_prefetch((const void*)((size_t)(p_{p.name} + i) + {_AHEAD}));" for p in moving] if layout.fetches else []
+    stores = [
+        f"stream_{p.dtype.name}(q_{p.name}, i, {p.name});" if p in streams else f"store_{p.dtype.name}(q_{p.name}, i, left, {p.name});"
+        for p in outputs
+    ]
+    body = "\n    ".join([f"const {index} left = {width};", *ahead, *loop, *stores])
+    return f"""if ({asked}) for (; i + {width} <= end; i += {width}) {{
+    {body}
   }}"""
 
 

@@ -24,6 +24,7 @@ from netcl.core.kernels import program
 from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
+from netcl.ops.launch import fetches
 from netcl.ops.registry import Pointwise
 
 Operand = Tensor | bool | int | float
@@ -311,6 +312,7 @@ def prepare(
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
     layout = _layout(walk, n, names[0], profile)
+    layout = layout._replace(fetches=layout.streams and fetches(queue))
     inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
     kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
     chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile)
@@ -528,7 +530,7 @@ def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, 
         stored = dtypes.encode(full, dtype)
     if stored.shape != shape:
         stored = np.broadcast_to(stored, shape).copy()
-    elif any(isinstance(x, Tensor) and np.may_share_memory(stored, x.array) for x in sources):
+    elif not stored.flags.writeable or any(isinstance(x, Tensor) and np.may_share_memory(stored, x.array) for x in sources):
         stored = stored.copy()
     return Tensor._of_array(stored, dtype.name, queue)
 

@@ -116,9 +116,17 @@ def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int, st
         row = dtypes.DTYPES[dtype]
         macros[f"{name}_VLOAD(p, i)"] = _vector_load(row, real, vec, name)
         macros[f"{name}_VSTORE(p, i, v)"] = plain = _vector_store(row, real, vec, name)
-        lines = streams and row.c_storage == real and row.itemsize * vec == 64
-        macros[f"{name}_VSTREAM(p, i, v)"] = f"{codegen.streamed('(__global vec*)((p) + (i))', 'v')} {plain}" if lines else plain
+        lines = streams and row.c_storage == real and row.itemsize * vec == codegen.LINE
+        macros[f"{name}_VSTREAM(p, i, v)"] = _STREAMED if lines else plain
     return macros
+
+
+#: Stores a line past the caches where it may, which is at its own alignment. The other store is a volatile one, so that no compiler makes
+#: one ordinary store of both.
+_STREAMED = (
+    f"if (((size_t)((p) + (i)) & {codegen.LINE - 1}) == 0) __builtin_nontemporal_store(v, (__global vec*)((p) + (i)));"
+    " else ((__global volatile loose*)((p) + (i)))->lanes = (v)"
+)
 
 
 def _vector_load(row: dtypes.DType, real: str, vec: int, name: str) -> str:
