@@ -18,16 +18,31 @@
 #define KH 1
 #define KW 1
 #endif
+#ifndef PERIOD_H  // taps from one that reaches a pixel to the next that may
+#define PERIOD_H 1
+#define PERIOD_W 1
+#endif
+#define REACH_H ((KH + PERIOD_H - 1) / PERIOD_H)
+#define REACH_W ((KW + PERIOD_W - 1) / PERIOD_W)
+#ifndef QUADS
+#define QUADS 0  // 1: the pixels of an image are whole float4
+#endif
 
-// n, py, px: image, row and column of place i in images of wide x high.
-#define PLACE(high, wide)                                                 \
-  const int i = get_global_id(0), n = i / ((high) * (wide));              \
-  if (n >= N) return;                                                     \
+// n, py, px: image, row and column of place i in images of high x wide.
+#define PLACE(high, wide)                                      \
+  const int i = get_global_id(0), n = i / ((high) * (wide));   \
+  if (n >= N) return;                                          \
   const int p = i - n * ((high) * (wide)), py = p / (wide), px = p - py * (wide);
 #define CHANNELS(c, C) for (int c = get_global_id(1); c < (C); c += get_global_size(1))
 
-// Where the taps along an axis begin, negative for those outside: from a window in an image, and from a pixel in the windows.
-static inline void taps_of_window(int* at, int taps, int first, int dilation, int size, int step) {
+// A value, or zero where `at` is negative: always a load, so that those of all taps are on their way together.
+static inline REAL load_or_zero(__global const X_T* from, const long at) {
+  const REAL value = X_LOAD(from, at >= 0 ? at : 0);
+  return at >= 0 ? value : (REAL)0;
+}
+
+// Where the taps of a window lie along an axis of an image; negative outside.
+static inline void taps_of_window(int* at, const int taps, const int first, const int dilation, const int size, const int step) {
 #pragma unroll
   for (int t = 0; t < taps; ++t) {
     const int place = first + t * dilation;
@@ -35,11 +50,17 @@ static inline void taps_of_window(int* at, int taps, int first, int dilation, in
   }
 }
 
-static inline void taps_of_pixel(int* at, int taps, int first, int dilation, int stride, int size, int step) {
+// Where a pixel lies along an axis of the columns: the taps that reach it, `period` apart, each of a window `step` from the next;
+// negative for those that do not. Sums of two are negative if either is.
+#define NOWHERE (-(1L << 62))
+static inline void windows_of_pixel(long* at, const int reach, const int period, const int taps, const int first, const int dilation,
+                                    const int stride, const int size, const int step, const long row) {
+  int tap = 0;
+  while (tap < period && (first - tap * dilation) % stride != 0) ++tap;
 #pragma unroll
-  for (int t = 0; t < taps; ++t) {
-    const int place = first - t * dilation, window = place / stride;
-    at[t] = place >= 0 && window * stride == place && window < size ? window * step : -1;
+  for (int k = 0; k < reach; ++k, tap += period) {
+    const int place = first - tap * dilation, window = place / stride;
+    at[k] = tap < taps && place >= 0 && window * stride == place && window < size ? tap * row + window * step : NOWHERE;
   }
 }
 
@@ -56,33 +77,33 @@ __kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, i
 #pragma unroll
     for (int r = 0; r < KH; ++r)
 #pragma unroll
-      for (int s = 0; s < KW; ++s)
-        Y_STORE(column, (r * KW + s) * row, (lines[r] | places[s]) >= 0 ? X_LOAD(plane, lines[r] + places[s]) : (REAL)0);
+      for (int s = 0; s < KW; ++s) {
+        const int at = (lines[r] | places[s]) < 0 ? -1 : lines[r] + places[s];
+        Y_STORE(column, (r * KW + s) * row, load_or_zero(plane, at));
+      }
   }
-}
-
-// The sum over the windows that hold a pixel.
-static inline REAL folded(__global const X_T* columns, const int* lines, const int* places, const long row) {
-  REAL sum = 0;
-#pragma unroll
-  for (int r = 0; r < KH; ++r)
-#pragma unroll
-    for (int s = 0; s < KW; ++s)
-      sum += (lines[r] | places[s]) >= 0 ? X_LOAD(columns, (r * KW + s) * row + lines[r] + places[s]) : (REAL)0;
-  return sum;
 }
 
 // y[image][channel][pixel] = the sum over the windows that hold the pixel. Work-items: pixels of all images, channels.
-#define FOLD(END)                                                          \
-  PLACE(H, W)                                                              \
-  int lines[KH], places[KW];                                               \
-  taps_of_pixel(lines, KH, py + pad_h, dilation_h, stride_h, OH, OW);      \
-  taps_of_pixel(places, KW, px + pad_w, dilation_w, stride_w, OW, 1);      \
-  CHANNELS(c, C) {                                                         \
-    const size_t at = ((size_t)n * C + c) * H * W + p;                     \
-    const REAL sum = folded(x + (n * image + c * (KH * KW) * row), lines, places, row); \
-    Y_STORE(y, at, END);                                                   \
+#define FOLD(END)                                                                                    \
+  PLACE(H, W)                                                                                        \
+  long lines[REACH_H], places[REACH_W];                                                              \
+  windows_of_pixel(lines, REACH_H, PERIOD_H, KH, py + pad_h, dilation_h, stride_h, OH, OW, KW * row); \
+  windows_of_pixel(places, REACH_W, PERIOD_W, KW, px + pad_w, dilation_w, stride_w, OW, 1, row);     \
+  CHANNELS(c, C) {                                                                                   \
+    const size_t at = ((size_t)n * C + c) * H * W + p;                                               \
+    const REAL sum = folded(x + (n * image + c * (KH * KW) * row), lines, places);                   \
+    Y_STORE(y, at, END);                                                                             \
   }
+
+static inline REAL folded(__global const X_T* columns, const long* lines, const long* places) {
+  REAL sum = 0;
+#pragma unroll
+  for (int r = 0; r < REACH_H; ++r)
+#pragma unroll
+    for (int s = 0; s < REACH_W; ++s) sum += load_or_zero(columns, lines[r] + places[s]);
+  return sum;
+}
 
 __kernel void col2im(__global const X_T* restrict x, __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int stride_h,
                      int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, long row, long image) {
@@ -96,14 +117,25 @@ __kernel void folded_outputs(__global const X_T* restrict x, __global const B_T*
   FOLD(FINISHED(sum, c, at))
 }
 
-// y[image][filter][pixel] from sums[filter][image, pixel]. Work-items: pixels of all images, filters.
+// y[image][filter][pixel] from sums[filter][image, pixel]. Work-items: pixels of all images, or quads of them; filters.
 __kernel void unfolded_outputs(__global const X_T* restrict x, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
                                __global Y_T* restrict y, int N, int M, int pixels, REAL scale) {
+#if QUADS
+  PLACE(1, pixels / 4)
+  CHANNELS(m, M) {
+    const size_t at = ((size_t)n * M + m) * pixels + 4 * p;
+    float4 four = *(__global const float4*)(x + ((size_t)m * N * pixels + 4 * i));
+    four.x = FINISHED(four.x, m, at), four.y = FINISHED(four.y, m, at + 1);
+    four.z = FINISHED(four.z, m, at + 2), four.w = FINISHED(four.w, m, at + 3);
+    *(__global float4*)(y + at) = four;
+  }
+#else
   PLACE(1, pixels)
   CHANNELS(m, M) {
     const size_t at = ((size_t)n * M + m) * pixels + p;
     Y_STORE(y, at, FINISHED(X_LOAD(x, (size_t)m * N * pixels + i), m, at));
   }
+#endif
 }
 #endif
 

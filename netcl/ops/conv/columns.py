@@ -47,7 +47,14 @@ def fold(cols: Tensor, x: Tensor, g: Geometry) -> None:
 
 def _kernel(source: Tensor, result: Tensor, g: Geometry, name: str) -> Any:
     defines: dict[str, Any] = {"REAL": dtypes.DTYPES[source.dtype].c_compute, "KH": g.kh, "KW": g.kw}
+    defines |= _periods(g) if name == "col2im" else {}
     return launch.kernel(source.queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, defines)
+
+
+def _periods(g: Geometry) -> dict[str, int]:
+    """Along each axis, every how many taps one may reach a given pixel."""
+    high, wide = (step // math.gcd(step, apart) for step, apart in zip(g.stride, g.dilation, strict=True))
+    return {"PERIOD_H": high, "PERIOD_W": wide}
 
 
 def _grid(places: int, channels: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -118,20 +125,21 @@ def plan(job: Job, queue: Any) -> Launch:
 def _forward(job: Job, queue: Any) -> Launch:
     g, pixels = job.g, job.g.oh * job.g.ow
     multiply = functools.cache(lambda placed: gemm.plan_for(queue, product(job, placed)))
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {})
+    quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
+    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads})
 
     def sums(queue: Any, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         cols, y = (Tensor.empty((rows, _span(g)), job.dtype, queue=queue) for rows in (g.c * g.taps, g.f))
         unfold(x, cols, g, together=True)
         return (gemm.run(multiply(alignment(w) == 16), queue, w, cols, None, y),)
 
-    return ending.Ending(outputs, *_grid(_span(g), g.f), (g.n, g.f, pixels), sums)
+    return ending.Ending(outputs, *_grid(_span(g) // (4 if quads else 1), g.f), (g.n, g.f, pixels), sums)
 
 
 def _input_grad(job: Job, queue: Any) -> Launch:
     g, m, rows = job.g, job.g.f // job.g.groups, job.g.c // job.g.groups * job.g.taps
     multiply = gemm.plan_for(queue, product(job))
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"KH": g.kh, "KW": g.kw})
+    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"KH": g.kh, "KW": g.kw, **_periods(g)})
 
     def columns(queue: Any, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         turned = _reordered(w, (g.groups, m, rows), (0, 2, 1))
