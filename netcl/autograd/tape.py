@@ -8,6 +8,7 @@ it is released as the walk passes.
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,7 @@ class _Modes(threading.local):
         self.tape: Tape | None = None
         self.observer: Callable[..., Any] | None = None
         self.finishers: list[Callable[[], None]] | None = None
+        self.expecting: dict[int, weakref.WeakMethod[Callable[[BaseException], None]]] = {}
 
 
 modes = _Modes()
@@ -207,6 +209,7 @@ def run_backward(
     enabled, finishers = modes.enabled, modes.finishers
     callbacks: list[Callable[[], None]] = []
     modes.enabled, modes.finishers = create_graph, callbacks if finishers is None else finishers
+    failed = True
     try:
         walk = _Walk(wanted, create_graph, retain_graph or create_graph)
         for out, gradient in zip(outputs, gradients, strict=True):
@@ -217,9 +220,12 @@ def run_backward(
         for callback in callbacks:
             recorded.host_work("a callback after backward")
             callback()
+        failed = False
         return walk.captured()
     finally:
         modes.enabled, modes.finishers = enabled, finishers
+        if failed and modes.expecting:
+            _tell_who_expected(sys.exc_info()[1])
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -227,6 +233,22 @@ def after_backward(callback: Callable[[], None]) -> None:
     if modes.finishers is None:
         raise RuntimeError(message("after_backward", "no backward is under way", "call it from a hook of a tensor"))
     modes.finishers.append(callback)
+
+
+def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> None:
+    """From now on call ``failed``, a method of ``owner``, with the error of each backward of this thread that raises; holds neither."""
+    modes.expecting[id(owner)] = weakref.WeakMethod(failed)
+
+
+def expect_no_backward(owner: object) -> None:
+    """The end of :func:`expect_backward`."""
+    modes.expecting.pop(id(owner), None)
+
+
+def _tell_who_expected(error: BaseException | None) -> None:
+    for failed in [known() for known in modes.expecting.values()]:
+        if failed is not None and error is not None:
+            failed(error)
 
 
 def walk_under_way() -> object | None:

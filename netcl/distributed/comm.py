@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -28,10 +29,47 @@ PIECE = 1 << 26
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 _BFLOAT16 = dtypes.DTYPES["bfloat16"]
 _NOTHING = np.empty(0, np.uint8)
+#: Characters of an error that the other ranks are told.
+_LAST_WORDS = 500
 
 
 class LostRankError(RuntimeError):
-    """A rank died, never arrived, or came with something else than the others."""
+    """A rank died, never arrived, failed, or came with something else than the others."""
+
+
+class Failures:
+    """Which ranks have said that they failed, how often, and their last words. One for all worlds of a job."""
+
+    def __init__(self) -> None:
+        self.said: dict[int, tuple[int, str]] = {}
+
+    def count(self, rank: int) -> int:
+        return self.said.get(rank, (0, ""))[0]
+
+    def without(self, rank: int) -> list[str]:
+        """What ranks say that have failed without this one: what failed on all of them alike, all have left behind."""
+        return [f"rank {other} failed: {text}" for other, (count, text) in sorted(self.said.items()) if count > self.count(rank)]
+
+    def check(self, op: str, rank: int, size: int) -> None:
+        """Raise if a rank has failed without this one."""
+        texts = self.without(rank)
+        if texts:
+            remedy = "its own traceback tells where"
+            raise LostRankError(message(op, "; ".join(texts), remedy, waiting=f"rank {rank}", world=size))
+
+
+class _Together:
+    """See :meth:`World.together`."""
+
+    def __init__(self, world: World):
+        self.world = world
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.world.failed(error)
 
 
 def check_op(name: str, op: str, dtype: str) -> None:
@@ -88,7 +126,29 @@ class World:
         """The place of this rank among those of its machine."""
         return self.rank
 
+    def give_up(self, text: str) -> None:
+        """Say that this rank has failed, to all who wait for it or will."""
+
     # ---- what is built on it
+
+    def failed(self, error: BaseException) -> None:
+        """This rank cannot go on because of an error: the others raise :class:`LostRankError` with its text, where they wait for this
+        rank or will, instead of waiting for the time-out. Once is enough; what another rank is to blame for is not told again.
+
+        Ranks that have all failed, and as often, are in step again and may go on.
+        """
+        blamed = isinstance(error, Exception) and not isinstance(error, LostRankError)
+        if self.size > 1 and blamed and not getattr(error, "netcl_told", False):
+            error.netcl_told = True  # type: ignore[attr-defined]  # by the innermost block that it leaves
+            self.give_up(f"{type(error).__name__}: {error}"[:_LAST_WORDS])
+
+    def together(self) -> AbstractContextManager[None]:
+        """A block that all ranks run: an error by which one leaves it is told to the others, see :meth:`failed`.
+
+        >>> with World().together():
+        ...     loss = 1.0
+        """
+        return _Together(self)
 
     def tell(self, value: Any, op: str = "tell") -> list[Any]:
         """A small JSON value of every rank, in order."""
@@ -199,9 +259,10 @@ class _Coder:
 class _Table:
     """Where threads meet: each leaves something, and when all have, each takes everything. Calls must come in one order."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, like: _Table | None = None):
         self.size = size
-        self.changed = threading.Condition()
+        self.changed: threading.Condition = like.changed if like else threading.Condition()
+        self.failures: Failures = like.failures if like else Failures()
         self.rounds: dict[int, dict[int, Any]] = {}
 
     def swap(self, rank: int, number: int, op: str, value: Any, timeout: float) -> list[Any]:
@@ -209,7 +270,9 @@ class _Table:
             places = self.rounds.setdefault(number, {})
             places[rank] = (op, value)
             self.changed.notify_all()
-            if not self.changed.wait_for(lambda: len(places) == self.size, timeout):
+            self.changed.wait_for(lambda: len(places) == self.size or self.failures.without(rank), timeout)
+            if len(places) < self.size:
+                self.failures.check(op, rank, self.size)
                 missing = [other for other in range(self.size) if other not in places]
                 raise LostRankError(late(op, missing, timeout, self.size))
             self.rounds.pop(number - 2, None)  # everyone is past it: all have come to the round after
@@ -254,7 +317,12 @@ class ThreadWorld(World):
         return self.exchange(op, pieces if self.rank == root else [_NOTHING] * self.size)[root]
 
     def duplicate(self) -> World:
-        return ThreadWorld(self.rank, self._swap("duplicate", _Table(self.size))[0], self.timeout)
+        return ThreadWorld(self.rank, self._swap("duplicate", _Table(self.size, self.table))[0], self.timeout)
+
+    def give_up(self, text: str) -> None:
+        with self.table.changed:
+            self.table.failures.said[self.rank] = self.table.failures.count(self.rank) + 1, text
+            self.table.changed.notify_all()
 
 
 def thread_worlds(size: int, timeout: float | None = None) -> list[World]:

@@ -10,21 +10,25 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.autograd.tape import after_backward, walk_under_way
+from netcl.autograd.tape import after_backward, expect_backward, expect_no_backward, is_grad_enabled, walk_under_way
 from netcl.core import dtype as dtypes
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm
-from netcl.distributed.comm import World
+from netcl.distributed.comm import LostRankError, World
 from netcl.nn.module import Module
 
 log = logging.getLogger("netcl")
+
+#: Seconds in which buckets that were sent before backward failed may still arrive: ranks that fail alike have all sent them.
+_PATIENCE = 1.0
 
 
 class Span(NamedTuple):
@@ -96,6 +100,10 @@ class DistributedDataParallel(Module):
     ranks or on some, as long as none gets a gradient after its bucket was sent, which is told; ``overlap=False`` takes anything.
     Parameters that no rank has used keep ``grad=None``.
 
+    A backward that raises on one rank is told to the others, who wait for its gradients: they raise
+    :class:`~netcl.distributed.comm.LostRankError` with its error, and keep the gradients of their own. Where it raises on all of them,
+    and all go on, nothing is told.
+
     >>> from netcl import nn
     >>> model = DistributedDataParallel(nn.Linear(2, 1))
     >>> model([[1.0, 2.0]]).shape
@@ -148,9 +156,11 @@ class DistributedDataParallel(Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives."""
-        if self.training and self.broadcast_buffers and self._sync and self.world.size > 1:
-            for buffer in self.module.buffers():
+        if self.training and self._sync and self.world.size > 1:
+            for buffer in self.module.buffers() if self.broadcast_buffers else ():
                 buffer.from_host(self.world.spread("broadcast_buffers", buffer.to_host(), 0))
+            if is_grad_enabled():
+                expect_backward(self, self._failed)
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -209,12 +219,21 @@ class DistributedDataParallel(Module):
         self._walk = None
         for bucket in self._buckets[self._begun :]:
             self._send(bucket)
-        for bucket in self._buckets:
-            assert bucket.sent is not None
-            self._put(bucket, bucket.sent.result())
+        # All of them before the first is put: with a rank lost half way, no gradient is an average and none half of one.
+        averages = [bucket.sent.result() for bucket in self._buckets if bucket.sent is not None]
+        for bucket, average in zip(self._buckets, averages, strict=True):
+            self._put(bucket, average)
         self._courier.spans.append(Span("backward", self._started, self._courier.arrived))
         if not self._learned:
             self._learn()
+        expect_no_backward(self)
+
+    def _failed(self, error: BaseException) -> None:
+        """Backward has raised on this rank."""
+        expect_no_backward(self)
+        if self._sync and not isinstance(error, LostRankError):
+            wait_for([bucket.sent for bucket in self._buckets if bucket.sent is not None], _PATIENCE)
+            self.world.failed(error)
 
     def _put(self, bucket: _Bucket, averages: np.ndarray) -> None:
         used = averages[len(averages) - len(bucket.params) :]

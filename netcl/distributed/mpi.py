@@ -16,12 +16,12 @@ import numpy as np
 
 from netcl.core import env
 from netcl.core.errors import message
-from netcl.distributed.comm import Arrays, LostRankError, World, late, wait_until
+from netcl.distributed.comm import Arrays, Failures, LostRankError, World, late, wait_until
 
 #: Variables that mpiexec of MPICH, Intel MPI, Open MPI or Slurm sets for the processes it starts, with their number.
 _STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-_CALL, _ANSWER = 7001, 7002
+_CALL, _ANSWER, _FAILED = 7001, 7002, 7003
 #: Seconds a rank has to answer a roll call before it counts as missing.
 ROLL_CALL = 2.0
 #: mpiexec forwards what a rank writes; seconds until a rank that ends the job may be sure that it was.
@@ -59,6 +59,8 @@ class MPIWorld(World):
         self.comm: Any = (like.comm if like else self.MPI.COMM_WORLD).Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self.calls: Any = like.calls if like else self.comm.Dup()
+        self.failures: Failures = like.failures if like else Failures()
+        self._abandoned: list[Callable[[], bool]] = []
         _end_job_on_error(self.MPI, self.rank)
         self.doing = "start"
         self.people: list[Any] = []
@@ -120,27 +122,44 @@ class MPIWorld(World):
 
     def _wait(self, op: str, done: Callable[[], bool]) -> None:
         self.doing = op
+        arrived = False
         try:
-            arrived = wait_until(done, self.timeout, self._answer)
+            arrived = wait_until(done, self.timeout, self._attend)
         except self.MPI.Exception as error:
             raise LostRankError(message(op, f"MPI failed: {error}", rank=self.rank, world=self.size)) from error
+        finally:
+            if not arrived:  # what still may come is written to memory that only the request keeps
+                self._abandoned.append(done)
         if not arrived:
             missing = self._roll_call()
             known = ", ".join(self._person(rank) for rank in missing if self.people)
             raise LostRankError(late(op, missing, self.timeout, self.size, waiting=f"rank {self.rank}", people=f"[{known}]"))
+
+    def give_up(self, text: str) -> None:
+        said = self.failures.said[self.rank] = self.failures.count(self.rank) + 1, text
+        for rank in range(self.size):
+            if rank != self.rank:
+                self.calls.isend(said, rank, _FAILED)
+
+    def _attend(self) -> None:
+        """While this rank waits: answer those who call, hear of those who failed."""
+        self._answer()
+        self.failures.said.update(self._mail(_FAILED))
+        if self.failures.said:
+            self.failures.check(self.doing, self.rank, self.size)
 
     def _answer(self) -> None:
         """Tell those who ask that this rank is here."""
         for caller in self._mail(_CALL):
             self.calls.isend(self.doing, caller, _ANSWER)
 
-    def _mail(self, kind: int) -> list[int]:
-        """Whose messages of a kind have come. A matched probe: several threads may look at once."""
-        senders, status = [], self.MPI.Status()
+    def _mail(self, kind: int) -> dict[int, Any]:
+        """The messages of a kind that have come, by sender. A matched probe: several threads may look at once."""
+        found, status = {}, self.MPI.Status()
         while (letter := self.calls.improbe(self.MPI.ANY_SOURCE, kind, status)) is not None:
-            letter.recv()
-            senders.append(status.Get_source())
-        return senders
+            sender = status.Get_source()
+            found[sender] = letter.recv()
+        return found
 
     def _roll_call(self) -> list[int]:
         """The ranks that do not answer: they are dead, or busy with something that is no collective call."""

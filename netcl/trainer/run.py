@@ -40,8 +40,8 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
     As a rank of an MPI job it trains with the others: each has its part of every batch, and rank 0 writes.
     """
     place, ours = Path(folder), distributed.world()
-    place.mkdir(parents=True, exist_ok=True)
-    with device(handle):
+    with ours.together(), device(handle):
+        place.mkdir(parents=True, exist_ok=True)
         seed_all(recipe)
         data = load_data(recipe)
         model = make_model(recipe, data, handle)

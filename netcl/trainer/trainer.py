@@ -148,7 +148,7 @@ class Trainer:
         - **log_every**: after so many batches the running numbers are read from the device; in between nothing waits for it.
 
         The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once. Ranks
-        of a ``DistributedDataParallel`` model leave together, where the numbers are read next.
+        of a ``DistributedDataParallel`` model leave together, where the numbers are read next; an error of one ends the run on all.
         """
         if epochs < 1 or log_every < 1:
             raise ValueError(message("fit", "epochs and log_every are at least 1", epochs=epochs, log_every=log_every))
@@ -157,10 +157,10 @@ class Trainer:
         self.batches = len(train) if isinstance(train, Sized) else None
         for callback in self.callbacks.callbacks:
             callback.set_trainer(self)
-        found = self._to_resume(resume)
-        if found is not None:
-            self.load(found)
-        with finishing_first() as interrupt:
+        with (self._ranks or World()).together(), finishing_first() as interrupt:
+            found = self._to_resume(resume)
+            if found is not None:
+                self.load(found)
             self.callbacks("on_train_begin", {})
             while self.epoch < epochs and not self.stop_training:
                 self._run_epoch(train, val, log_every, interrupt)

@@ -1,6 +1,6 @@
 """A training job that runs alone, on several devices, or as ranks under mpiexec, and writes the parameters it ends with.
 
-``python job.py mlp out.npz [--devices a,b or a/2] [--steps 20] [--fault kill|shape|late ...]``
+``python job.py mlp out.npz [--devices a,b or a/2] [--steps 20] [--fault kill|shape|late|raise|swallow]``
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,10 @@ def misbehave(fault: str) -> None:
         time.sleep(600)
     if fault == "raise":
         raise ValueError("this rank has had enough")
+    if fault == "swallow":
+        with suppress(ValueError), this_world().together():
+            raise ValueError("this rank has had enough")
+        time.sleep(600)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -92,6 +93,37 @@ def test_a_backward_that_raised_is_no_part_of_the_next():
         model.zero_grad()
 
     check_as_one(lambda world: trained(world, [False, False], before))
+
+
+@pytest.mark.parametrize("where", ["on the way", "at once", "in the loss"])
+def test_a_rank_that_fails_alone_is_named_at_once(where):
+    """Long before the time-out; gradients of the others are averages all, or none."""
+
+    def lonely(world):
+        model = Detour()
+        parallel, optimizer = DistributedDataParallel(model, world, bucket_mb=1e-5), optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            step(parallel, optimizer, world)
+        out = parallel(Tensor.from_host(model.first.weight.queue, X))
+        if world.rank == 1:
+            with pytest.raises(ZeroDivisionError), world.together():
+                if where == "in the loss":
+                    raise ZeroDivisionError("full")
+                (model.first.weight if where == "on the way" else out).register_hook(lambda gradient: 1 // 0)
+                ag.sum(out).backward()
+            return
+        with parallel.no_sync():
+            ag.sum(out).backward(retain_graph=True)
+        own = [p.grad.to_host() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        with pytest.raises(LostRankError, match=r"rank 1 failed: ZeroDivisionError: .*; waiting=rank [02], world=3; its own trace"):
+            ag.sum(out).backward()
+        for found, gradient in zip([p.grad for p in model.parameters() if p.grad is not None], own, strict=True):
+            np.testing.assert_array_equal(found.to_host(), gradient)
+
+    began = time.monotonic()
+    everywhere(3, lonely)
+    assert time.monotonic() - began < 8
 
 
 def test_a_rank_that_froze_something_is_named():

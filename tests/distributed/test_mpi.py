@@ -102,6 +102,25 @@ def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
     assert re.search(words, done.stderr + done.stdout), done.stderr
 
 
+def test_a_rank_that_fails_alone_is_told_to_those_who_wait(tmp_path):
+    start = time.monotonic()
+    done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", "swallow", "--fault-at", "2", NETCL_COMM_TIMEOUT="100")
+    assert done.returncode != 0
+    assert time.monotonic() - start < 60
+    words = r"netcl: rank [02] ends the job: \[\w+\] rank 1 failed: ValueError: this rank has had enough; waiting=rank [02], world=3"
+    assert re.search(words, done.stderr), done.stderr
+
+
+def test_a_rank_of_netcl_train_that_cannot_write_ends_the_job(tmp_path):
+    (tmp_path / "log.csv").mkdir()
+    words = ["-m", "netcl", "train", "--model", "mlp", "--run", str(tmp_path), "--device", "cpu", "--epochs", "2", "--distributed", "2"]
+    start, more = time.monotonic(), environment(NETCL_COMM_TIMEOUT="100")
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=more, timeout=200, check=False)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 60
+    assert "[train] Is a directory; file=" in done.stderr and "rank 0 failed: IsADirectoryError" in done.stderr
+
+
 def test_one_process_needs_neither_mpiexec_nor_mpi4py(tmp_path):
     script = f"import sys; sys.modules['mpi4py'] = None; sys.argv = ['job', 'mlp', {str(tmp_path / 'out.npz')!r}]; import runpy; " + (
         f"runpy.run_path({str(JOB)!r}, run_name='__main__')"
