@@ -2,27 +2,34 @@
 #ifndef MR  // rows of a panel
 #define MR 6
 #endif
-#ifndef PANELS  // that a work-item packs side by side
-#define PANELS 8
-#endif
 
+// A work-item packs `depth` of k for `side` panels, `step` of k at a time for one panel after another: a transposed A is then read in `step`
+// streams along its rows, and every panel gets whole lines. (One of k at a time for all panels, a page of A each, ran at a fifth of memory.)
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, const int m, const int k, const long a_row, const long a_k,
-            const int batch1, const long a0_stride, const long a1_stride) {
-  const int panels = (m + MR - 1) / MR, blocks = (panels + PANELS - 1) / PANELS;
-  const INDEX group = get_group_id(0), batch = group / blocks;
-  const int first = (int)(group % blocks) * PANELS, count = min(PANELS, panels - first);
-  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride + first * MR * (INDEX)a_row;
-  packed += (batch * panels + first) * k * MR;
-  const int rows = m - first * MR;
-  for (int kk = 0; kk < k; ++kk) {
-    __global const A_T* s = a + kk * (INDEX)a_k;
-    for (int p = 0; p < count; ++p) {
-      __global REAL* d = packed + ((INDEX)p * k + kk) * MR;
-      if ((p + 1) * MR <= rows && a_row == 1) {
-        for (int i = 0; i < MR; ++i) d[i] = (REAL)A_LOAD(s, p * MR + i);
+            const int batch1, const long a0_stride, const long a1_stride, const int depth, const int side, const int step) {
+  const int panels = (m + MR - 1) / MR, blocks = (panels + side - 1) / side, parts = (k + depth - 1) / depth;
+  INDEX group = get_group_id(0);
+  const int begin = (int)(group % parts) * depth, end = min(begin + depth, k);
+  group /= parts;
+  const int first = (int)(group % blocks) * side, last = min(first + side, panels);
+  const INDEX batch = group / blocks;
+  a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
+  packed += batch * panels * k * MR;
+  for (int k0 = begin; k0 < end; k0 += step) {
+    const int k1 = min(k0 + step, end);
+    for (int p = first; p < last; ++p) {
+      __global REAL* d = packed + ((INDEX)p * k + k0) * MR;
+      __global const A_T* s = a + p * MR * (INDEX)a_row + k0 * (INDEX)a_k;
+      const int rows = min(MR, m - p * MR);
+      if (rows == MR && a_row == 1) {
+        for (int kk = k0; kk < k1; ++kk, d += MR, s += (INDEX)a_k) {
+#pragma unroll
+          for (int i = 0; i < MR; ++i) d[i] = (REAL)A_LOAD(s, i);
+        }
       } else {
-        for (int i = 0; i < MR; ++i) d[i] = p * MR + i < rows ? (REAL)A_LOAD(s, (p * MR + i) * (INDEX)a_row) : (REAL)0;
+        for (int kk = k0; kk < k1; ++kk, d += MR, s += (INDEX)a_k)
+          for (int i = 0; i < MR; ++i) d[i] = i < rows ? (REAL)A_LOAD(s, i * (INDEX)a_row) : (REAL)0;
       }
     }
   }
