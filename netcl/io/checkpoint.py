@@ -6,10 +6,12 @@ Files are replaced atomically and every entry has a checksum; a checkpoint is lo
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +20,11 @@ import numpy as np
 from netcl.core.device import get_active_device
 from netcl.core.errors import message
 from netcl.io import archive, tree
-from netcl.io.archive import refusal
+from netcl.io.archive import FileError, refusal
 from netcl.io.model import fitting
 from netcl.ops import random
+
+log = logging.getLogger("netcl")
 
 SAVE, LOAD = "save_checkpoint", "load_checkpoint"
 _NAME = re.compile(r"step-(\d{6,})\.netcl")
@@ -74,11 +78,7 @@ def load_checkpoint(
     an object refuse its state nevertheless, those that were already loaded get their old state back.
     """
     found = _found(Path(path))
-    meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
-    state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
-    step = meta.get("step")
-    if not isinstance(state, dict) or type(step) is not int or step < 0:
-        raise refusal(LOAD, f"{archive.META} is not what netcl writes", file=found)
+    step, state = _read(found, max_bytes)
     parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
     generators = _generators(rng, LOAD)
     _check(parts, generators, state, found)
@@ -87,6 +87,16 @@ def load_checkpoint(
         generator.bit_generator.state = state["rng"][name]
     _put_streams(model, state.get("random", []))
     return Checkpoint(step, _on_device(state.get("extra")), found)
+
+
+def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any]]:
+    """The step and the state of a file, all of which was seen to be right."""
+    meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
+    state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
+    step = meta.get("step")
+    if not isinstance(state, dict) or type(step) is not int or step < 0:
+        raise refusal(LOAD, f"{archive.META} is not what netcl writes", file=found)
+    return step, state
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
@@ -99,6 +109,35 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
     """The checkpoint of a folder with the highest step, or ``None``."""
     found = checkpoints(folder)
     return found[-1] if found else None
+
+
+def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint of a folder with the highest step that can be read from end to end; ``None`` in a folder without any.
+
+    Those with higher steps, which cannot be read, are set aside as ``step-000123.netcl.unreadable``, so that nothing is written over them,
+    and a warning names each with the reason. If none can be read, all stay and the error of the newest is raised.
+    """
+    refused: list[tuple[Path, FileError | OSError]] = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            _read(path)
+        except (FileError, OSError) as fault:
+            refused.append((path, fault))
+            continue
+        for other, reason in refused:
+            log.warning("%s; set aside as %s; going on from %s", reason, _set_aside(other).name, path.name)
+        return path
+    if refused:
+        raise refused[0][1]
+    return None
+
+
+def _set_aside(path: Path) -> Path:
+    """Another name for a file, which nothing else has."""
+    names = (path.with_name(f"{path.name}.unreadable{number or ''}") for number in count())
+    other = next(name for name in names if not name.exists())
+    path.rename(other)
+    return other
 
 
 # ---- files

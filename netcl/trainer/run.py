@@ -21,7 +21,7 @@ from netcl import distributed
 from netcl.core.device import DeviceHandle, device
 from netcl.core.errors import message
 from netcl.data import DataLoader
-from netcl.io import FileError, latest, load_model, save_model
+from netcl.io import FileError, load_model, save_model
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Callback, Logs, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.logs import CSVLogger, JSONLLogger
@@ -52,11 +52,8 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         always = [ModelCheckpoint(place / "checkpoints"), LRMonitor(), NaNGuard()]
         trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, *always])
         with train, test:
-            found = latest(place / "checkpoints") if resume else None
-            # What rank 0 has counts: the others may run on machines that never saw a checkpoint.
-            newest = ours.tell(None if found is None else str(found), "train")[0]
             began = time.time()
-            trainer.fit(train, val=test, epochs=recipe.epochs, resume=newest, log_every=recipe.log_every)
+            trainer.fit(train, val=test, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
             results = _results(trainer, test, data, time.time() - began, handle)
             if ours.rank == 0:
                 _write_run(place, trainer, model, test, data, results)

@@ -20,7 +20,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import DistributedDataParallel, World
 from netcl.distributed.checkpoint import unwrapped
-from netcl.io import FileError, latest, save_checkpoint
+from netcl.io import FileError, latest_whole, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
 from netcl.optim import ReduceLROnPlateau
@@ -142,9 +142,9 @@ class Trainer:
         """Train until ``epochs`` epochs are done, counting those of the run that is resumed.
 
         - **val**: data to evaluate after each epoch; its numbers are called ``val_loss``, ....
-        - **resume**: a checkpoint or a folder of them, or ``"auto"``: the newest one of the ``ModelCheckpoint`` callback, if there is one.
-          Everything goes on as if the run had never stopped, to the bit, if the data can say where it was (``DataLoader``) or
-          comes in the same order each time.
+        - **resume**: a checkpoint or a folder of them, or ``"auto"``: the folder of the ``ModelCheckpoint`` callback, if it has any yet. Of
+          a folder the newest that can be read is taken; newer ones are set aside under another name, with a warning. Everything goes on
+          as if the run had never stopped, to the bit, if the data can say where it was (``DataLoader``) or comes in one order each time.
         - **log_every**: after so many batches the running numbers are read from the device; in between nothing waits for it.
 
         The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once. Ranks
@@ -369,14 +369,21 @@ class Trainer:
         parts = {"scheduler": self.scheduler, "scaler": self.scaler, "ema": self.ema, "loader": loader}
         return {"model": unwrapped(self.model), "optimizer": self.optimizer, **parts}
 
-    def _to_resume(self, resume: str | os.PathLike[str] | None) -> Path | None:
-        if resume != "auto":
-            return None if resume is None else Path(resume)
+    def _to_resume(self, resume: str | os.PathLike[str] | None) -> str | None:
+        """The checkpoint to go on from, by the files that rank 0 has: machines need not share a disk."""
+        if resume is None:
+            return None
+        place, found = self._checkpoints() if resume == "auto" else Path(resume), None
+        if self.writes:
+            found = latest_whole(place) or (None if resume == "auto" else place)
+        return self.by_rank_0(None if found is None else str(found))
+
+    def _checkpoints(self) -> Path:
         folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
         if not folders:
             remedy = "add one to the callbacks, or name a checkpoint"
             raise ValueError(message("fit", 'resume="auto" looks in the folder of a ModelCheckpoint, and there is none', remedy))
-        return latest(folders[0])
+        return folders[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is: counters, the sums of the running epoch, the history, the callbacks' states."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import DistributedDataParallel, thread_worlds
+from netcl.io import FileError
 from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
 
 SILENT = Progress("off")
@@ -130,6 +132,32 @@ def test_a_loader_goes_on_where_it_was(tmp_path, at):
     for name, value in weights(straight).items():
         np.testing.assert_array_equal(weights(resumed)[name], value, err_msg=name)
     assert resumed.history["loss"] == straight.history["loss"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_kept(tmp_path, caplog):
+    """The run goes on from the newest that is whole; what was damaged stays under another name, and is told of once."""
+
+    def run(epochs, resume=None):
+        trainer = make(CPU, [ModelCheckpoint(tmp_path)])
+        trainer.fit(batches(), epochs=epochs, resume=resume)
+        return trainer
+
+    straight = weights(run(3))
+    whole, cut = tmp_path / "step-000008.netcl", tmp_path / "step-000012.netcl"
+    damaged = cut.read_bytes()[:-100]
+    cut.write_bytes(damaged)
+    resumed = run(3, "auto")
+    (line,) = [record.getMessage() for record in caplog.records]
+    words = rf"\[load_checkpoint\] .*damaged.*{cut}; set aside as {cut.name}.unreadable; going on from {whole.name}"
+    assert re.fullmatch(words, line)
+    assert (tmp_path / f"{cut.name}.unreadable").read_bytes() == damaged
+    for name, value in straight.items():
+        np.testing.assert_array_equal(weights(resumed)[name], value)
+    for path in (whole, cut):
+        path.write_bytes(damaged)
+    with pytest.raises(FileError, match=f"damaged.*{cut}"):
+        run(3, "auto")
+    assert sorted(path.name for path in tmp_path.glob("step*")) == [whole.name, cut.name, f"{cut.name}.unreadable"]
 
 
 def test_ranks_without_the_file_go_on_from_that_of_rank_0(tmp_path):
