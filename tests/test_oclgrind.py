@@ -172,9 +172,10 @@ def test_convolutions_without_unfolding_are_clean(form, lanes, tmp_path):
 
 @pytest.mark.slow
 def test_columns_are_clean(tmp_path):
-    """Windows that the image does not fill, pixels that no window holds, groups."""
+    """Windows that the image does not fill, pixels that no window holds, groups; images apart, and without columns."""
     kinds = ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
     shapes = [((2, 3, 9, 6), (4, 3, 3, 3), ((1, 2), (0, 1)), (2, 3), (1, 1), 1), ((1, 4, 7, 9), (6, 2, 2, 3), (2, 1), (1, 2), (3, 2), 2)]
+    shapes += [((2, 2, 15, 31), (3, 2, 3, 3), 1, 2, 1, 1), ((2, 2, 8, 16), (3, 2, 1, 1), 0)]
     extra = {"tier": "simt", "variant": "conv2d_im2col"}
     said = under_oclgrind(CONVOLUTION, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
     assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)

@@ -44,8 +44,10 @@ def exact(job, first, second):
     [
         ((3, 5, 9, 7), (6, 5, 3, 3), 2, ((1, 2), (0, 1))),
         ((1, 8, 11, 13), (4, 4, 3, 3), (3, 1), (2, 4), (2, 3), 2),
+        ((2, 6, 16, 31), (8, 3, 3, 3), 2, 1, 1, 2),
+        ((3, 6, 8, 16), (8, 6, 1, 1)),
     ],
-    ids=["stride-2", "groups"],
+    ids=["stride-2", "groups", "apart", "no-columns"],
 )
 def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
     """With work-items that take several channels each."""
@@ -59,17 +61,24 @@ def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_it_ends_in_what_follows(cl_queue, rng, kind):
+@pytest.mark.parametrize(
+    "case, bias", [(((2, 6, 7, 9), (6, 6, 3, 3), 2, 1), True), (((2, 6, 8, 16), (6, 6, 1, 1)), False)], ids=["bias", "by-product"]
+)
+def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
     """Bit for bit as the ops one by one."""
     finish = Finish("float32", "float32", "relu", "float16")
-    job = job_of(kind, (2, 6, 7, 9), (6, 6, 3, 3), 2, 1)._replace(bias=True)
+    job = job_of(kind, *case)._replace(bias=bias)
     shape = job.g.y_shape if kind == plans.FORWARD else job.g.x_shape
-    first, w, bias, residual = operands(job, cl_queue, rng, (6,), shape)
+    first, w, added, residual = operands(job, cl_queue, rng, (6,), shape)
     plain, got = Tensor.empty(shape, queue=cl_queue), Tensor.empty(shape, "float16", queue=cl_queue)
-    plans.run(job, cl_queue, first, w, bias, plain, config=CONFIG)
-    plans.plan(job._replace(finish=finish), cl_queue, CONFIG)(cl_queue, first, w, bias, got, residual)
-    np.testing.assert_allclose(plain.to_host(), exact(job, first, w) + bias.to_host().reshape(1, -1, 1, 1), rtol=1e-5, atol=1e-4)
-    np.testing.assert_array_equal(got.to_host(), ending.apart(plain, finish, residual, 1).to_host())
+    plans.run(job, cl_queue, first, w, added if bias else w, plain, config=CONFIG)
+    plans.plan(job._replace(finish=finish), cl_queue, CONFIG)(cl_queue, first, w, added if bias else w, got, residual, 0.5)
+    want = exact(job, first, w) + (added.to_host().reshape(1, -1, 1, 1) if bias else 0)
+    np.testing.assert_allclose(plain.to_host(), want, rtol=1e-5, atol=1e-4)
+    if bias:  # which is not scaled
+        plans.run(job._replace(bias=False), cl_queue, first, w, w, plain, config=CONFIG)
+        plain = Tensor.from_host(cl_queue, plain.to_host() * np.float32(0.5) + added.to_host().reshape(1, -1, 1, 1))
+    np.testing.assert_array_equal(got.to_host(), ending.apart(plain, finish, residual, 1 if bias else 0.5).to_host())
 
 
 def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):
@@ -100,8 +109,14 @@ def test_it_is_taken_where_products_run_on_matrix_units(chosen, kind):
     strided = job_of(kind, (128, 128, 16, 16), (256, 128, 3, 3), 2, 1)
     assert chosen(strided, (9, 0)) and chosen(strided, (8, 0))
     assert not chosen(strided, (7, 5)) and not chosen(strided, None) and not chosen(strided._replace(dtype="float16"), (9, 0))
-    for small in (((8, 64, 32, 32), (128, 64, 3, 3), 2, 1), ((128, 64, 32, 32), (128, 64, 1, 1), 2), ((128, 64, 32, 32), (4, 64, 3, 3), 2)):
-        assert not chosen(job_of(kind, *small), (9, 0))
+    assert not chosen(job_of(kind, (8, 64, 32, 32), (128, 64, 3, 3), 2, 1), (9, 0))  # little to do
+    assert not chosen(job_of(kind, (1, 64, 64, 64), (32, 64, 1, 1)), (9, 0))
+    assert chosen(job_of(kind, (64, 256, 56, 56), (128, 256, 1, 1)), (9, 0))  # no columns
+
+
+def test_few_channels_have_their_weight_gradient_by_it(chosen):
+    """Other kernels would compute mostly what nobody asks for; forward the sums are too short for matrix units."""
+    assert [chosen(job_of(kind, (128, 3, 32, 32), (64, 3, 3, 3), 1, 1), (9, 0)) for kind in KINDS[::2]] == [False, True]
 
 
 @pytest.mark.parametrize("variant", [KernelVariant.CONV2D_IMPLICIT_GEMM, KernelVariant.CONV2D_WINOGRAD])

@@ -4,7 +4,8 @@ With the windows of all images side by side, ``cols`` of ``(channels x taps, ima
 
     y = w cols,    dw = dy cols',    dx = fold(w' dy),
 
-where ``y`` and ``dy`` have their filters outermost: a copy changes the order of the axes. Columns hold every pixel as often as there are
+where ``y`` and ``dy`` have their filters outermost: a copy changes the order of the axes. Large images, and gradients of few weights, are
+products of their own instead; then a 1 x 1 kernel needs no columns at all. Columns hold every pixel as often as there are
 windows that see it. Writing and reading them pays where products run on matrix units and other kernels for convolutions do not.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +29,10 @@ from netcl.ops.strided import alignment, dense, take_block
 
 MOST_VALUES = 1 << 27  # of columns: what a convolution may take beside its operands
 ITEMS = 1 << 19  # work-items that are enough for any device; with more channels than that gives, each takes several
-DIRECT_COST = {FORWARD: 1.4, INPUT_GRAD: 1.8, WEIGHT_GRAD: 1.8}  # of a term by taps.cl, in multiply-adds of a large product
-LAUNCHES_COST = 3e8  # in the same measure: as winograd.py, with one launch more
+# In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
+DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.5, WEIGHT_GRAD: 1.7}, 1e8
+LEAST_TILE = (16, 64)  # rows and columns that those kernels compute at least
+TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may compute for one that there is
 
 
 # ---- unfolding and folding
@@ -72,6 +75,8 @@ def _numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 
 def fits(job: Job, queue: Any) -> bool:
     """Whether the device, and the bound on what a convolution may take, have room for the columns."""
+    if _apart(job) and _same(job.g):
+        return True
     values = job.g.c * job.g.taps * _span(job.g)
     return values <= MOST_VALUES and dtypes.DTYPES[job.accumulator].itemsize * values <= handle_of(queue).profile.max_alloc_size // 4
 
@@ -88,26 +93,47 @@ def pays(job: Job, queue: Any) -> bool:
 
 def cost(job: Job, multiplied: float, units: int) -> float:
     """How long it takes, as multiply-adds of all compute units, if each of them does so many in the time of the product."""
-    g = job.g
-    moved = math.prod(g.x_shape) + g.c * g.taps * _span(g) + 2 * math.prod(g.y_shape)
-    moved += 2 * math.prod(g.w_shape) if job.kind == INPUT_GRAD else 0
-    return winograd.VALUE_COST * moved + units * multiplied + LAUNCHES_COST
+    g, apart = job.g, _apart(job)
+    x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
+    unfolded = 0 if apart and _same(g) else x + g.c * g.taps * _span(g)
+    turned = (w if job.kind == INPUT_GRAD else g.n * w if apart and job.kind == WEIGHT_GRAD else 0) + (0 if apart else y)
+    return winograd.VALUE_COST * (unfolded + 2 * turned) + units * multiplied + 3 * LAUNCH_COST
 
 
 def direct_cost(job: Job) -> float:
-    """The same of the kernels that unfold nothing."""
-    return DIRECT_COST[job.kind] * math.prod(job.g.w_shape) * _span(job.g)
+    """The same of the kernels that unfold nothing. Strided input gradients write every cache line as often as there are classes."""
+    g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
+    computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
+    moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
+    return DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _span(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
 
 
-def product(job: Job, placed: bool = True) -> gemm.Product:
-    """The product of a pass, a batch for each group; ``placed``: the weights begin at a multiple of 16 bytes."""
-    g = job.g
-    m, rows, span = job.g.f // g.groups, g.c // g.groups * g.taps, _span(g)
+def product(job: Job) -> gemm.Product:
+    """The product of a pass: a batch for each group, and for each image where they are apart."""
+    g, apart = job.g, _apart(job)
+    m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _span(g)
     sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[job.kind]
-    p = gemm.Product(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(1, g.groups))
-    strides = p.m * p.k, p.n * p.k
-    aligned = placed and not any(value % 4 for value in (p.lda, p.ldb, *strides))
-    return replace(p, a_strides=(0, strides[0]), b_strides=(0, strides[1]), aligned=aligned, placed=placed)
+    p = gemm.Product(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
+    a, b = ((g.groups * size * apart, size) for size in (p.m * p.k, p.n * p.k))
+    a = a if job.kind == WEIGHT_GRAD else (0, a[1])  # weights are those of every image
+    return replace(p, a_strides=a, b_strides=b, aligned=not any(value % 4 for value in (p.lda, p.ldb, *a, *b)))
+
+
+def _apart(job: Job) -> bool:
+    """Whether every image is a product of its own, so that nothing changes the order of its axes.
+
+    Where the pixels of an image fill the tiles of products; for weights, where their gradients of all images are less than what would be
+    written in another order.
+    """
+    g, pixels = job.g, job.g.oh * job.g.ow
+    if job.kind == WEIGHT_GRAD:
+        return g.n * math.prod(g.w_shape) < math.prod(g.y_shape)
+    return pixels % 4 == 0 and -(-pixels // TILE) * TILE <= MOST_EMPTY * pixels and not (job.bias and job.kind == FORWARD)
+
+
+def _same(g: Geometry) -> bool:
+    """Whether the columns of an image are the image."""
+    return (g.taps, *g.stride, *g.pad) == (1, 1, 1, 0, 0) and (g.oh, g.ow) == (g.h, g.w)
 
 
 def _span(g: Geometry) -> int:
@@ -119,49 +145,89 @@ def _span(g: Geometry) -> int:
 
 def plan(job: Job, queue: Any) -> Launch:
     """The launches of a convolution or a gradient."""
+    if _apart(job) and job.kind == FORWARD:
+        return _by_product(job, queue, lambda queue, x, w: (w, _columns(x, job.g, together=False)))
+    if _apart(job) and job.kind == INPUT_GRAD and _same(job.g) and not job.bias:
+        return _by_product(job, queue, lambda queue, dy, w: (_turned(w, job.g), dy))
     return {FORWARD: _forward, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _weight_grad}[job.kind](job, queue)
+
+
+def _by_product(job: Job, queue: Any, operands: Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]]) -> Launch:
+    """One that is a product of ``operands(queue, source, weight)``, which ends in what follows."""
+    end = job.ending
+    multiply = _products(queue, replace(product(job), c=end.stored, finish=end, scaled=job.finish is not None))
+
+    def multiplied(queue: Any, size: Any, local: Any, a: Tensor, b: Tensor, bias: Tensor, added: Tensor, y: Tensor, scale: float) -> None:
+        gemm.run(multiply(alignment(a, b) == 16), queue, a, b, gemm.Extras(end, None, added, scale), y)
+
+    return ending.Ending(multiplied, None, None, (), operands)
 
 
 def _forward(job: Job, queue: Any) -> Launch:
     g, pixels = job.g, job.g.oh * job.g.ow
-    multiply = functools.cache(lambda placed: gemm.plan_for(queue, product(job, placed)))
+    multiply = _products(queue, product(job))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads})
 
     def sums(queue: Any, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        cols, y = (Tensor.empty((rows, _span(g)), job.dtype, queue=queue) for rows in (g.c * g.taps, g.f))
-        unfold(x, cols, g, together=True)
-        return (gemm.run(multiply(alignment(w) == 16), queue, w, cols, None, y),)
+        y = Tensor.empty((g.f, _span(g)), job.dtype, queue=queue)
+        return (gemm.run(multiply(alignment(w) == 16), queue, w, _columns(x, g), None, y),)
 
     return ending.Ending(outputs, *_grid(_span(g) // (4 if quads else 1), g.f), (g.n, g.f, pixels), sums)
 
 
 def _input_grad(job: Job, queue: Any) -> Launch:
-    g, m, rows = job.g, job.g.f // job.g.groups, job.g.c // job.g.groups * job.g.taps
-    multiply = gemm.plan_for(queue, product(job))
+    g, apart = job.g, _apart(job)
+    multiply = _products(queue, product(job))
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"KH": g.kh, "KW": g.kw, **_periods(g)})
 
     def columns(queue: Any, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        turned = _reordered(w, (g.groups, m, rows), (0, 2, 1))
-        cols = Tensor.empty((g.c * g.taps, _span(g)), job.dtype, queue=queue)
-        return (gemm.run(multiply, queue, turned, _filters_first(dy, g), None, cols),)
+        source, cols = dy if apart else _filters_first(dy, g), Tensor.empty((g.c * g.taps, _span(g)), job.dtype, queue=queue)
+        return (gemm.run(multiply(alignment(source) == 16), queue, _turned(w, g), source, None, cols),)
 
-    return ending.Ending(outputs, *_grid(g.n * g.h * g.w, g.c), _numbers(g, together=True), columns)
+    return ending.Ending(outputs, *_grid(g.n * g.h * g.w, g.c), _numbers(g, together=not apart), columns)
 
 
 def _weight_grad(job: Job, queue: Any) -> Launch:
-    g, multiply = job.g, gemm.plan_for(queue, product(job))
+    g, apart = job.g, _apart(job)
+    multiply = _products(queue, product(job))
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        cols = Tensor.empty((g.c * g.taps, _span(g)), job.dtype, queue=queue)
-        unfold(x, cols, g, together=True)
-        gemm.run(multiply, queue, _filters_first(dy, g), cols, None, dw)
+        source, cols = dy if apart else _filters_first(dy, g), _columns(x, g, together=not apart)
+        parts = Tensor.empty((g.n, dw.size), job.dtype, queue=queue) if apart else dw
+        gemm.run(multiply(alignment(source, cols) == 16), queue, source, cols, None, parts)
+        if apart:
+            add_parts(parts, dw)
 
     return go
 
 
+def _products(queue: Any, p: gemm.Product) -> Callable[[bool], gemm.Plan]:
+    """A product by whether its operands begin at multiples of 16 bytes: a caller's own may not."""
+    return functools.cache(lambda placed: gemm.plan_for(queue, replace(p, placed=placed, aligned=p.aligned and placed)))
+
+
+def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
+    if not together and _same(g):
+        return x
+    cols = Tensor.empty((g.c * g.taps, _span(g)), x.dtype, queue=x.queue)
+    unfold(x, cols, g, together)
+    return cols
+
+
+def add_parts(parts: Tensor, result: Tensor) -> None:
+    """The sum of ``(parts, values)`` over the parts, in their order."""
+    real = dtypes.DTYPES[result.dtype].c_compute
+    kernel = launch.kernel(result.queue, __file__, "columns.cl", "sum_splits", {"X": parts.dtype, "Y": result.dtype}, {"REAL": real})
+    kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
+
+
 def _filters_first(y: Tensor, g: Geometry) -> Tensor:
     return _reordered(y, (g.n, g.f, g.oh * g.ow), (1, 0, 2))
+
+
+def _turned(w: Tensor, g: Geometry) -> Tensor:
+    return _reordered(w, (g.groups, g.f // g.groups, g.c // g.groups * g.taps), (0, 2, 1))
 
 
 def _reordered(x: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tensor:

@@ -22,7 +22,7 @@ from netcl.ops.registry import REGISTRY
 class Ending:
     """The launch of such a kernel: ``prepare`` makes of source and weights what it reads, ``widen`` is what they are cast to before."""
 
-    kernel: program.Kernel
+    kernel: Callable[..., None]
     size: Any
     local: Any
     numbers: tuple[int, ...]

@@ -425,13 +425,11 @@ def _split(job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[
     kernel = _kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     if splits == 1:
         return _direct(kernel, size, local, *job.sizes, *numbers, 1)
-    n = math.prod(job.g.w_shape)
-    add = launch.kernel(queue, __file__, "columns.cl", "sum_splits", {"X": job.accumulator, "Y": job.dtype}, {"REAL": job.compute})
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        parts = Tensor.empty((splits, n), job.accumulator, queue=queue)
+        parts = Tensor.empty((splits, dw.size), job.accumulator, queue=queue)
         kernel(queue, size, local, x, dy, parts, *job.sizes, *numbers, splits)
-        add(queue, (n,), (launch.LOCAL_1D,), parts, dw, n, splits)
+        columns.add_parts(parts, dw)
 
     return go
 
