@@ -137,12 +137,14 @@ def raw(name: str) -> str | None:
 
 
 def reader(*names: str) -> Callable[[], tuple[Any, ...]]:
-    """A function that tells what is set of some variables, for comparing: an op that asks at every call cannot wait 3 us for each."""
+    """A function that tells what is set of up to four variables, for comparing: an op that asks at every call cannot wait 3 us for each."""
     stored = getattr(os.environ, "_data", None)  # where CPython keeps them, encoded
     if type(stored) is not dict:
         return lambda: tuple([raw(name) for name in names])
-    keys, get = [os.environ.encodekey(name) for name in names], stored.get
-    return lambda: tuple([get(key) for key in keys])
+    get = stored.get
+    keys: list[Any] = [*map(os.environ.encodekey, names), None, None, None]
+    a, b, c, d = keys[:4]
+    return lambda: (get(a), get(b), get(c), get(d))  # a loop takes twice as long
 
 
 def set_for_loader(name: str, text: str) -> None:

@@ -186,7 +186,8 @@ TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer
 
 # The variables an op's answers depend on; programs and tests may change them.
 _CONV_SWITCHES = env.reader("NETCL_KERNEL_STRATEGY", "NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL", "NETCL_MATRIX_UNITS")
-SWITCHES = {"matmul": env.reader("NETCL_KERNEL_STRATEGY"), **dict.fromkeys(("conv2d", *GRADIENTS), _CONV_SWITCHES)}
+_MATMUL_SWITCHES = env.reader("NETCL_KERNEL_STRATEGY", "NETCL_AMX", "NETCL_MATRIX_UNITS")
+SWITCHES = {"matmul": _MATMUL_SWITCHES, **dict.fromkeys(("conv2d", *GRADIENTS), _CONV_SWITCHES)}
 
 
 def conv_output(p: Problem) -> tuple[int, int]:

@@ -41,7 +41,10 @@ class Repeat:
         self.queue = queue
         self.writes = writes
         self.noted = noted
-        self.facts = facts
+        said = list(facts.values())
+        # One function for all of them, mostly the only one: every repetition asks it.
+        self.fact = next(iter(facts)) if len(said) == 1 else (lambda: [fact() for fact in facts]) if said else None
+        self.said = said[0] if len(said) == 1 else said
         self.context = queue.context
         self.fixed = fixed
         self.rooms = rooms
@@ -50,7 +53,7 @@ class Repeat:
 
     def holds(self) -> bool:
         """Whether the call would still do the same."""
-        return all([fact() == said for fact, said in self.facts.items()])
+        return self.fact is None or self.fact() == self.said
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
         """The call again, over other tensors of the same kind."""
@@ -300,7 +303,7 @@ def repeated(row: Any, plain: Callable[..., Any], at_once: Callable[..., Any] | 
             found = queue._netcl_state["plans"].get(signature)
         except (AttributeError, KeyError):  # a NumPy queue, a new context
             found = None
-        if type(found) is Repeat and (not found.facts or found.holds()):
+        if type(found) is Repeat and (found.fact is None or found.fact() == found.said):
             return found.run(tensors) if found.queue is queue else plain(*args, **kwargs)
         if found == _NEVER or isinstance(queue, CPUQueue):
             return plain(*args, **kwargs)

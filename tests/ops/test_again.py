@@ -13,6 +13,7 @@ from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops import again
 from netcl.ops.conv import plans
 from netcl.ops.fusion import eager_fusion
+from netcl.ops.matmul import gemm
 from netcl.runtime.capture import compile as compiled
 
 RNG = np.random.default_rng(5)
@@ -68,6 +69,26 @@ def test_a_switch_reaches_calls_that_are_repeated_or_replayed(cl_device, repeats
         for _ in range(5):
             step(x)
         assert len(planned) == turn and len(step.graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("NETCL_AMX", ("0", "1", "off", "on")),
+        ("NETCL_MATRIX_UNITS", ("0", "1", "off", "on")),
+        ("NETCL_KERNEL_STRATEGY", ("auto", "portable", "optimized", "AUTO")),
+    ],
+)
+def test_a_switch_reaches_products_that_are_repeated_or_replayed(cl_device, repeats, monkeypatch, name, values):
+    x, w, planned, plan_for = given(cl_device, 3, 5), given(cl_device, 5, 4), [], gemm.plan_for
+    monkeypatch.setattr(gemm, "plan_for", lambda *args: planned.append(1) or plan_for(*args))
+    step = compiled(lambda x: ops.matmul(x, w))
+    for turn, value in enumerate(values, 1):
+        monkeypatch.setenv(name, value)
+        for _ in range(5):
+            ops.matmul(x, w) if turn < 3 else step(x)
+        assert len(planned) == turn
+    assert repeats and len(step.graphs) == 1
 
 
 def test_results_of_several_kinds_of_memory_stay_apart(cl_device, repeats):

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from netcl.core import recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector
+from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -612,6 +613,9 @@ class Extras(NamedTuple):
     scale: float = 1
 
 
+_SWITCHES = SWITCHES["matmul"]
+
+
 def product(
     a: Tensor, b: Tensor, out_shape: tuple[int, ...], extras: Extras, trans_a: bool = False, trans_b: bool = False,
     config: KernelConfig | None = None,
@@ -622,8 +626,9 @@ def product(
     """
     queue, (finish, bias, _, scale) = a.queue, extras
     state = program.state(queue)
+    recording.requires(_SWITCHES)
     key = ("matmul", a.shape, b.shape, a.dtype, b.dtype, trans_a, trans_b, bias.dtype if bias is not None else None, finish, scale != 1,
-           alignment(a, b), repr(config) if config else get_kernel_selector().revision)  # fmt: skip
+           alignment(a, b), repr(config) if config else get_kernel_selector().revision, *_SWITCHES())  # fmt: skip
     plan = state.get(key)
     if plan is None:
         described = _describe(a, b, trans_a, trans_b, bias, finish, scale != 1)
