@@ -151,6 +151,15 @@ __kernel void reduce_columns(__global const SRC* x, __global const GIVEN* given,
       for (int j = 0; j < 8; ++j) v[j] = fold_map(LOAD(x + (i + j) * inner, column, inner - column), v1[0], (real)(a0), (real)(a1));
       part[0] = fold_combine(part[0], FOLD_EIGHT(v));
     }
+#else  // four rows at a time: parts lie in memory, and are read and written once for all of them
+    for (; i + 4 <= stop; i += 4)
+      for (int k = 0; k < vectors; ++k) {
+        const INDEX_T at = column + k * WIDTH;
+        real v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = fold_map(LOAD(x + (i + j) * inner, at, inner - at), v1[k], (real)(a0), (real)(a1));
+        part[k] = fold_combine(part[k], fold_combine(fold_combine(v[0], v[1]), fold_combine(v[2], v[3])));
+      }
 #endif
     for (; i < stop; ++i)
       for (int k = 0; k < vectors; ++k) {
