@@ -145,7 +145,8 @@ class OpenCLBackend:
     def empty(self, shape: tuple[int, ...], dtype: dtypes.DType) -> memory.BufferHandle:
         """A lease of whatever the memory holds."""
         nbytes = math.prod(shape) * dtype.itemsize
-        return self.pool.allocate(nbytes) if nbytes < memory.LARGEST_BUCKET else self.pool.allocate(nbytes, what=f"{shape} {dtype.name}")
+        # The name is for an error; small tensors, for which making it would take time, hardly ever cause one.
+        return self.pool.allocate(nbytes) if nbytes < memory.LARGE else self.pool.allocate(nbytes, what=f"{shape} {dtype.name}")
 
     def fill(self, buffer: Any, nbytes: int, dtype: dtypes.DType, value: float = 0) -> None:
         """Every element of the first ``nbytes`` gets ``value``."""
