@@ -23,6 +23,12 @@ WORDS = tuple(word.strip().lower() for word in os.environ.get("NETCL_TEST", "").
 SHORT_NAMES = {"Portable Computing Language": "PoCL"}
 ONLY_WHEN_NAMED = ("oclgrind", "llvmpipe")
 
+# What netcl does must be what tests say it does, whatever is set around them; only where they run is the caller's to choose.
+THE_CALLERS = ("NETCL_TEST", "NETCL_DEVICE", "NETCL_PLATFORM_FILTER", "NETCL_VISIBLE_DEVICES", "NETCL_CACHE_DIR")
+LEFT_OUT = [name for name in sorted(os.environ) if name.startswith("NETCL_") and name not in THE_CALLERS]
+for name in LEFT_OUT:
+    del os.environ[name]
+
 # Kept between runs, so that only the first one compiles kernels.
 os.environ.setdefault("NETCL_CACHE_DIR", str(ROOT / ".pytest_cache" / "netcl"))
 if any(word in ("llvmpipe", "rusticl") for word in WORDS):
@@ -159,8 +165,8 @@ def in_turn(full: bool):
     return choose
 
 
-def pytest_report_header() -> str:
-    return _devices_line()
+def pytest_report_header() -> list[str]:
+    return [_devices_line(), *([f"netcl variables left out, as tests set their own: {', '.join(LEFT_OUT)}"] if LEFT_OUT else [])]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

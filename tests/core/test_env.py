@@ -1,9 +1,14 @@
 """The environment table: every variable, its default, and what nonsense is told."""
 
+import ast
+import subprocess
+import sys
+
 import pytest
 
 from netcl.core import env
 from netcl.core.errors import EnvironmentVariableError
+from tests.conftest import ROOT
 
 DEFAULTS = {
     "NETCL_KERNEL_STRATEGY": "auto", "NETCL_CONV_WINOGRAD": True, "NETCL_CONV_TILED_LOCAL": False, "NETCL_MAX_CACHED_GB": 4.0,
@@ -63,3 +68,12 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path / "file" / "below"))
     assert env.cache_dir() is None
+
+
+def test_what_is_set_around_tests_does_not_reach_them():
+    """Where they run and what is compiled already does."""
+    around = {"NETCL_PROGRESS": "off", "NETCL_FUSION": "0", "NETCL_DEVICE": "cpu", "NETCL_CACHE_DIR": "kept"}
+    program = f"import os, tests.conftest; print([name for name in {list(around)} if name in os.environ])"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=env.for_child(**around), cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == ["NETCL_DEVICE", "NETCL_CACHE_DIR"]
