@@ -101,6 +101,8 @@ class _Call(NamedTuple):
         if self.config.file == "simt.cl":
             defines |= {"DEPTH": self.sizes.depth, "DEPTH_V": self.sizes.depth_v}
             defines |= quad_macros(dtype) if self.sizes.depth % 4 == self.sizes.depth_v % 4 == 0 else {}
+        else:
+            defines["WHOLE"] = int(self.sizes.depth == self.sizes.depth_v == defines.get("DEPTH"))
         exp, text = launch.exponential(self.like.queue, defines["REAL"], defines.get("LANES", 1))
         return launch.kernel(self.like.queue, __file__, self.config.file, name, operands, defines | exp, text)
 
@@ -143,6 +145,7 @@ _GRAD_SAMPLES = [
     S((2, 5, 6), (2, 5, 8), (2, 9, 8), (2, 9, 6), None, (2, 5, 6), (2, 5), None),
     S((2, 4, 33, 8), (2, 4, 33, 8), (2, 2, 40, 8), (2, 2, 40, 8), None, (2, 4, 33, 8), (2, 4, 33), None, causal=True),
     S((2, 2, 5, 8), (2, 2, 5, 8), (2, 2, 9, 8), (2, 2, 9, 8), (5, 9), (2, 2, 5, 8), (2, 2, 5), (2, 2, 5), scale=0.5),
+    S((1, 20, 32), (1, 20, 32), (1, 20, 32), (1, 20, 32), None, (1, 20, 32), (1, 20), None, causal=True),
     S((0, 5, 8), (0, 5, 8), (0, 9, 8), (0, 9, 8), None, (0, 5, 8), (0, 5), None),
 ]
 _ERRORS = [

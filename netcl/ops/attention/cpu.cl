@@ -20,6 +20,9 @@
 #ifndef DEPTH  // the largest head size
 #define DEPTH 64
 #endif
+#ifndef WHOLE  // 1: every head has that size, and addresses are constants
+#define WHOLE 0
+#endif
 #ifndef PART  // 1: forward, 2: the gradient of queries, 3: of keys and values; each is a program of its own, compiled when needed
 #define PART 1
 #endif
@@ -182,16 +185,17 @@ static inline vec masked_lanes(const vec s, __global const M_T* mask, const int 
 // Infinity where a row saw no key at all: exp(score - infinity) is 0, as its gradient is.
 static inline real safe_logarithm(const real logarithm) { return logarithm == LOWEST ? (real)INFINITY : logarithm; }
 
-// ---- kernels; heads: of the queries, sharing: query heads that share a head of keys and values
+// ---- kernels; size, size_v: elements of a head, heads: of the queries, sharing: query heads that share a head of keys and values
 
 static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
 
 #if PART == 1
 __attribute__((reqd_work_group_size(1, 1, 1)))
 __kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
-                        __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m, const int depth,
-                        const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
+                        __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m, const int size,
+                        const int size_v, const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
                         const int by_key) {
+  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
@@ -231,9 +235,10 @@ __attribute__((reqd_work_group_size(1, 1, 1)))
 __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                    __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
                                    __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
-                                   const REAL scale, const int causal, const int n, const int m, const int depth, const int depth_v,
+                                   const REAL scale, const int causal, const int n, const int m, const int size, const int size_v,
                                    const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
                                    const int by_key) {
+  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int head = get_global_id(1), first = get_global_id(0) * LANES;
   const long kv = (long)key_head(head, heads, sharing) * m;
   __global const M_T* mask_here = mask + (long)(head / heads) * by_batch + (long)(head % heads) * by_head;
@@ -267,9 +272,10 @@ __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q,
 __attribute__((reqd_work_group_size(1, 1, 1)))
 __kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                  __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
-                                 __global X_T* out_v, const REAL scale, const int causal, const int n, const int m, const int depth,
-                                 const int depth_v, const int heads, const int sharing, const int by_batch, const int by_head,
+                                 __global X_T* out_v, const REAL scale, const int causal, const int n, const int m, const int size,
+                                 const int size_v, const int heads, const int sharing, const int by_batch, const int by_head,
                                  const int by_query, const int by_key) {
+  const int depth = WHOLE ? DEPTH : size, depth_v = WHOLE ? DEPTH : size_v;
   const int kv_head = get_global_id(1), first = get_global_id(0) * LANES, kv_heads = heads / sharing;
   vec packed_k[DEPTH], packed_v[DEPTH], result_k[DEPTH], result_v[DEPTH], s[BLOCK], dp[BLOCK];
   pack(packed_k, k + (long)kv_head * m * depth, first, m, depth, scale);
