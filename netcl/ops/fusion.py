@@ -106,8 +106,10 @@ class TraceNode:
         return self.made
 
     def finish(self, made: Tensor) -> None:
-        """The values are there: let go of what they were computed from."""
+        """The values are there: let go of what they were computed from. Who still waits reads their memory from now on."""
         self.made = made
+        if self.users:
+            _readers.setdefault(id(_memory(made)), []).extend(self.users)
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
 
     def __repr__(self) -> str:
@@ -168,6 +170,11 @@ _readers: dict[int, list[weakref.ref[Any]]] = program.awaited
 lock = threading.RLock()  # a value that one thread left may be computed by another
 
 
+def _memory(x: Tensor) -> Any:
+    """What tensors over the same values have in common."""
+    return x.pool_handle if x.array is None else memory_of(x.array)
+
+
 def _before_write(memory: Any) -> None:
     """Compute everything that still has to read ``memory``."""
     for ref in _readers.pop(id(memory), ()):
@@ -183,8 +190,7 @@ def register(node: Any) -> None:
     me, held = weakref.ref(node), 0
     for x in node.inputs:
         if isinstance(x, Tensor):
-            memory = x.pool_handle if x.array is None else memory_of(x.array)
-            _readers.setdefault(id(memory), []).append(me)
+            _readers.setdefault(id(_memory(x)), []).append(me)
             held += x.nbytes
     modes = fusing_modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
     waiting = modes["waiting"]

@@ -269,8 +269,9 @@ def _rows_numpy(region: Region) -> list[Tensor]:
         )
     made = []
     for slot, node in zip(region.slots, region.kept, strict=True):
-        value = values[f"s{slot}"]
-        if node.kind != "columns":
-            value = np.broadcast_to(value, space.kept if node.narrow else space.shape)
-        made.append(from_compute(np.asarray(value).reshape(node.shape), node.shape, DTYPES[node.dtype], queue, region.leaves))
+        value = np.asarray(values[f"s{slot}"])
+        seen = node.shape if node.kind == "columns" else space.kept if node.narrow else space.shape
+        if value.shape != seen:
+            value = np.broadcast_to(value, seen)
+        made.append(from_compute(value.reshape(node.shape), node.shape, DTYPES[node.dtype], queue, region.leaves))
     return made

@@ -244,6 +244,9 @@ class Graph:
         lasting = (value for value in self.values if value.kind == OUTSIDE or (value.kind == MADE and value.held() is not None))
         self._marks = [mark for value in lasting for mark in value.marks.values()]
         self._place_values()
+        written = {value for node in self.nodes for value in node.writes}
+        self._rewritten = [i for i, value in enumerate(self.inputs) if value in written]
+        self._overwritten = {id(lease): lease for value in written if value.kind != INPUT and (lease := value.held()) is not None}
         self._prepare()
         return self
 
@@ -302,12 +305,13 @@ class Graph:
         return [value for value in single if 0 < outputs[value] <= MOST_REBINDS]
 
     def _filled_once(self) -> dict[Value, list[Node]]:
-        """Small values that are filled and from then on only read: they keep what they are filled with."""
+        """Small values of nobody else that are filled and from then on only read: they keep what they are filled with."""
         fills: dict[Value, list[Node]] = {}
         changed = {value for node in self.nodes if node.kind != "fill" for value in node.writes}
         for node in self.nodes:
-            if node.kind == "fill" and node.writes[0].kind == MADE and node.writes[0].nbytes <= SMALL:
-                fills.setdefault(node.writes[0], []).append(node)
+            value = node.writes[0] if node.kind == "fill" else None
+            if value is not None and value.kind == MADE and value.nbytes <= SMALL and value.held() is None:
+                fills.setdefault(value, []).append(node)
         return {value: nodes for value, nodes in fills.items() if value not in changed and value not in self._fresh}
 
     def _keep_filled(self, value: Value) -> None:
@@ -377,7 +381,7 @@ class Graph:
         self._check_inputs(inputs)
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
-        dispatch.call("flush")  # before anything it rests on is overwritten
+        self._compute_readers(inputs)
         recording.settle()
         with program.state(self.queue).lock:
             self._bind(inputs)
@@ -386,6 +390,15 @@ class Graph:
             self._note_writes(inputs)
             self._run()
             return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
+
+    def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
+        """Before anything is overwritten, what waits is computed: all of this thread's, of others' what reads the same memory."""
+        dispatch.call("flush")
+        if program.awaited and program.before_write is not None:
+            for key in program.awaited.keys() & self._overwritten.keys():
+                program.before_write(self._overwritten[key])
+            for i in self._rewritten:
+                inputs[i]._compute_readers()
 
     def _note_writes(self, inputs: Sequence[Tensor]) -> None:
         wrote([inputs[i] for i in self._changed])

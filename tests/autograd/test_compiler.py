@@ -156,6 +156,51 @@ def test_random_graphs_on_numpy(steps, seed):
     check_graph(manager.default("cpu").queue, steps, seed, lambda function, leaves: both_ways(ag.jit_compile(function), leaves))
 
 
+CHANGES = {
+    "set": lambda a: a.__setitem__(0, 0.25),
+    "added to": lambda a: ops.add(a, 0.5, out=a),
+    "through a view": lambda a: a.reshape(-1).fill_(0.75),
+}  # fmt: skip
+FOLDS = {"from the largest": lambda x: ag.amax(x, axis=1, keepdims=True) - x}  # in whatever order, bit for bit the same
+
+
+def changing_graph_of(steps):
+    """Of values without gradients: some are changed in place while others still wait for them, some are dropped."""
+
+    def function(*leaves):
+        values = list(leaves)
+        for name, i, j in steps:
+            a, b = values[i % len(values)], values[j % len(values)]
+            if name == "dropped":
+                values = values if a is values[0] else [x for x in values if x is not a]
+            elif name in CHANGES:
+                CHANGES[name](a)
+            else:
+                made = {**UNARY, **FOLDS}.get(name)
+                values.append(made(a) if made else BINARY[name](a, b))
+        return values
+
+    return function
+
+
+@settings(max_examples=60, **quiet)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([*UNARY, *BINARY, *3 * [*CHANGES, *FOLDS, "dropped"]]),
+            st.integers(0, 1000), st.integers(0, 1000)),
+        min_size=10, max_size=40,
+    ),
+    seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_random_graphs_over_values_that_change(steps, seed):
+    rng = np.random.default_rng(seed)
+    arrays = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((5, 33), (1, 33), (5, 1))]
+    function, queue = changing_graph_of(steps), manager.default("cpu").queue
+    plain, fused = (both_ways(f, [ag.tensor(a, queue=queue) for a in arrays]) for f in (function, ag.jit_compile(function)))
+    compare(plain, fused, True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["compiled", "eager"])
 def test_random_graphs_on_a_device(how, cl_device, full):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from functools import partial
 from itertools import combinations, count, pairwise
 from types import SimpleNamespace
@@ -13,12 +14,12 @@ import pytest
 
 import netcl
 import netcl.autograd as ag
-from netcl import nn, optim
+from netcl import nn, ops, optim
 from netcl.core import memory
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor
-from netcl.ops import random
+from netcl.core.tensor import DeferredTensor, Tensor
+from netcl.ops import fusion, random
 from netcl.runtime.capture import CaptureError, capture_graph
 from netcl.runtime.graph import MADE, Block, Value, share
 
@@ -297,6 +298,14 @@ def test_a_number_around_the_function_is_part_of_it(cl_device):
     assert told == [2.0] * 4 + [3.0] * 4 + [2.0] * 4 and len(scaled.graphs) == 2
 
 
+def test_zeros_of_either_sign_around_a_function_are_told_apart(cl_device):
+    below = 0.0
+    divided = netcl.compile(lambda x: x / below)
+    assert [divided(Tensor.ones((1,))).item() for _ in range(RECORDED + 1)] == [np.inf] * (RECORDED + 1) and divided.graphs
+    below = -0.0
+    assert divided(Tensor.ones((1,))).item() == -np.inf
+
+
 def test_attributes_that_the_function_reads_are_part_of_it(cl_device, warnings_of):
     class Step:
         def __init__(self):
@@ -442,6 +451,41 @@ def test_memory_goes_back_with_the_function(cl_device):
     assert held() > before
     del chain
     assert held() == before
+
+
+def test_what_a_thread_left_uncomputed_is_computed_before_a_replay_changes_its_input(cl_device):
+    total, one = Tensor.ones((1 << 12,)), Tensor.ones((1 << 12,))
+    left = []
+    with fusion.eager_fusion(1):
+        add = netcl.compile(lambda x: ops.add(total, x, out=total))
+        for _ in range(RECORDED + 1):
+            add(one)
+        other = threading.Thread(target=lambda: left.append(total * 2.0))
+        other.start()
+        other.join()
+        assert add.graphs and type(left[0]) is DeferredTensor
+        add(one)
+    assert left[0].tolist()[0] == 2.0 * (RECORDED + 2) and total.tolist()[0] == RECORDED + 3.0
+
+
+def test_a_value_that_is_filled_and_left_behind_is_filled_by_every_replay(cl_device):
+    """It may be changed in between, and its memory serves other values of the step until it is written."""
+    left, weight = SimpleNamespace(), Tensor.ones((), requires_grad=True)
+
+    @netcl.compile
+    def step(x):
+        weight.grad = None
+        (weight + x.mean()).backward()  # whose gradient is a one
+        left.twos = Tensor.full((3,), 2.0)
+        return x * left.twos, weight.grad
+
+    told = []
+    for _ in range(RECORDED + 2):
+        product, gradient = step(Tensor.ones((3,)))
+        told.append((product.tolist(), gradient.item(), weight.grad.item()))
+        left.twos.fill_(7.0)
+        weight.grad.fill_(7.0)
+    assert step.graphs and told == [([2.0, 2.0, 2.0], 1.0, 1.0)] * (RECORDED + 2)
 
 
 def test_tensors_around_the_function_may_be_replaced(cl_device):
