@@ -1,47 +1,111 @@
-"""What a device can do at the most: bytes and operations per second, measured once per context with two small kernels."""
+"""What a device can do at the most: bytes and operations per second, measured once per context with small kernels.
+
+Bytes come from wherever they fit, and a cache is many times as fast as memory. So bandwidth is measured over sizes from caches to memory,
+and a kernel is held against the rate of the largest that is no larger than what it moves.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from netcl.core.device import CPUQueue, handle_of
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 
-COPIED = 1 << 23  # elements: 64 MB moved, beyond the caches of most devices
+SMALLEST = 32 << 10  # bytes of the smallest size, per compute unit: the first cache of most
+MEMORY = 128 << 20  # and of the largest, if the caches are not larger
+GROWTH = 8
+MOVED = 64 << 20  # bytes of a launch at least: milliseconds
 STEPS = {True: 1 << 16, False: 1 << 12}  # multiply-adds of a chain, on CPUs and elsewhere: milliseconds on both
 ROUNDS = 5
+WIDTHS = (8, 16)  # lanes of vectors to try on CPUs: which is faster depends on registers and on how the driver cuts vectors
 
-_SOURCE = """
-__kernel void limit_copy(__global const float4* restrict x, __global float4* restrict y, const int n, const int chunk) {
-  const int first = get_global_id(0) * chunk, end = min(n, first + chunk);
-  for (int i = first; i < end; ++i) y[i] = x[i];
+#: Kernels on matrix units: the limit of ordinary arithmetic is not theirs.
+_UNITS = re.compile(r"(?:^|_)(?:wg)?mma(?:_|$)")
+
+_MOVING = """
+__kernel void limit_copy(__global const WIDE* restrict x, __global WIDE* restrict y, const int chunk, const int rounds) {
+  for (int r = 0; r < rounds; ++r) {
+    const int at = PLACE(r);
+    for (int j = 0; j < chunk; ++j) y[at + j * APART] = x[at + j * APART] + (float)r;
+  }
 }
 
-#pragma OPENCL FP_CONTRACT ON
-// Eight independent chains of WIDTH lanes: enough to hide the latency of a multiply-add on every device so far.
-__kernel void limit_multiply_add(__global float* out, const int steps, const float a) {
-  const float t = get_global_id(0);
-  REAL s0 = t, s1 = t + 1, s2 = t + 2, s3 = t + 3, s4 = t + 4, s5 = t + 5, s6 = t + 6, s7 = t + 7;
+__kernel void limit_read(__global const WIDE* restrict x, __global const WIDE* restrict y, __global WIDE* restrict out,
+                         const int chunk, const int rounds) {
+  WIDE s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+  for (int r = 0; r < rounds; ++r) {
+    const int at = PLACE(r);
+    for (int j = 0; j < chunk; j += 2) {
+      s0 += x[at + j * APART];
+      s1 += y[at + j * APART];
+      s2 += x[at + (j + 1) * APART];
+      s3 += y[at + (j + 1) * APART];
+    }
+  }
+  out[get_global_id(0)] = s0 + s1 + s2 + s3;
+}
+"""
+# A CPU's core goes over its own part again and again, which stays in its own caches. Elsewhere a launch finds what others left in the cache
+# that all units share, so that a part goes from one unit to another.
+_ON_CPU = """#define WIDE float16
+#define PLACE(r) ((int)get_global_id(0) * chunk)
+#define APART 1
+"""
+_ELSEWHERE = """#define WIDE float4
+#define PLACE(r) (((int)get_global_id(0) + (r) * 4096) & ((int)get_global_size(0) - 1))
+#define APART ((int)get_global_size(0))
+"""
+
+_COMPUTING = {
+    # As in a product: sums that stay, over values that come. ARM has no other form of the instruction that needs no copy.
+    True: """#pragma OPENCL FP_CONTRACT ON
+__kernel void limit_multiply_add(__global float* out, __global const float* restrict x, const int steps) {
+  const REAL y0 = LOAD(0, out), y1 = LOAD(1, out);
+  REAL s0 = y0, s1 = y0, s2 = y0, s3 = y0, s4 = y1, s5 = y1, s6 = y1, s7 = y1;
+  for (int i = 0; i < steps; ++i) {
+    __global const float* p = x + (i & 15) * 4;
+    s0 += p[0] * y0; s1 += p[1] * y0; s2 += p[2] * y0; s3 += p[3] * y0;
+    s4 += p[0] * y1; s5 += p[1] * y1; s6 += p[2] * y1; s7 += p[3] * y1;
+  }
+  STORE(s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7, get_global_id(0) + 2, out);
+}
+""",
+    False: """#pragma OPENCL FP_CONTRACT ON
+// Eight independent chains: enough to hide the latency of a multiply-add on every device so far.
+__kernel void limit_multiply_add(__global float* out, __global const float* restrict x, const int steps) {
+  const float t = get_global_id(0), a = x[0];
+  float s0 = t, s1 = t + 1, s2 = t + 2, s3 = t + 3, s4 = t + 4, s5 = t + 5, s6 = t + 6, s7 = t + 7;
   for (int i = 0; i < steps; ++i) {
     s0 = s0 * a + a; s1 = s1 * a + a; s2 = s2 * a + a; s3 = s3 * a + a;
     s4 = s4 * a + a; s5 = s5 * a + a; s6 = s6 * a + a; s7 = s7 * a + a;
   }
-  const REAL all = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;
-  out[get_global_id(0)] = FIRST(all);
+  out[get_global_id(0)] = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7;
 }
-"""
+""",
+}
 
 
 class Limits(NamedTuple):
-    """Bytes and float32 operations per second."""
+    """Bytes per second by the bytes that are gone over, the fewest first, and float32 operations per second."""
 
-    bytes_per_second: float
+    bandwidths: tuple[tuple[int, float], ...]
     flops_per_second: float
+
+    def bytes_per_second(self, moved: float) -> float:
+        """The rate at which so many bytes can be moved at the most."""
+        return next((rate for size, rate in reversed(self.bandwidths) if size <= moved), self.bandwidths[0][1])
 
     def seconds(self, moved: float, flops: float) -> float:
         """The least time a kernel needs that moves so many bytes and computes so much."""
-        return max(moved / self.bytes_per_second, flops / self.flops_per_second)
+        return max(moved / self.bytes_per_second(moved), flops / self.flops_per_second)
+
+
+def known_for(name: str) -> bool:
+    """Whether a kernel of this name computes with what was measured, and not with matrix units."""
+    return _UNITS.search(name) is None
 
 
 def limits(queue: Any) -> Limits | None:
@@ -50,26 +114,64 @@ def limits(queue: Any) -> Limits | None:
         return None
     state = program.state(queue)
     if ("profiling", "limits") not in state:
-        state["profiling", "limits"] = _measured(queue)
+        on_cpu, units = handle_of(queue).device_type == "cpu", handle_of(queue).profile.max_compute_units
+        state["profiling", "limits"] = Limits(_bandwidths(queue, on_cpu, units), _arithmetic(queue, on_cpu, units))
     return state["profiling", "limits"]
 
 
-def _measured(queue: Any) -> Limits:
+def _sizes(queue: Any, units: int) -> list[int]:
+    """Powers of two, from what the first caches hold to what no cache does."""
+    profile = handle_of(queue).profile
+    largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
+    sizes, last = [_power(SMALLEST * units)], _power(largest)
+    while sizes[-1] * GROWTH < last:
+        sizes.append(sizes[-1] * GROWTH)
+    return [*sizes, last] if sizes[-1] < last else sizes
+
+
+def _power(number: int) -> int:
+    """The largest power of two that is no larger."""
+    return 1 << (number.bit_length() - 1)
+
+
+def _bandwidths(queue: Any, on_cpu: bool, units: int) -> tuple[tuple[int, float], ...]:
+    sizes, width = _sizes(queue, units), 16 if on_cpu else 4
+    source = (_ON_CPU if on_cpu else _ELSEWHERE) + _MOVING
+    copy, read = (program.get(queue, source, name) for name in ("limit_copy", "limit_read"))
+    x, y = (Tensor.full((sizes[-1] // 8,), 1.0, queue=queue) for _ in range(2))
+    rates = []
+    for size in sizes:
+        count = size // 8 // width
+        items = min(count // 4, _power(4 * units if on_cpu else 2048 * units))
+        rounds = max(1, MOVED // size)
+        out, local = Tensor.empty((items * width,), queue=queue), 1 if on_cpu else min(64, items)
+        calls = [(copy, (x, y, count // items, rounds)), (read, (x, y, out, count // items, rounds))]
+        best = _best(queue, [(kernel, items, local, args) for kernel, args in calls])
+        rates.append(rounds * size / min(best.values()))
+    # A smaller size is never slower: where it seems so, something else ran meanwhile.
+    return tuple((size, max(rates[i:])) for i, size in enumerate(sizes))
+
+
+def _arithmetic(queue: Any, on_cpu: bool, units: int) -> float:
+    steps, busy = STEPS[on_cpu], units * (4 if on_cpu else 2048)
+    rates = []
+    for width in WIDTHS if on_cpu else (1,):
+        head = f"#define REAL float{width}\n#define LOAD vload{width}\n#define STORE vstore{width}\n" if on_cpu else ""
+        kernel = program.get(queue, head + _COMPUTING[on_cpu], "limit_multiply_add")
+        out, x = (Tensor.full((max(64, (busy + 2) * width),), 1e-6, queue=queue) for _ in range(2))
+        best = _best(queue, [(kernel, busy, 1 if on_cpu else 64, (out, x, steps))])
+        rates.append(16.0 * width * steps * busy / best[kernel.name])
+    return max(rates)
+
+
+def _best(queue: Any, calls: Sequence[tuple[Any, int, int, tuple[Any, ...]]]) -> Mapping[str, float]:
+    """The shortest time of each kernel in a few rounds."""
     from netcl.profiling.events import Observer
 
-    on_cpu = handle_of(queue).device_type == "cpu"
-    units = handle_of(queue).profile.max_compute_units
-    width = 8 if on_cpu else 1
-    head = f"#define REAL {'float8' if on_cpu else 'float'}\n#define FIRST(v) {'(v).s0' if on_cpu else '(v)'}\n"
-    copy, compute = (program.get(queue, head + _SOURCE, name) for name in ("limit_copy", "limit_multiply_add"))
-    x, y = (Tensor.full((COPIED,), 1.0, queue=queue) for _ in range(2))
-    items, chunk = (4 * units, -(-COPIED // 4 // (4 * units))) if on_cpu else (COPIED // 4, 1)
-    busy, steps = units * (4 if on_cpu else 2048), STEPS[on_cpu]
     observer = Observer()
     observer.begin()
     for _ in range(ROUNDS):
-        copy(queue, items, 1 if on_cpu else 64, x, y, COPIED // 4, chunk)
-        compute(queue, busy, 1 if on_cpu else 64, y, steps, 0.5)
+        for kernel, items, local, args in calls:
+            kernel(queue, items, local, *args)
     observer.end()
-    best = {name: min(run.seconds for run in observer.launches if run.name == name) for name in (copy.name, compute.name)}
-    return Limits(8.0 * COPIED / best[copy.name], 16.0 * width * steps * busy / best[compute.name])
+    return {kernel.name: min(run.seconds for run in observer.launches if run.name == kernel.name) for kernel, *_ in calls}

@@ -21,7 +21,7 @@ class profile:
     """``with profile() as p: step()`` then ``print(p)``: time, GB/s, GFLOP/s and share of every kernel of the block.
 
     Everything that is launched while the block runs is seen, on all devices and threads. ``device`` names the one whose limits
-    the last column is measured against (default: the active one); ``roofline=False`` leaves that column out, and with it the two
+    the last column is measured against (default: the active one); ``roofline=False`` leaves that column out, and with it the
     small kernels that measure the device once per process. Regions of :func:`netcl.runtime.perf.timing_region` join the trace.
 
     Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time meanwhile: their times are exact, the

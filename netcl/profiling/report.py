@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from netcl.profiling.events import Launch
-from netcl.profiling.limits import Limits
+from netcl.profiling.limits import Limits, known_for
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class KernelRow:
     """What all launches of one kernel took.
 
     ``share`` is the part of all kernel time; ``gbs`` and ``gflops`` are the rates reached; ``roofline`` is the part of the device's
-    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` is unknown.
+    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` is unknown, as the limit of matrix units is.
     """
 
     name: str
@@ -64,7 +64,9 @@ def _row(name: str, launches: Sequence[Launch], total: float, limits: Limits | N
     seconds, moved, flops = (sum(getattr(launch, of) for launch in launches) for of in ("seconds", "bytes", "flops"))
     gbs = moved / seconds / 1e9 if seconds else None
     gflops = flops / seconds / 1e9 if seconds and flops else None
-    roofline = limits.seconds(moved, flops) / seconds if limits is not None and seconds else None
+    roofline = None
+    if limits is not None and seconds and known_for(name):
+        roofline = sum(limits.seconds(launch.bytes, launch.flops) for launch in launches) / seconds
     return KernelRow(name, len(launches), seconds, moved, flops, seconds / total, gbs, gflops, roofline)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import asdict
 
@@ -11,7 +12,7 @@ import pytest
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.profiling import EventTimer, KernelRow, compare, events, measure, profile, report, trace
-from netcl.profiling.limits import Limits
+from netcl.profiling.limits import Limits, limits
 from netcl.runtime.perf import timing_region
 
 LAUNCHES = [
@@ -103,11 +104,27 @@ def test_numpy_has_no_kernels_to_show():
 
 
 def test_rows_add_up_and_know_the_limit():
-    gemm, copy = report.rows_of(LAUNCHES, Limits(4e9, 6e12))
+    gemm, copy = report.rows_of(LAUNCHES, Limits(((0, 8e9), (2_000_000, 4e9)), 6e12))
     assert (gemm.name, gemm.calls, gemm.bytes) == ("gemm_x", 2, 6_000_000)
     assert (gemm.seconds, gemm.share, gemm.gbs, gemm.gflops) == pytest.approx((3e-3, 0.75, 2.0, 3000.0))
-    assert gemm.roofline == pytest.approx(0.5)  # arithmetic and memory bind alike: 1.5 ms of 3
-    assert copy.gflops is None and copy.roofline == pytest.approx(0.25)
+    assert gemm.roofline == pytest.approx((8 / 6 + 0.5) / 3)  # arithmetic binds the first, memory the second, in ms of 3
+    assert copy.gflops is None and copy.roofline == pytest.approx(0.125)  # its bytes fit into a cache
+    on_units = [dataclasses.replace(launch, name="gemm_wgmma") for launch in LAUNCHES]
+    assert [row.roofline for row in report.rows_of(on_units, Limits(((0, 4e9),), 6e12))] == [None]
+
+
+def test_no_kernel_is_faster_than_the_limit(cl_device):
+    """Of small ones, whose data stay in caches, and of those of arithmetic alone."""
+    if "Oclgrind" in cl_device.platform_name:
+        pytest.skip("a simulator takes minutes to measure")
+    x, y = (Tensor.ones((n, n), queue=cl_device.queue) for n in (64, 256))
+    (x @ x + x).to_host(), (y @ y + y).to_host()
+    with profile() as p:
+        for _ in range(10):
+            (x @ x + x).to_host(), (y @ y + y).to_host()
+    assert 0 < max(row.roofline for row in p.rows if row.roofline is not None) < 1.3  # both times are measured
+    sizes, rates = zip(*limits(cl_device.queue).bandwidths, strict=True)
+    assert sorted(sizes) == list(sizes) and sorted(rates, reverse=True) == list(rates)
 
 
 def test_a_trace_has_what_perfetto_reads(tmp_path):
