@@ -49,6 +49,7 @@ _CPU_DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in pl
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
 _PACK_PANELS = 8  # that a work-item packs side by side of an A that is not transposed
 _PACK_BYTES = 64 * 1024  # of a transposed A that a work-item packs, in whole rows of it
+_PACK_STREAMS = {64: 32}  # rows of it that are read side by side, by bytes of a vector; else 16
 _CPU_COLUMNS = 64  # of a panel
 _CPU_ROWS = 256  # that a panel is worth packing for: a thirtieth of the work
 _DOT_ROWS = 64
@@ -447,18 +448,19 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
                   (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
     if not packed:
         return Plan((main,), sums=sums)
-    return Plan((_pack(queue, p, tile.rows), main), packed=p.batches * size, sums=sums)
+    return Plan((_pack(queue, p, tile), main), packed=p.batches * size, sums=sums)
 
 
-def _pack(queue: Any, p: Product, rows: int) -> Launch:
-    """A into panels of ``rows`` rows: 16 streams at a time along the rows of a transposed one, else some panels after another."""
-    panels = -(-p.m // rows)
+def _pack(queue: Any, p: Product, tile: _Tile) -> Launch:
+    """A into panels of a tile's rows: some streams at a time along the rows of a transposed one, else some panels after another."""
+    panels = -(-p.m // tile.rows)
     if p.trans_a:
-        depth, side, step = 16 * max(1, _PACK_BYTES // (16 * p.m * p.itemsize)), panels, 16
+        step = _PACK_STREAMS.get(tile.lanes * p.itemsize, 16)
+        depth, side = step * max(1, _PACK_BYTES // (step * p.m * p.itemsize)), panels
     else:
         depth, side, step = p.k, _PACK_PANELS, 64
     groups = -(-p.k // depth) * -(-panels // side) * p.batches
-    kernel = compiled(queue, "pack.cl", "pack_a", p, MR=rows)
+    kernel = compiled(queue, "pack.cl", "pack_a", p, MR=tile.rows)
     return Launch(kernel, groups, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides, depth, side, step))
 
 

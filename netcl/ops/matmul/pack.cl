@@ -4,7 +4,7 @@
 #endif
 
 // A work-item packs `depth` of k for `side` panels, `step` of k at a time for one panel after another: a transposed A is then read in `step`
-// streams along its rows, and every panel gets whole lines. (One of k at a time for all panels, a page of A each, ran at a fifth of memory.)
+// streams along its rows, and every panel gets whole lines. (One of k at a time touches a page of A each.)
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void pack_a(__global const A_T* restrict a, __global REAL* restrict packed, const int m, const int k, const long a_row, const long a_k,
             const int batch1, const long a0_stride, const long a1_stride, const int depth, const int side, const int step) {
