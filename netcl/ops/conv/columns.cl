@@ -1,7 +1,7 @@
 // Windows of images unfolded into columns and back, and the sum of partial weight gradients.
 //
 // Column `window` of image n begins at n * image + window; `row` values further comes the next tap, after its taps the next channel.
-// A work-item takes one place in many channels, so that it divides for its place once.
+// A work-item takes one place in EACH channels: it divides for its place once, and has the loads of all channels under way together.
 
 #ifndef REAL
 #define REAL float  // what sums are kept in
@@ -14,13 +14,16 @@
 #define Y_T float
 #define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
-#ifndef KH
+#ifndef KH  // the window
 #define KH 1
 #define KW 1
-#endif
-#ifndef PERIOD_H  // taps from one that reaches a pixel to the next that may
-#define PERIOD_H 1
+#define STRIDE_H 1
+#define STRIDE_W 1
+#define PERIOD_H 1  // taps from one that reaches a pixel to the next that may
 #define PERIOD_W 1
+#endif
+#ifndef EACH  // divides the channels
+#define EACH 1
 #endif
 #define REACH_H ((KH + PERIOD_H - 1) / PERIOD_H)
 #define REACH_W ((KW + PERIOD_W - 1) / PERIOD_W)
@@ -33,7 +36,7 @@
   const int i = get_global_id(0), n = i / ((high) * (wide));   \
   if (n >= N) return;                                          \
   const int p = i - n * ((high) * (wide)), py = p / (wide), px = p - py * (wide);
-#define CHANNELS(c, C) for (int c = get_global_id(1); c < (C); c += get_global_size(1))
+#define CHANNEL(c) const int c = get_global_id(1) * EACH + e;
 
 // A value, or zero where `at` is negative: always a load, so that those of all taps are on their way together.
 static inline REAL load_or_zero(__global const X_T* from, const long at) {
@@ -65,13 +68,15 @@ static inline void windows_of_pixel(long* at, const int reach, const int period,
 }
 
 // y[column] = x under the taps of the column's window, zero outside the image. Work-items: windows of all images, channels.
-__kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int stride_h,
-                     int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, long row, long image) {
+__kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int pad_h,
+                     int pad_w, int dilation_h, int dilation_w, long row, long image) {
   PLACE(OH, OW)
   int lines[KH], places[KW];
-  taps_of_window(lines, KH, py * stride_h - pad_h, dilation_h, H, W);
-  taps_of_window(places, KW, px * stride_w - pad_w, dilation_w, W, 1);
-  CHANNELS(c, C) {
+  taps_of_window(lines, KH, py * STRIDE_H - pad_h, dilation_h, H, W);
+  taps_of_window(places, KW, px * STRIDE_W - pad_w, dilation_w, W, 1);
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    CHANNEL(c)
     __global const X_T* plane = x + ((size_t)n * C + c) * H * W;
     __global Y_T* column = y + (n * image + c * (KH * KW) * row + p);
 #pragma unroll
@@ -85,16 +90,14 @@ __kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, i
 }
 
 // y[image][channel][pixel] = the sum over the windows that hold the pixel. Work-items: pixels of all images, channels.
-#define FOLD(END)                                                                                    \
-  PLACE(H, W)                                                                                        \
-  long lines[REACH_H], places[REACH_W];                                                              \
-  windows_of_pixel(lines, REACH_H, PERIOD_H, KH, py + pad_h, dilation_h, stride_h, OH, OW, KW * row); \
-  windows_of_pixel(places, REACH_W, PERIOD_W, KW, px + pad_w, dilation_w, stride_w, OW, 1, row);     \
-  CHANNELS(c, C) {                                                                                   \
-    const size_t at = ((size_t)n * C + c) * H * W + p;                                               \
-    const REAL sum = folded(x + (n * image + c * (KH * KW) * row), lines, places);                   \
-    Y_STORE(y, at, END);                                                                             \
-  }
+#define FOLD_PLACE                                                                                    \
+  PLACE(H, W)                                                                                         \
+  long lines[REACH_H], places[REACH_W];                                                               \
+  windows_of_pixel(lines, REACH_H, PERIOD_H, KH, py + pad_h, dilation_h, STRIDE_H, OH, OW, KW * row); \
+  windows_of_pixel(places, REACH_W, PERIOD_W, KW, px + pad_w, dilation_w, STRIDE_W, OW, 1, row);
+#define FOLD_CHANNEL                                               \
+  const size_t at = ((size_t)n * C + c) * H * W + p;               \
+  const REAL sum = folded(x + (n * image + c * (KH * KW) * row), lines, places);
 
 static inline REAL folded(__global const X_T* columns, const long* lines, const long* places) {
   REAL sum = 0;
@@ -105,16 +108,28 @@ static inline REAL folded(__global const X_T* columns, const long* lines, const 
   return sum;
 }
 
-__kernel void col2im(__global const X_T* restrict x, __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int stride_h,
-                     int stride_w, int pad_h, int pad_w, int dilation_h, int dilation_w, long row, long image) {
-  FOLD(sum)
+__kernel void col2im(__global const X_T* restrict x, __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int pad_h,
+                     int pad_w, int dilation_h, int dilation_w, long row, long image) {
+  FOLD_PLACE
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    CHANNEL(c)
+    FOLD_CHANNEL
+    Y_STORE(y, at, sum);
+  }
 }
 
 #ifdef ENDS
 __kernel void folded_outputs(__global const X_T* restrict x, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
-                             __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int stride_h, int stride_w, int pad_h,
-                             int pad_w, int dilation_h, int dilation_w, long row, long image, REAL scale) {
-  FOLD(FINISHED(sum, c, at))
+                             __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int pad_h, int pad_w,
+                             int dilation_h, int dilation_w, long row, long image, REAL scale) {
+  FOLD_PLACE
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    CHANNEL(c)
+    FOLD_CHANNEL
+    Y_STORE(y, at, FINISHED(sum, c, at));
+  }
 }
 
 // y[image][filter][pixel] from sums[filter][image, pixel]. Work-items: pixels of all images, or quads of them; filters.
@@ -122,7 +137,9 @@ __kernel void unfolded_outputs(__global const X_T* restrict x, __global const B_
                                __global Y_T* restrict y, int N, int M, int pixels, REAL scale) {
 #if QUADS
   PLACE(1, pixels / 4)
-  CHANNELS(m, M) {
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    CHANNEL(m)
     const size_t at = ((size_t)n * M + m) * pixels + 4 * p;
     float4 four = *(__global const float4*)(x + ((size_t)m * N * pixels + 4 * i));
     four.x = FINISHED(four.x, m, at), four.y = FINISHED(four.y, m, at + 1);
@@ -131,7 +148,9 @@ __kernel void unfolded_outputs(__global const X_T* restrict x, __global const B_
   }
 #else
   PLACE(1, pixels)
-  CHANNELS(m, M) {
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    CHANNEL(m)
     const size_t at = ((size_t)n * M + m) * pixels + p;
     Y_STORE(y, at, FINISHED(X_LOAD(x, (size_t)m * N * pixels + i), m, at));
   }

@@ -28,9 +28,9 @@ from netcl.ops.matmul import gemm, mma, nvidia, wgmma
 from netcl.ops.strided import alignment, dense, take_block
 
 MOST_VALUES = 1 << 27  # of columns: what a convolution may take beside its operands
-ITEMS = 1 << 19  # work-items that are enough for any device; with more channels than that gives, each takes several
+ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that are enough for any device, and loads that one should have under way
 # In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
-DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.5, WEIGHT_GRAD: 1.7}, 1e8
+DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.3, WEIGHT_GRAD: 1.5}, 2e8
 LEAST_TILE = (16, 64)  # rows and columns that those kernels compute at least
 TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may compute for one that there is
 
@@ -40,34 +40,49 @@ TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may 
 
 def unfold(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
     """Columns of an image follow each other in a matrix of its own, or ``together`` with those of all images in one."""
-    _kernel(x, cols, g, "im2col")(x.queue, *_grid(g.n * g.oh * g.ow, g.c), x, cols, *_numbers(g, together))
+    each, size, local = _grid(g.n * g.oh * g.ow, g.c, g.taps)
+    _kernel(x, cols, "im2col", {"EACH": each, **_window(g)})(x.queue, size, local, x, cols, *_numbers(g, together))
 
 
 def fold(cols: Tensor, x: Tensor, g: Geometry) -> None:
     """Columns of each image, added up where windows overlap."""
-    _kernel(cols, x, g, "col2im")(x.queue, *_grid(g.n * g.h * g.w, g.c), cols, x, *_numbers(g, together=False))
+    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
+    _kernel(cols, x, "col2im", {"EACH": each, **_window(g)})(x.queue, size, local, cols, x, *_numbers(g, together=False))
 
 
-def _kernel(source: Tensor, result: Tensor, g: Geometry, name: str) -> Any:
-    defines: dict[str, Any] = {"REAL": dtypes.DTYPES[source.dtype].c_compute, "KH": g.kh, "KW": g.kw}
-    defines |= _periods(g) if name == "col2im" else {}
-    return launch.kernel(source.queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, defines)
+def _kernel(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
+    real = dtypes.DTYPES[result.dtype].c_compute
+    return launch.kernel(source.queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, {"REAL": real, **defines})
 
 
-def _periods(g: Geometry) -> dict[str, int]:
-    """Along each axis, every how many taps one may reach a given pixel."""
+def _window(g: Geometry) -> dict[str, int]:
+    """Macros of a window; with every how many taps along an axis one may reach a given pixel."""
+    high, wide = _periods(g)
+    sizes = {"KH": g.kh, "KW": g.kw, "STRIDE_H": g.stride[0], "STRIDE_W": g.stride[1]}
+    return sizes | {"PERIOD_H": high, "PERIOD_W": wide}
+
+
+def _periods(g: Geometry) -> tuple[int, int]:
     high, wide = (step // math.gcd(step, apart) for step, apart in zip(g.stride, g.dilation, strict=True))
-    return {"PERIOD_H": high, "PERIOD_W": wide}
+    return high, wide
 
 
-def _grid(places: int, channels: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (places, min(channels, -(-ITEMS // max(1, places)))), (launch.LOCAL_1D, 1)
+def _reach(g: Geometry) -> int:
+    """Windows that may hold a pixel."""
+    return math.prod(-(-taps // period) for taps, period in zip((g.kh, g.kw), _periods(g), strict=True))
+
+
+def _grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """How many channels a work-item takes, of so many loads each, and the launch."""
+    several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ITEMS)
+    each = next(several, 1)
+    return each, (places, channels // each), (launch.LOCAL_1D, 1)
 
 
 def _numbers(g: Geometry, together: bool) -> tuple[int, ...]:
     windows = g.oh * g.ow
     steps = (g.n * windows, windows) if together else (windows, g.c * g.taps * windows)
-    return g.n, g.c, g.h, g.w, g.oh, g.ow, *g.stride, *g.pad, *g.dilation, *steps
+    return g.n, g.c, g.h, g.w, g.oh, g.ow, *g.pad, *g.dilation, *steps
 
 
 # ---- convolutions: when
@@ -97,7 +112,8 @@ def cost(job: Job, multiplied: float, units: int) -> float:
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _same(g) else x + g.c * g.taps * _span(g)
     turned = (w if job.kind == INPUT_GRAD else g.n * w if apart and job.kind == WEIGHT_GRAD else 0) + (0 if apart else y)
-    return winograd.VALUE_COST * (unfolded + 2 * turned) + units * multiplied + 3 * LAUNCH_COST
+    launches = 1 + (unfolded > 0) + (not apart) + (job.kind == INPUT_GRAD or (apart and job.kind == WEIGHT_GRAD))
+    return winograd.VALUE_COST * (unfolded + 2 * turned) + units * multiplied + launches * LAUNCH_COST
 
 
 def direct_cost(job: Job) -> float:
@@ -167,25 +183,27 @@ def _forward(job: Job, queue: Any) -> Launch:
     g, pixels = job.g, job.g.oh * job.g.ow
     multiply = _products(queue, product(job))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads})
+    each, size, local = _grid(_span(g) // (4 if quads else 1), g.f, 4 if quads else 1)
+    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
 
     def sums(queue: Any, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         y = Tensor.empty((g.f, _span(g)), job.dtype, queue=queue)
         return (gemm.run(multiply(alignment(w) == 16), queue, w, _columns(x, g), None, y),)
 
-    return ending.Ending(outputs, *_grid(_span(g) // (4 if quads else 1), g.f), (g.n, g.f, pixels), sums)
+    return ending.Ending(outputs, size, local, (g.n, g.f, pixels), sums)
 
 
 def _input_grad(job: Job, queue: Any) -> Launch:
     g, apart = job.g, _apart(job)
     multiply = _products(queue, product(job))
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"KH": g.kh, "KW": g.kw, **_periods(g)})
+    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
+    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window(g)})
 
     def columns(queue: Any, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         source, cols = dy if apart else _filters_first(dy, g), Tensor.empty((g.c * g.taps, _span(g)), job.dtype, queue=queue)
         return (gemm.run(multiply(alignment(source) == 16), queue, _turned(w, g), source, None, cols),)
 
-    return ending.Ending(outputs, *_grid(g.n * g.h * g.w, g.c), _numbers(g, together=not apart), columns)
+    return ending.Ending(outputs, size, local, _numbers(g, together=not apart), columns)
 
 
 def _weight_grad(job: Job, queue: Any) -> Launch:
@@ -217,8 +235,7 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
 
 def add_parts(parts: Tensor, result: Tensor) -> None:
     """The sum of ``(parts, values)`` over the parts, in their order."""
-    real = dtypes.DTYPES[result.dtype].c_compute
-    kernel = launch.kernel(result.queue, __file__, "columns.cl", "sum_splits", {"X": parts.dtype, "Y": result.dtype}, {"REAL": real})
+    kernel = _kernel(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 
 
