@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import netcl.autograd as ag
+from netcl.core import recording
 from netcl.core.errors import message
 from netcl.nn.module import Module
 
@@ -18,8 +19,14 @@ class _Container(Module):
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
         return iter(())
 
+    def _names(self) -> list[str]:
+        """The names of the modules; a step that is recorded rests on them, even though the container itself is not called."""
+        if recording.listening:
+            self._tell_recorder()
+        return list(self._roles)
+
     def __len__(self) -> int:
-        return len(self._roles)
+        return len(self._names())
 
     def extra_repr(self) -> str:
         return ""
@@ -32,7 +39,7 @@ class _Ordered(_Container):
         return self.children()
 
     def _name(self, index: int) -> str:
-        names = list(self._roles)
+        names = self._names()
         if not -len(names) <= index < len(names):
             raise IndexError(message(type(self).__name__, "there is no module at this index", index=index, length=len(names)))
         return names[index]
@@ -173,7 +180,7 @@ class ModuleDict(_Container):
             self[name] = module
 
     def __getitem__(self, name: str) -> Module:
-        if name not in self._roles:
+        if name not in self._names():
             raise KeyError(message("ModuleDict", "there is no module of this name", f"there are {list(self._roles)}", name=repr(name)))
         return self.__dict__[name]
 
@@ -185,14 +192,14 @@ class ModuleDict(_Container):
         delattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(self._roles))
+        return iter(self._names())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._roles
+        return name in self._names()
 
     def keys(self) -> list[str]:
         """The names."""
-        return list(self._roles)
+        return self._names()
 
     def values(self) -> list[Module]:
         """The modules."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +22,14 @@ from netcl.nn.summary import Summary, summarize
 M = TypeVar("M", bound="Module")
 _LISTED = 8  # names an error message spells out before it counts
 _HOST_VALUES = (np.ndarray, list, float)
+
+
+_SETTINGS = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType, MethodType, type)
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is no tensor and no module, and cannot change without being another one."""
+    return all(map(_is_setting, value)) if type(value) is tuple else isinstance(value, _SETTINGS)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -113,16 +122,20 @@ class Module(metaclass=_Constructed):
             if type(x) is not Tensor and isinstance(x, _HOST_VALUES):
                 args = self._on_device(args)
                 break
-        if recording.listening and recording.active.recorder is not None:
-            self._tell_recorder(recording.active.recorder)
-        return hooks.call(self, args, kwargs) if self._module_hooks else self.forward(*args, **kwargs)
+        if recording.listening:
+            self._tell_recorder()
+        if not self._module_hooks:
+            return self.forward(*args, **kwargs)
+        recording.host_work(f"hooks of a {type(self).__name__}")
+        return hooks.call(self, args, kwargs)
 
-    def _tell_recorder(self, recorder: recording.Recorder) -> None:
-        """What a recorded step rests on: plain settings (training, the p of a dropout) and the tensors and modules inside."""
-        plain = [name for name, value in vars(self).items() if name[0] != "_" and isinstance(value, bool | int | float | str)]
-        recorder.depends(self, plain, list(self._roles))
-        if self._module_hooks:
-            recorder.host_work(f"hooks of a {type(self).__name__}")
+    def _tell_recorder(self) -> None:
+        """What a recorded step rests on: settings (training, a stride, an activation), the tensors and modules inside, and that no
+        attribute and no hook is added."""
+        recorder = recording.active.recorder
+        if recorder is not None:
+            settings = [name for name, value in vars(self).items() if name[0] != "_" and _is_setting(value)]
+            recorder.depends(self, settings, list(self._roles), (vars(self), self._module_hooks))
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with arrays and lists of numbers as tensors: beside the first tensor among them, else on the module's device."""
@@ -185,6 +198,8 @@ class Module(metaclass=_Constructed):
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The modules directly inside, with their names."""
+        if recording.listening:
+            self._tell_recorder()
         for name, role in list(self._roles.items()):
             if role == "module":
                 yield name, self.__dict__[name]

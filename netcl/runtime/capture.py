@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial, update_wrapper
 from typing import Any
@@ -147,6 +147,7 @@ class _Case:
     def __init__(self, objects: Sequence[Any]):
         self.objects = list(objects)
         self.modes: list[tuple[dict[str, Any], str]] = []
+        self.sizes: list[Sized] = []
         self.watched: list[Tensor] = []
         self.leaves: list[Tensor] = []
         self.programs: dict[Any, _Program] = {}
@@ -155,8 +156,9 @@ class _Case:
     def watch(self, recorder: Recorder) -> None:
         """Ask everything this recording rested on from now on."""
         known = {(id(of), name) for of, name in self.modes}
-        tensors, leaves = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves))
+        tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
         for d in recorder.dependencies.values():
+            self.sizes += [of for of in d.sizes if id(of) not in sizes]
             self.modes += [(d.owner.__dict__, name) for name in d.modes if (id(d.owner.__dict__), name) not in known]
             self.watched += [t for t in d.tensors() if id(t) not in tensors]
             tensors |= {id(t) for t in d.tensors()}
@@ -164,8 +166,8 @@ class _Case:
         self.seen = True
 
     def state(self) -> tuple[Any, ...]:
-        """Training or evaluation of every module, which tensors learn, which gradients there are."""
-        return (*[of.get(name) for of, name in self.modes], *[t.requires_grad for t in self.watched],
+        """Training or evaluation and other settings of every module, which tensors learn, which gradients there are."""
+        return (*[of.get(name) for of, name in self.modes], *map(len, self.sizes), *[t.requires_grad for t in self.watched],
                 *[leaf.requires_grad if leaf.grad is None else 2 for leaf in self.leaves])  # fmt: skip
 
 

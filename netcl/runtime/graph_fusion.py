@@ -108,8 +108,15 @@ def _neighbours(model: Any) -> list[tuple[str, str]]:
     """Pairs that follow each other in a model that is a sequence. Another may call a layer from elsewhere too, which nobody sees."""
     layers = list(_in_order(model)) if _runs_in_order(model) else []
     used = Counter(id(layer) for _, layer in layers)
+    used.update(id(part) for module in model.modules() for part in vars(module).values() if isinstance(part, Tensor))
     pairs = [(a, b) for a, b in pairwise(layers) if _is_linear(a[1]) and _is_norm(b[1])]
-    return [(a, b) for (a, first), (b, norm) in pairs if all(used[id(m)] == 1 and not m._module_hooks for m in (first, norm))]
+    alone = [pair for pair in pairs if all(used[id(m)] == 1 and _as_it_was_made(m) for _, m in pair)]
+    return [(a, b) for (a, first), (b, _) in alone if all(used[id(part)] == 1 for part in (first.weight, first.bias) if part is not None)]
+
+
+def _as_it_was_made(module: Any) -> bool:
+    """Whether calling it does what layers of its kind do: no hook, and no forward of somebody else."""
+    return not module._module_hooks and module.forward.__module__.startswith("netcl.nn.")
 
 
 def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]:

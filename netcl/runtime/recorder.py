@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ class CaptureError(RuntimeError):
 
 
 class Dependency:
-    """An object whose attributes a recording rests on: ``modes`` are plain values, parts must stay the same objects."""
+    """An object whose attributes a recording rests on: ``modes`` are plain values, parts must stay the same objects, and of ``sizes``
+    none may get more or fewer items."""
 
-    def __init__(self, owner: Any, modes: Sequence[str], parts: Sequence[str]):
+    def __init__(self, owner: Any, modes: Sequence[str], parts: Sequence[str], sizes: Sequence[Sized]):
         self.owner = owner
+        self.sizes = tuple(sizes)
         self.modes = tuple(modes)
         self.names = frozenset(parts)
 
@@ -190,9 +192,9 @@ class Recorder:
         if all(known is not fact for known, _ in self.facts):
             self.facts.append((fact, fact()))
 
-    def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str]) -> None:
+    def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str], sizes: Sequence[Sized]) -> None:
         if id(owner) not in self.dependencies:
-            self.dependencies[id(owner)] = Dependency(owner, modes, parts)
+            self.dependencies[id(owner)] = Dependency(owner, modes, parts, sizes)
 
     def leaf(self, tensor: Tensor) -> None:
         self.leaves.setdefault(id(tensor), tensor)

@@ -56,9 +56,9 @@ class Surroundings:
     def _follow(self, value: Any, path: Path) -> None:
         """Tell what is reached from a value by attributes."""
         for name in path:
-            own = _is_own(value)
+            own, of_layer = _is_own(value), _is_layer(value)
             value = _attribute(value, name)
-            if not own or isinstance(value, PLAIN):
+            if not own or isinstance(value, PLAIN) or (of_layer and (isinstance(value, Tensor) or not _is_own(value))):
                 self._tell(value, 0)
 
     def _tell(self, value: Any, depth: int) -> None:
@@ -250,9 +250,9 @@ class _Search:
             self.loose.add(name)
             return
         part = _attribute(owner, name)
-        told = isinstance(part, (*PLAIN, Tensor)) or _is_layer(part)
+        told = (isinstance(part, (*PLAIN, Tensor)) and name[0] != "_") or _is_layer(part)
         itself = told if _is_layer(owner) else _of_netcl(type(owner).__module__) and not isinstance(part, PLAIN) and not rest
-        if part is not None and not itself:  # a layer tells its numbers, parameters and parts itself
+        if part is not None and not itself:  # a layer tells its numbers, parameters and parts itself, unless they are private
             self._note((self._held(owner), ""), tuple(path))
         self._method(owner, name)
 

@@ -227,6 +227,59 @@ def test_training_and_evaluation_and_settings_are_told_apart(cl_device):
     both_ways(run)
 
 
+class Adjustable(nn.Module):
+    """A layer of the user's, with settings of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.curve, self.table, self._shift = None, ag.relu, {"factor": 1.0}, 1.0
+
+    def forward(self, x):
+        y = self.curve(x) * self.table["factor"] + self._shift
+        return y if self.scale is None else y * self.scale
+
+
+def test_whatever_changes_in_a_model_is_noticed(cl_device):
+    """Layers and hooks that are added, settings that are no numbers, a bias where there was none, containers that are not called."""
+    image = Tensor.from_host(np.random.default_rng(0).standard_normal((1, 2, 6, 6), np.float32))
+    doubled = lambda module, args, out: out * 2  # noqa: E731
+    cases = {
+        "a layer more": (nn.Sequential(nn.ReLU()), lambda m: m.append(nn.Tanh())),
+        "a hook": (nn.Sequential(nn.ReLU()), lambda m: m[0].register_forward_hook(doubled)),
+        "a tuple": (nn.Conv2d(2, 2, 3, stride=2), lambda m: setattr(m, "stride", (1, 1))),
+        "a bias": (nn.Conv2d(2, 2, 3, bias=False), lambda m: setattr(m, "bias", Tensor.ones((2,)))),
+        "another forward": (nn.Sequential(nn.ReLU()), lambda m: setattr(m[0], "forward", lambda x: x * 3)),
+        "none before": (nn.Sequential(Adjustable()), lambda m: setattr(m[0], "scale", 3.0)),
+        "a function": (nn.Sequential(Adjustable()), lambda m: setattr(m[0], "curve", ag.tanh)),
+        "a dict": (nn.Sequential(Adjustable()), lambda m: m[0].table.update(factor=3.0)),
+        "private": (nn.Sequential(Adjustable()), lambda m: setattr(m[0], "_shift", 3.0)),
+    }
+    for name, (model, change) in cases.items():
+        predict = netcl.compile(model.eval())
+        for _ in range(RECORDED + 1):
+            before = predict(image).to_host()
+        change(model)
+        want = model(image).to_host()
+        assert predict.graphs and not np.array_equal(before, want), name
+        for _ in range(RECORDED + 1):
+            np.testing.assert_array_equal(predict(image).to_host(), want, err_msg=name)
+
+    layers, shift = nn.ModuleList([nn.ReLU()]), nn.Identity()
+    shift.by = old = Tensor.ones((6,))
+
+    @netcl.compile
+    def in_turn(x):
+        for layer in layers:
+            x = layer(x)
+        return x + shift.by
+
+    told = [in_turn(image).to_host() for _ in range(RECORDED + 1)]
+    layers.append(nn.Tanh())
+    shift.by = Tensor.full((6,), 3.0)
+    assert in_turn.graphs and old is not shift.by
+    np.testing.assert_allclose(in_turn(image).to_host(), np.tanh(told[-1] - 1.0) + 3.0, rtol=1e-5)
+
+
 def test_a_model_is_compiled_for_evaluation(device, monkeypatch):
     model = small_net().eval()
     (x, _), (other, _) = batches(2)

@@ -103,6 +103,24 @@ def test_without_an_example_only_what_is_sure_is_folded(rng):
             np.testing.assert_allclose(fused(x).to_host(), model(x).to_host(), rtol=1e-4, atol=1e-5)
 
 
+class Rectified(nn.Linear):
+    def forward(self, x):
+        return ag.relu(super().forward(x))
+
+
+def test_without_an_example_shared_weights_and_forwards_of_others_are_left_alone(rng):
+    tied, one_bias = ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)] for _ in range(2))
+    tied[2].weight, one_bias[2].bias = tied[0].weight, one_bias[0].bias
+    models = [nn.Sequential(*tied), nn.Sequential(*one_bias), nn.Sequential(Rectified(4, 4), nn.BatchNorm1d(4))]
+    models.append(fuse_graph(settled(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), rng)).function)  # its norm passes on by now
+    x = rng.normal(size=(3, 4)).astype(np.float32)
+    for model in models:
+        want = settled(model, rng)(x).to_host()
+        fused = fuse_graph(model)
+        assert fused.folded == []
+        np.testing.assert_allclose(fused(x).to_host(), want, rtol=1e-4, atol=1e-5)
+
+
 def test_a_compiled_model_is_saved_and_a_folded_one_refused(rng, tmp_path):
     with nn.parameter.placed("cpu"):
         model = settled(nn.Sequential(nn.Linear(3, 2, bias=False), nn.BatchNorm1d(2)), rng)
