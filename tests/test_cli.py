@@ -34,6 +34,18 @@ def test_doctor_tells_what_it_found(capsys):
     assert ("Ready:" in text) is bool(usable)
 
 
+def test_a_device_that_is_not_there_is_told_beside_those_that_are(capsys, monkeypatch):
+    monkeypatch.setenv("NETCL_DEVICE", "no such device")
+    status, text, _ = run(capsys, "doctor")
+    assert status == 1 and "[no-such-device] [NETCL_DEVICE] no such device; selector='no such device'" in text
+    assert "Not ready: NETCL_DEVICE names" in text and "NumPy" in text
+    assert run(capsys, "devices")[0] == 0
+
+
+def test_an_op_that_is_not_there_is_told(capsys):
+    assert run(capsys, "selftest", "relo", "--device", "cpu") == (1, "", "[selftest] there is no such op; op='relo'; did you mean relu?\n")
+
+
 def test_devices_marks_what_auto_means(capsys):
     status, text, _ = run(capsys, "devices")
     (starred,) = [line for line in text.splitlines() if line.startswith("*")]
@@ -103,7 +115,10 @@ def test_the_page_names_every_command():
     assert [name for name in COMMANDS if f"`netcl {name}" not in page] == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["cache"], ["cache", "burn"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["no-such-command"], ["cache"], ["cache", "burn"], ["check"], ["check", "f", "--size", "0"], ["tune", "--budget", "-1"]],
+)
 def test_wrong_usage_ends_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)

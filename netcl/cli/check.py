@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from netcl.cli.command import CommandError, command, pick_device, say
+from netcl.cli.command import CommandError, command, pick_device, say, whole
 from netcl.core.errors import KernelBuildError, message
 
 _KERNEL = re.compile(r"\b(?:__kernel|kernel)\b[^;{}()]*?(?:__attribute__\s*\(\(.*?\)\)\s*)?\bvoid\s+(\w+)\s*\(", re.S)
@@ -21,10 +22,10 @@ _ELEMENTS = {
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="OpenCL C")
-    parser.add_argument("kernels", nargs="*", help="names of kernels; all of the file if none is given")
-    parser.add_argument("--size", type=int, default=64, help="elements of every buffer, and value of every whole number")
-    parser.add_argument("--global-size", type=int, nargs="+", default=None, help="work-items; the size if none is given")
-    parser.add_argument("--local-size", type=int, nargs="+", default=None, help="work-items of a group")
+    parser.add_argument("kernels", nargs="*", default=[], help="names of kernels; all of the file if none is given")
+    parser.add_argument("--size", type=whole(1), default=64, help="elements of every buffer, and value of every whole number")
+    parser.add_argument("--global-size", type=whole(1), nargs="+", default=None, help="work-items; the size if none is given")
+    parser.add_argument("--local-size", type=whole(1), nargs="+", default=None, help="work-items of a group")
     parser.add_argument("--device", help="where it is compiled; a selector as in `netcl devices`")
 
 
@@ -33,6 +34,7 @@ def check(args: argparse.Namespace) -> int:
     """Compile the kernels of a file, then run each under Oclgrind: out-of-bounds accesses, races, uninitialised reads."""
     from netcl.autograd import sanitizer
 
+    _check_sizes(args.global_size or [args.size], args.local_size)
     path, handle = Path(args.file), pick_device(args.device)
     source = path.read_text(encoding="utf-8")
     names = args.kernels or _KERNEL.findall(re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S))
@@ -44,6 +46,14 @@ def check(args: argparse.Namespace) -> int:
         return 1 if bad else 0
     bad += [name for name in names if name not in bad and not _runs_clean(args, source, name)]
     return 1 if bad else 0
+
+
+def _check_sizes(work: Sequence[int], group: Sequence[int] | None) -> None:
+    if len(work) > 3:
+        raise CommandError(message("check", "work-items have one to three axes", global_size=work))
+    if group is not None and (len(group) != len(work) or any(size % part for size, part in zip(work, group, strict=True))):
+        what = "a group has as many axes as the work-items, and divides them"
+        raise CommandError(message("check", what, global_size=work, local_size=group))
 
 
 def _builds(handle: Any, source: str, name: str) -> bool:

@@ -7,6 +7,7 @@ function in a module of this package, and that module's name in ``MODULES`` of :
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 import textwrap
@@ -60,6 +61,21 @@ def whole(least: int) -> Callable[[str], int]:
         if not text.removeprefix("-").isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
         return int(text)
+
+    return read
+
+
+def number(least: float) -> Callable[[str], float]:
+    """The type of an option: a finite number from ``least`` on."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} on")
+        return value
 
     return read
 

@@ -18,7 +18,7 @@ from netcl import __version__
 from netcl.cli.command import command, say, table
 from netcl.core import env, platforms
 from netcl.core.device import DeviceHandle, Found, manager, score
-from netcl.core.errors import EnvironmentVariableError
+from netcl.core.errors import DeviceError, EnvironmentVariableError
 from netcl.core.platforms import Runtime
 
 # PCI vendors of GPUs, and what to install where their OpenCL driver is missing.
@@ -65,6 +65,7 @@ class Facts:
     platform_names: tuple[str, ...] = ()
     found: tuple[Found, ...] = ()
     hidden: str = ""  # why devices of the driver are not shown
+    refused: str = ""  # why NETCL_DEVICE leads to no device
     gpus: tuple[str, ...] = ()  # keys of GPU_DRIVERS: graphics cards the kernel knows
     install: str = field(default_factory=platforms.install_command)
 
@@ -73,17 +74,25 @@ class Facts:
         """Devices "auto" may choose."""
         return tuple(f for f in self.found if score(f.profile)[0] >= 0)
 
+    @property
+    def ready(self) -> bool:
+        """Whether a program finds a device that is fit for work."""
+        return bool(self.usable) and not self.refused
+
 
 def collect() -> Facts:
     """Read the machine: runtimes (each is tried in a child process), loader, platforms, devices."""
     state = platforms.prepare()
     places = platforms.Places.here()
-    version, error, names, found, hidden = "", "", [], [], ""
+    version, error, names, found, hidden, refused = "", "", [], [], "", ""
     try:
         cl = platforms.opencl()
         version = f"{cl.VERSION_TEXT} in {os.path.dirname(str(cl.__file__))}"
         names = [platform.name for platform in platforms.cl_platforms()]
         found = manager.found()
+        manager.default("auto")
+    except DeviceError as caught:
+        refused = str(caught)
     except ImportError as caught:
         error = str(caught)
     except EnvironmentVariableError as caught:
@@ -106,6 +115,7 @@ def collect() -> Facts:
         platform_names=tuple(names),
         found=tuple(found),
         hidden=hidden or ", ".join(filters),
+        refused=refused,
         gpus=tuple(gpus_of_the_kernel()),
     )
 
@@ -196,6 +206,11 @@ def _about_devices(facts: Facts) -> Iterator[Finding]:
         yield Finding("only-software", f"there is no device fit for work, only: {names}", facts.install)
 
 
+def _about_choice(facts: Facts) -> Iterator[Finding]:
+    if facts.refused:
+        yield Finding("no-such-device", facts.refused, "unset NETCL_DEVICE, or name one of these")
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _about_pyopencl,
     _about_settings,
@@ -204,6 +219,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _about_missing_runtimes,
     _about_gpus,
     _about_devices,
+    _about_choice,
 )
 
 
@@ -230,7 +246,7 @@ def _runtime_rows(facts: Facts) -> list[list[str]]:
 def _auto() -> DeviceHandle | None:
     try:
         return manager.default("auto")
-    except EnvironmentVariableError:  # doctor has told it already
+    except (DeviceError, EnvironmentVariableError):  # doctor has told it already
         return None
 
 
@@ -273,8 +289,10 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
         for finding in chosen:
             say(f"  [{finding.code}] {finding.what}" + (f"\n      mend: {finding.mend}" if finding.mend else ""))
     print()
-    if facts.usable:
+    if facts.ready:
         say("Ready: there is an OpenCL device fit for work.")
+    elif facts.refused:
+        say("Not ready: NETCL_DEVICE names a device that is not there, and nothing runs until it is mended.")
     else:
         say("Not ready: there is no OpenCL device fit for work. netcl computes with NumPy until there is one.")
 
@@ -284,7 +302,7 @@ def doctor(args: argparse.Namespace) -> int:
     """What was looked for and found, what is missing, and the command that mends it."""
     facts = collect()
     print_doctor(facts, diagnose(facts))
-    return 0 if facts.usable else 1
+    return 0 if facts.ready else 1
 
 
 @command("devices")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 
-from netcl.cli.command import command, pick_device, say, table
+from netcl.cli.command import CommandError, command, pick_device, say, table
+from netcl.core.errors import message
 
 
 def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,16 +17,28 @@ def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default=None, help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
 
 
+def _rows(given: Sequence[str]) -> list[str]:
+    """The rows of the op table that are meant."""
+    from netcl.ops.registry import ALIASES, REGISTRY
+
+    for name in given:
+        if name not in REGISTRY and name not in ALIASES:
+            close = difflib.get_close_matches(name, [*REGISTRY, *ALIASES], 1)
+            remedy = f"did you mean {close[0]}?" if close else "`netcl ops` lists them"
+            raise CommandError(message("selftest", "there is no such op", remedy, op=repr(name)))
+    return [ALIASES.get(name, name) for name in given]
+
+
 @command("selftest", _selftest_arguments)
 def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests
 
-    handle = pick_device(args.device)
+    names, handle = _rows(args.ops), pick_device(args.device)
     print(f"{handle.platform_name} / {handle.device_name}")
     counts: Counter[str] = Counter()
     failed: list[tests.Result] = []
-    for op, results in groupby(tests.results(handle, args.ops), key=lambda result: result.op):
+    for op, results in groupby(tests.results(handle, names), key=lambda result: result.op):
         states = list(results)
         counts.update(result.state for result in states)
         failed += [result for result in states if result.state == "FAILED"]

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from netcl.cli.command import CommandError, columns, command, pick_device, say, table, whole
-from netcl.core.errors import message
+from netcl.core.errors import OutOfMemoryError, ShapeError, message
 
 
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
-    """What is wrong with a recipe, a file of a run or the numbers of a training is the user's to know, without a traceback."""
+    """What is wrong with a recipe, a file of a run, sizes that do not fit or the numbers of a training is told without a traceback."""
     from netcl.io import FileError
     from netcl.trainer.recipe import RecipeError
 
     try:
         yield
-    except (RecipeError, FileError, FloatingPointError) as fault:
+    except (RecipeError, FileError, FloatingPointError, ShapeError, OutOfMemoryError) as fault:
         raise CommandError(str(fault)) from fault
 
 
@@ -34,16 +34,16 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options come on top of it")
     parser.add_argument("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
     for item in dataclasses.fields(Recipe):
-        default = getattr(Recipe(), item.name)
+        default, text = getattr(Recipe(), item.name), item.metadata["doc"]
         name = f"--{item.name.replace('_', '-')}"
         if isinstance(default, bool):
-            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=f"default: {'yes' if default else 'no'}")
+            told = f"{text}; default: {'yes' if default else 'no'}"
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=told)
         elif isinstance(default, dict):
-            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", default=None, help="values are read as JSON if they are")
+            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", default=None, help=f"{text}; values are read as JSON if they are")
         else:
-            parser.add_argument(
-                name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=f"default: {default or 'none'}"
-            )
+            told = text if default == "" else f"{text}; default: {default}"
+            parser.add_argument(name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=told)
 
 
 def _recipe(args: argparse.Namespace) -> Any:
@@ -76,14 +76,22 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _recipe_arguments(parser)
     parser.add_argument("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given")
     parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
-    parser.add_argument("--distributed", type=whole(0), default=0, metavar="RANKS", help="train on so many processes, through mpiexec")
+    parser.add_argument(
+        "--distributed",
+        type=whole(0),
+        default=0,
+        metavar="RANKS",
+        help="train on so many processes, through mpiexec; --device may then name several, separated by commas",
+    )
     parser.add_argument("--tensorboard", action="store_true", help="write files for TensorBoard too")
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
     """The same command once per rank; ``--device`` may then name one device for each, separated by commas."""
     from netcl.distributed.launch import launch
+    from netcl.trainer.recipe import check_shares
 
+    check_shares(_recipe(args), args.distributed)  # once, and not by every rank
     words = [word for word in sys.argv[1:] if not word.startswith("--distributed=")]
     for option in ("--distributed", "--device"):
         if option in words:
@@ -105,7 +113,8 @@ def train(args: argparse.Namespace) -> int:
         return _start_ranks(args)
     recipe, handle = _recipe(args), pick_device(args.device)
     folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
-    say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
+    if distributed.world().rank == 0:
+        say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
     results = train_run(recipe, folder, handle, args.resume, [TensorBoard(folder / "tensorboard")] if args.tensorboard else [])
     if distributed.world().rank:
         return 0
@@ -170,7 +179,10 @@ def trace(args: argparse.Namespace) -> int:
     from netcl.profiling.report import COLUMNS, cells_of, text_table
     from netcl.trainer.run import trace_run
 
-    found = trace_run(_recipe(args), pick_device(args.device), args.steps)
+    handle = pick_device(args.device)
+    if handle.backend != "cl":
+        raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
+    found = trace_run(_recipe(args), handle, args.steps)
     found.save_trace(args.out)
     say(found.summary())
     lines, room = text_table(found.rows), columns()

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.cli.command import CommandError, command, pick_device, table, whole
-from netcl.core.errors import DtypeError, ShapeError
+from netcl.cli.command import CommandError, command, number, pick_device, table, whole
+from netcl.core.errors import DtypeError, ShapeError, message
 
 SIZES = {"matmul": "M N K", "conv2d": "N C H W F KH KW [STRIDE [PAD]]"}
 
@@ -37,7 +37,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in SIZES.items())}")
     parser.add_argument("sizes", nargs="*", type=int, help="of a matmul or conv2d")
     parser.add_argument("--batch", type=whole(1), default=8, help="samples in a batch of the model")
-    parser.add_argument("--budget", type=float, default=45.0, help="seconds of searching, after the model ran once")
+    parser.add_argument("--budget", type=number(0), default=45.0, help="seconds of searching, after the model ran once")
     parser.add_argument("--dtype", default="float32", help="of a matmul or conv2d")
     parser.add_argument("--device", help="as NETCL_DEVICE")
     parser.add_argument("--forget", action="store_true", help="remove everything that was measured on this machine")
@@ -67,7 +67,8 @@ def tune(args: argparse.Namespace) -> int:
     faster = [result for result in results if result.speedup > 1]
     wrong = sum(len(result.rejected) for result in results)
     told_of = f"{len(faster)} faster than untuned, {wrong} candidates rejected"
-    print(f"{len(results)} problems in {time.perf_counter() - start:.0f} s: {told_of}; {store.path(handle.profile)}")
+    count, seconds = f"{len(results)} problem{'' if len(results) == 1 else 's'}", time.perf_counter() - start
+    print(f"{count} in {seconds:.0f} s: {told_of}; {store.path(handle.profile)}")
     return 0
 
 
@@ -76,7 +77,8 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
 
     product = args.what == "matmul"
     if len(args.sizes) not in ((3,) if product else (7, 8, 9)):
-        raise CommandError(f"[tune] {args.what} takes its sizes: netcl tune {args.what} {SIZES[args.what]}")
+        remedy = f"netcl tune {args.what} {SIZES[args.what]}"
+        raise CommandError(message("tune", f"{args.what} takes its sizes", remedy, sizes=args.sizes))
     flags = dict(zip(("stride", "pad"), args.sizes[7:], strict=False))
     ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
     try:
@@ -93,9 +95,10 @@ def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
 
     known = _models()
     if args.what not in known:
-        raise CommandError(
-            f"[tune] no model of this name; name={args.what!r}; known: {', '.join(known)}, and {', '.join(SIZES)} with sizes"
-        )
+        remedy = f"known: {', '.join(known)}, and {', '.join(SIZES)} with sizes"
+        raise CommandError(message("tune", "no model of this name", remedy, name=repr(args.what)))
+    if args.sizes:
+        raise CommandError(message("tune", "a model takes no sizes", "--batch says how many samples", model=args.what, sizes=args.sizes))
     make, data = known[args.what]
     model, x = make(), Tensor.from_host(data(args.batch))
 

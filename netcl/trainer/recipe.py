@@ -30,6 +30,7 @@ class RecipeError(ValueError):
     """A recipe that cannot be followed."""
 
 
+_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table of options"}
 PRECISIONS = ("", "float16", "bfloat16")
 _BOUNDS: dict[str, tuple[int, float]] = {
     "epochs": (1, math.inf), "batch_size": (1, math.inf), "accumulation_steps": (1, math.inf), "log_every": (1, math.inf),
@@ -38,38 +39,43 @@ _BOUNDS: dict[str, tuple[int, float]] = {
 }  # fmt: skip
 
 
+def _setting(default: Any, doc: str) -> Any:
+    """A field with what the help says of it."""
+    return field(default=default, metadata={"doc": doc})
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
 
-    data: str = "digits"  # a name of netcl.data.datasets
-    root: str = ""  # where the files of the data are; the file, for text
-    data_options: dict[str, Any] = field(default_factory=dict)
-    model: str = "cnn"  # a name of MODELS
-    model_options: dict[str, Any] = field(default_factory=dict)
-    epochs: int = 10
-    batch_size: int = 64
-    optimizer: str = "adamw"
-    lr: float = 2e-3
-    weight_decay: float = 0.01
-    schedule: str = "cosine"
-    warmup: float = 0.05  # the part of the run in which the learning rate rises
-    augment: bool = True
-    grad_clip: float = 0.0  # 0: none
-    accumulation_steps: int = 1
-    ema: float = 0.0  # 0: none
-    mixed_precision: str = ""  # float16 or bfloat16
-    compile: bool = False
-    workers: int = 0
-    log_every: int = 10
-    seed: int = 0
+    data: str = _setting("digits", "a name of netcl.data.datasets: digits, mnist, fashion-mnist, cifar10, synthetic, text")
+    root: str = _setting("", "where the files of the data are; the file itself, for text")
+    data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
+    model: str = _setting("cnn", "cnn, mlp, lenet, resnet18, vit, or gpt for text")
+    model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
+    epochs: int = _setting(10, "how often the data is gone through")
+    batch_size: int = _setting(64, "samples of a batch, over all ranks")
+    optimizer: str = _setting("adamw", "sgd, adam, adamw, rmsprop or lion")
+    lr: float = _setting(2e-3, "the learning rate, at its highest")
+    weight_decay: float = _setting(0.01, "how much weights are pulled to 0")
+    schedule: str = _setting("cosine", "cosine or constant: what becomes of the learning rate")
+    warmup: float = _setting(0.05, "the part of the run in which the learning rate rises, for cosine")
+    augment: bool = _setting(True, "turn, shift and scale images a little, other ones each time")
+    grad_clip: float = _setting(0.0, "the largest norm of all gradients together; 0 is none")
+    accumulation_steps: int = _setting(1, "so many batches make a step")
+    ema: float = _setting(0.0, "how slowly averages of the weights follow, near 1; 0 is none")
+    mixed_precision: str = _setting("", "float16 or bfloat16: compute in it where that is safe")
+    compile: bool = _setting(False, "record the step and replay it")
+    workers: int = _setting(0, "processes that prepare batches; 0 is none")
+    log_every: int = _setting(10, "batches between two looks at the numbers")
+    seed: int = _setting(0, "what weights, order and augmentation are drawn from")
 
     def __post_init__(self) -> None:
         for name, (least, below) in _BOUNDS.items():
             value = getattr(self, name)
             if not least <= value < below:
-                bounds = f"at least {least}" if below == math.inf else f"at least {least} and below {below}"
-                raise RecipeError(message("recipe", f"{name} is {bounds}", **{name: value}))
+                end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
+                raise RecipeError(message("recipe", f"{name} is at least {least}{end}", **{name: value}))
         if self.mixed_precision not in PRECISIONS:
             raise RecipeError(message("recipe", "mixed_precision is float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
 
@@ -85,7 +91,7 @@ class Recipe:
             kind = kinds[key]
             value = float(value) if kind is float and type(value) is int else value
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-                raise RecipeError(message("recipe", f"{name} is a {kind.__name__}", value=repr(value)))
+                raise RecipeError(message("recipe", f"{name} is {_KINDS[kind]}", value=repr(value)))
             checked[key] = value
         return dataclasses.replace(self, **checked)
 
@@ -165,9 +171,7 @@ def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = N
     common: dict[str, Any] = {"device_queue": queue, "num_workers": recipe.workers, "seed": recipe.seed}
     common |= {"shuffle": True, "drop_last": len(data.train) > recipe.batch_size, "augment": small_shift}
     shared = world is not None and world.size > 1
-    if world is not None and recipe.batch_size % world.size:
-        remedy = "choose a multiple of the ranks"
-        raise RecipeError(message("recipe", "a batch must divide into equal parts", remedy, batch_size=recipe.batch_size, ranks=world.size))
+    check_shares(recipe, 1 if world is None else world.size)
     train = (
         ShardedLoader(data.train, recipe.batch_size, world=world, **common)
         if shared
@@ -176,10 +180,17 @@ def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = N
     return train, DataLoader(data.test, recipe.batch_size, shuffle=False, device_queue=queue)
 
 
+def check_shares(recipe: Recipe, ranks: int) -> None:
+    """Raise unless so many ranks can have equal parts of a batch."""
+    if recipe.batch_size % ranks:
+        remedy = "choose a multiple of the ranks"
+        raise RecipeError(message("recipe", "a batch must divide into equal parts", remedy, batch_size=recipe.batch_size, ranks=ranks))
+
+
 # ---- models
 
 
-def _cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
+def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
     """Convolutions with batch norm: ``width`` channels, then twice as many behind each of two poolings, for images from 8 x 8 on."""
 
     def block(inside: int, out: int) -> list[Any]:
@@ -191,30 +202,30 @@ def _cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
     return nn.Sequential(*layers, *head)
 
 
-def _mlp(data: Data, hidden: tuple[int, ...] = (256, 128), **options: Any) -> Any:
+def mlp(data: Data, hidden: tuple[int, ...] = (256, 128), **options: Any) -> Any:
     return nn.MLP(int(np.prod(data.shape)), list(hidden), len(data.classes), **options)
 
 
-def _lenet(data: Data, **options: Any) -> Any:
+def lenet(data: Data, **options: Any) -> Any:
     return nn.LeNet(len(data.classes), data.shape[0], data.shape[-1], **options)
 
 
-def _resnet18(data: Data, **options: Any) -> Any:
+def resnet18(data: Data, **options: Any) -> Any:
     return nn.ResNet18(len(data.classes), in_channels=data.shape[0], **options)
 
 
-def _vit(data: Data, **options: Any) -> Any:
+def vit(data: Data, **options: Any) -> Any:
     side = data.shape[-1]
     small = {"patch_size": 4 if side % 4 == 0 else 1, "num_layers": 4, "num_heads": 4, "hidden_dim": 64, "mlp_dim": 128}
     return nn.ViT(image_size=side, num_classes=len(data.classes), in_channels=data.shape[0], **{**small, **options})
 
 
-def _gpt(data: Data, **options: Any) -> Any:
+def gpt(data: Data, **options: Any) -> Any:
     small = {"block_size": data.shape[0], "n_layer": 4, "n_head": 4, "n_embd": 128}
     return nn.GPT(data.train.vocabulary, **{**small, **options})
 
 
-MODELS: dict[str, Callable[..., Any]] = {"cnn": _cnn, "mlp": _mlp, "lenet": _lenet, "resnet18": _resnet18, "vit": _vit, "gpt": _gpt}
+MODELS: dict[str, Callable[..., Any]] = {"cnn": cnn, "mlp": mlp, "lenet": lenet, "resnet18": resnet18, "vit": vit, "gpt": gpt}
 
 
 def make_model(recipe: Recipe, data: Data, device: Any) -> Any:

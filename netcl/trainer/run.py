@@ -11,7 +11,7 @@ import os
 import platform as machine
 import time
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +130,8 @@ def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> 
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
-    """A few more steps under the profiler. The model learns from them too: save it before."""
-    batches = list(islice(iter(data), steps + 1))
+    """A few more steps under the profiler, over the data again where it has fewer. The model learns from them too: save it before."""
+    batches = list(islice(chain.from_iterable(repeat(data)), steps + 1))
     trainer.model.train()
     trainer.train_on_batch(*batches[0])
     with profile() as found:

@@ -47,14 +47,19 @@ def test_tune_keeps_what_it_measured(cl_device, capsys, request):
     selector = request.node.callspec.params["cl_device"].selector
     assert main(["tune", "matmul", "8", "16", "32", "--device", selector, "--budget", "0"]) == 0
     out = capsys.readouterr().out
-    assert "matmul             8x16x32" in out and "1 problems in" in out
+    assert "matmul             8x16x32" in out and "1 problem in" in out
     assert main(["tune"]) == 0 and "tuned problems  1" in capsys.readouterr().out
     assert main(["tune", "--forget"]) == 0 and "measurements of 1 devices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "words, told",
-    [(["resnet19"], "known: mlp, lenet"), (["matmul", "3"], "netcl tune matmul M N K"), (["matmul", "0", "1", "1"], "sizes=(0, 1, 1)")],
+    [
+        (["resnet19"], "known: mlp, lenet"),
+        (["matmul", "3"], "netcl tune matmul M N K"),
+        (["matmul", "0", "1", "1"], "sizes=(0, 1, 1)"),
+        (["mlp", "3"], "[tune] a model takes no sizes; model=mlp, sizes=[3]"),
+    ],
 )
 def test_tune_tells_what_it_takes(cl_device, capsys, words, told):
     assert main(["tune", *words, "--device", "cl"]) == 1

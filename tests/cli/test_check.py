@@ -32,3 +32,12 @@ def test_what_does_not_compile_is_told(cl_device, tmp_path, capsys):
     (tmp_path / "empty.cl").write_text("// no __kernel void here()")
     assert cli.main(["check", str(tmp_path / "empty.cl"), "--device", cl_device.platform_name]) == 1
     assert "[check] the file has no kernel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "sizes", [["--local-size", "48"], ["--local-size", "8", "8"], ["--global-size", "1", "1", "1", "1"]], ids=["not a part", "axes", "four"]
+)
+def test_sizes_that_no_launch_has_are_refused(sizes, tmp_path, capsys):
+    (tmp_path / "kernels.cl").write_text(FILE)
+    assert cli.main(["check", str(tmp_path / "kernels.cl"), *sizes]) == 1
+    assert "; global_size=[" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 from netcl import cli
 from netcl.data import datasets
 from netcl.io import checkpoints, load_model
+from netcl.trainer.recipe import MODELS, OPTIMIZERS, Recipe
 
 DIGITS = ["train", "--data", "digits", "--model", "mlp", "--model-options", "hidden=[32]", "--device", "cpu", "--lr", "0.03"]
 
@@ -202,8 +204,13 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["train", "--model", "mlp", "--model-options", "hidden"], "[recipe] an option of the data or the model is NAME=VALUE"),
         (["train", "--epochs", "0"], "[recipe] epochs is at least 1; epochs=0"),
         (["train", "--ema", "1"], "[recipe] ema is at least 0 and below 1; ema=1.0"),
-        (["train", "--lr", "nan"], "[recipe] lr is at least 0; lr=nan"),
+        (["train", "--lr", "nan"], "[recipe] lr is at least 0 and finite; lr=nan"),
         (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision is float16 or bfloat16; mixed_precision='float8'"),
+        (["train", "--model-options", "depth=3"], "[recipe] the model cannot be made: cnn() got an unexpected keyword argument 'depth'"),
+        (["train", "--model", "resnet18", "--model-options", "width=0"], "[conv2d] channels, filters and kernel must not be empty"),
+        (["train", "--distributed", "3"], "[recipe] a batch must divide into equal parts; batch_size=64, ranks=3"),
+        (["train", "kinds.json"], "[recipe] epochs is a whole number; value='x'"),
+        (["trace"], "[trace] the NumPy backend has no kernels to trace; name an OpenCL device: --device cl"),
         (["train", "nowhere.toml"], "[train] No such file or directory; file=nowhere.toml"),
         (["train", "--run", "a_file"], "[train] File exists; file=a_file"),
         (["report", "."], "[run] the folder has no config.json"),
@@ -215,10 +222,24 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
 def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a_file").touch()
+    (tmp_path / "kinds.json").write_text('{"epochs": "x"}')
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/config.json").write_text("[1")
     status, _, err = run(capsys, *arguments, *(["--device", "cpu"] if arguments[0] != "report" else []))
     assert status == 1 and words in err and len(err.strip().splitlines()) == 1
+
+
+def test_the_help_says_what_every_setting_is(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for item in dataclasses.fields(Recipe):
+        assert f"--{item.name.replace('_', '-')}" in text and item.metadata["doc"] in text
+    assert "drawn from; default: 0" in text
+    for known, name in ((MODELS, "model"), (OPTIMIZERS, "optimizer"), (datasets.NAMES, "data")):
+        doc = next(item.metadata["doc"] for item in dataclasses.fields(Recipe) if item.name == name)
+        assert set(re.findall(r"[\w-]+", doc)) >= set(known)
 
 
 def test_a_setting_that_does_not_exist_is_named(tmp_path, capsys):
@@ -237,8 +258,11 @@ def test_output_without_a_terminal_is_plain(tmp_path):
 
 def test_a_trace_is_what_perfetto_opens(cl_device, tmp_path, capsys):
     size = ["--data", "synthetic", "--data-options", "samples=128", "--model", "mlp", "--model-options", "hidden=[16]"]
-    status, out, _ = run(capsys, "trace", *size, "--steps", 2, "--device", cl_device.platform_name, "--out", tmp_path / "trace.json")
+    status, out, _ = run(
+        capsys, "trace", *size, "--batch-size", 64, "--steps", 3, "--device", cl_device.platform_name, "--out", tmp_path / "trace.json"
+    )
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert status == 0 and len(spans) > 10 and all(event["dur"] >= 0 and event["name"] for event in spans)
+    assert sum(event["name"] == "cross_entropy" for event in spans) == 3  # the data has two batches
     assert spans[0]["name"] in out or any(event["name"] in out for event in spans)
