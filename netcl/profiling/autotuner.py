@@ -412,9 +412,18 @@ def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
     key = _key(FAMILIES[problem.op], problem)
     if key in entries or not near or not entries:
         return entries.get(key)
-    wanted = json.loads(key)
-    ranked = sorted((distance, other) for other in entries if (distance := _distance(wanted, json.loads(other))) is not None)
+    wanted = _class_of(key)
+    ranked = sorted((distance, other) for other in entries if (distance := _distance(wanted, _class_of(other))) is not None)
     return entries[ranked[0][1]] if ranked else None
+
+
+def _class_of(key: str) -> list[Any]:
+    """What :func:`_key` made a key of; empty for a key that is none of ours."""
+    try:
+        parts = json.loads(key)
+    except (ValueError, RecursionError):
+        return []
+    return parts if isinstance(parts, list) else []
 
 
 def _distance(one: list[Any], other: list[Any]) -> float | None:
@@ -424,7 +433,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
     sizes = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, int)]
     if any(a != b for a, b in zip(one, other, strict=True) if not isinstance(a, int)) or any(min(pair) < 1 for pair in sizes):
         return None
-    apart = [abs(math.log2(a / b)) for a, b in sizes]
+    apart = [abs(math.log2(a) - math.log2(b)) for a, b in sizes]
     windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbour of 5x5
     return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
 

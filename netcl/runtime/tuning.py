@@ -48,8 +48,8 @@ def to_json(config: KernelConfig) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> KernelConfig:
     """What :func:`to_json` was given; ``ValueError`` for what it could not have written."""
-    given = dict(data)
     try:
+        given = dict(data)
         variant = KernelVariant[given.pop("variant")]
         if "local_size_2d" in given:
             given["local_size_2d"] = tuple(given["local_size_2d"])
@@ -138,7 +138,10 @@ class TuningStore:
 
 def _parsed(data: bytes) -> dict[str, Entry]:
     """The entries of a file; ``ValueError`` if it is none of ours. A file of another format has none."""
-    content = json.loads(data)
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("brackets in brackets without an end") from None
     if not isinstance(content, dict) or not isinstance(content.get("entries"), dict):
         raise ValueError("the file holds no entries")
     if content.get("format") != FORMAT:

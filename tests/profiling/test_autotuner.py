@@ -93,6 +93,9 @@ def test_a_winner_is_found_again_also_by_neighbours(cl_device, monkeypatch):
     winner = family.configurations(problem)[-1]
     tuning.store.put(cl_device.profile, autotuner._key(family, problem), {"config": tuning.to_json(winner), "seconds": 1.0})
 
+    for strange in ("no list", "3", autotuner._key(family, problem).replace("64", "1" + "0" * 400)):
+        tuning.store.put(cl_device.profile, strange, {"config": None})
+
     def asked(*sizes, **flags):
         return autotuner.tuned(family.problem(*sizes, profile=cl_device.profile, **flags))
 
@@ -107,7 +110,7 @@ def test_what_a_family_does_not_offer_is_not_taken_from_a_store(cl_device, monke
     family = families.FAMILIES["conv2d"]
     problem = family.problem(1, 8, 9, 9, 8, 3, 3, pad=1, profile=cl_device.profile)
     key = autotuner._key(family, problem)
-    for config in ({"variant": "CONV2D_NAIVE", "extra": {"MR": 999}}, {"variant": "GONE"}):
+    for config in ({"variant": "CONV2D_NAIVE", "extra": {"MR": 999}}, {"variant": "GONE"}, [1], 5):
         tuning.store.put(cl_device.profile, key, {"config": config, "seconds": 1.0})
         assert autotuner.tuned(problem) is None
     winograd = next(c for c in family.configurations(problem) if c.variant is V.CONV2D_WINOGRAD and "why" not in c.extra)

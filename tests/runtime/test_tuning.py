@@ -41,7 +41,9 @@ def test_entries_belong_to_a_device_and_a_driver(store):
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b'{"format": 1', b"[]", b'{"format": 1, "entries": {"a": 5}}'], ids=["empty", "cut", "list", "entry"]
+    "damage",
+    [b"", b'{"format": 1', b"[]", b'{"format": 1, "entries": {"a": 5}}', b"[" * 100_000],
+    ids=["empty", "cut", "list", "entry", "brackets"],
 )
 def test_a_damaged_file_is_told_about_and_begun_anew(store, damage):
     store.put(DEVICE, "a", {"seconds": 1.0})
