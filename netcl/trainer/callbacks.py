@@ -23,7 +23,8 @@ class Callback:
 
     ``logs`` has the numbers known at that moment. Those of a batch are read from the device when they are asked for, and asking waits
     for it: ask where ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary
-    that callbacks may add to. Setting ``self.trainer.stop_training`` ends the run after this batch.
+    that callbacks may add to. Setting ``self.trainer.stop_training`` ends the run after this batch; that of one rank ends the run of
+    all, where numbers are read next.
 
     ``order`` says who comes first: what adds numbers has -1, what saves everything has 1.
     """

@@ -198,9 +198,8 @@ class Trainer:
             self.batch += 1
             self.log_due = self.batch % log_every == 0 or self.batch == self.batches
             self.callbacks("on_train_batch_end", self.batch - 1, logs)
-            if self.at_boundary:
-                if self.log_due or self._ranks is None:
-                    self._leave_if(interrupt)
+            if self.at_boundary and (self.log_due or self._ranks is None):
+                self._leave_if(interrupt)
                 if self.stop_training:
                     break
         if self._accumulated:
@@ -271,9 +270,12 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: threading.Event) -> None:
-        """Leave after a Ctrl-C. Ranks agree: one that left alone would keep the others waiting in the step behind."""
-        stop = interrupt.is_set() if self._ranks is None else any(self._ranks.tell(interrupt.is_set(), "interrupt"))
-        if stop:
+        """Leave after a Ctrl-C. Ranks agree, on ``stop_training`` too: one that left alone would keep the others waiting in the next step."""
+        leave = interrupt.is_set()
+        if self._ranks is not None:
+            told = self._ranks.tell([leave, self.stop_training], "fit")
+            leave, self.stop_training = (any(column) for column in zip(*told, strict=True))
+        if leave:
             self.callbacks("on_interrupt", {})
             raise SystemExit(INTERRUPTED)
 

@@ -181,6 +181,23 @@ def test_ranks_without_the_file_go_on_from_that_of_rank_0(tmp_path):
             np.testing.assert_array_equal(ours, theirs.to_host())
 
 
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_epoch_end"])
+def test_a_rank_that_stops_stops_all(moment):
+    """Ranks see other losses, and one that stopped alone would keep the others waiting."""
+
+    def fitted(world):
+        model = nn.Sequential(CPU, nn.Linear(4, 2))
+        stop = Callback()
+        setattr(stop, moment, lambda number, logs: setattr(stop.trainer, "stop_training", world.rank == 1))
+        parallel = DistributedDataParallel(model, world)
+        trainer = Trainer(parallel, optim.SGD(model.parameters(), lr=0.1), callbacks=[SILENT, stop])
+        trainer.fit(batches(6), epochs=4, log_every=2)
+        return trainer.step
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(fitted, thread_worlds(2, timeout=5))) == [2 if moment == "on_train_batch_end" else 6] * 2
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_mixed_precision_learns_and_resumes(device, tmp_path, dtype):
     def new():
