@@ -141,10 +141,16 @@ def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> floa
         sizes = [_number(given, key) for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
         return 2.0 * math.prod(sizes) * (_number(given, "KW") or _number(given, "apart"))
     if name in _ATTENTION:
-        depth, depth_v = (_number(given, key) for key in ("depth", "depth_v"))
-        pairs = _elements(source, given, "q") / max(depth, 1) * _number(given, "m")
+        depth, depth_v = (_number(given, key) or _number(given, other) for key, other in (("depth", "size"), ("depth_v", "size_v")))
+        pairs = _elements(source, given, "q") / max(depth, 1) * _keys_seen(*(_number(given, key) for key in ("n", "m", "causal")))
         return 2.0 * pairs * (_ATTENTION[name][0] * depth + _ATTENTION[name][1] * depth_v)
     return 0.0
+
+
+def _keys_seen(n: int, m: int, causal: int) -> float:
+    """How many of ``m`` keys each of ``n`` queries is compared with, on average."""
+    seen = min(n, m)  # queries that do not see all keys, the first of them one
+    return (seen * (seen + 1) / 2 + (n - seen) * m) / n if causal and n else m
 
 
 def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:

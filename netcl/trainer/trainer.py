@@ -270,7 +270,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: threading.Event) -> None:
-        """Leave after a Ctrl-C. Ranks agree, on ``stop_training`` too: one that left alone would keep the others waiting in the next step."""
+        """Leave after a Ctrl-C. Ranks agree, on ``stop_training`` too: if one left alone, the others would wait in the next step."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")

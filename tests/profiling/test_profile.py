@@ -9,6 +9,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from netcl import ops
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.profiling import EventTimer, KernelRow, compare, events, measure, profile, report, trace
@@ -47,6 +48,14 @@ def test_every_kernel_is_seen_with_its_time_and_work(cl_device, product):
     assert [launch.start for launch in p.events] == sorted(launch.start for launch in p.events)
     assert [span.name for span in p.spans] == ["both"] and all(row.roofline is None for row in p.rows)
     assert gemm.name in str(p) and json.loads(json.dumps(p.to_dict()))["rows"][0] == asdict(p.rows[0])
+
+
+@pytest.mark.parametrize(("causal", "pairs"), [(False, 5 * 7), (True, 1 + 2 + 3 + 4 + 5)])
+def test_attention_counts_the_pairs_it_compares(cl_device, causal, pairs):
+    q, k = (Tensor.ones((1, 2, rows, 8), queue=cl_device.queue) for rows in (5, 7))
+    with profile(roofline=False) as p:
+        ops.attention(q, k, k, None, causal=causal)[0].to_host()
+    assert [row.flops for row in p.rows if row.name == "attention"] == [2 * 2 * pairs * (8 + 8)]
 
 
 def test_what_is_deferred_belongs_to_the_block_it_was_written_in(cl_device):
