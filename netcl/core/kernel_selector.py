@@ -252,6 +252,7 @@ class KernelSelector:
     def __init__(self, profile: DeviceProfile | None = None):
         self.profile = profile
         self.revision = 0  # grows when an answer may have changed: plans made before do not count any more
+        self.named = 0  # grows with every kernel that is measured or registered by hand: a recorded step rests on it
         self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _unmeasured
         self.tuned: Callable[[Problem], KernelConfig | None] = _untuned  # the tuning store's lookup, asked after ``measured``
         self._registered: dict[str, list[tuple[Callable[[Any, DeviceProfile], bool], Any]]] = {}
@@ -265,6 +266,7 @@ class KernelSelector:
     @measured.setter
     def measured(self, lookup: Callable[[str, tuple[Hashable, ...]], KernelConfig | None]) -> None:
         self._measured = lookup
+        self.named += 1
         self.revision += 1
 
     def select_matmul_kernel(self, M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
@@ -303,6 +305,7 @@ class KernelSelector:
             raise TypeError(message("register", f"a kernel for {op} is a KernelConfig or a KernelVariant", kernel=repr(kernel)))
         chosen = KernelConfig(kernel) if isinstance(kernel, KernelVariant) else kernel
         self._registered.setdefault(op, []).insert(0, (condition, chosen))
+        self.named += 1
         self.revision += 1
 
     def select(self, op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None, dtype: str = "float32") -> Any:
@@ -407,6 +410,7 @@ def get_matmul_precision() -> str:
 
 
 recording.modes.append(get_matmul_precision)
+recording.modes.append(lambda: _selector.named)
 
 
 def get_kernel_selector() -> KernelSelector:

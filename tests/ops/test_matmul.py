@@ -237,6 +237,7 @@ def test_registered_kernels_replace_plans_made_before(cl_device, monkeypatch):
 def test_a_configuration_that_cannot_be_is_refused(cl_device, monkeypatch):
     for config, text in (
         (KernelConfig(KernelVariant.CONV2D_NAIVE), r"\[matmul\] the selected variant is not one of products"),
+        (KernelConfig(KernelVariant.MATMUL_TILED, extra={"tier": "none"}), r"\[matmul\] the selected tier is not one of products"),
         (KernelConfig(KernelVariant.MATMUL_TILED, 30, 32, 8, 4, extra={"tier": "simt"}), r"\[matmul\] tile_m and tile_n must be multiples"),
     ):
         monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key, config=config: config)

@@ -17,6 +17,7 @@ import netcl.autograd as ag
 from netcl import nn, ops, optim
 from netcl.core import memory
 from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops import fusion, random
@@ -569,6 +570,18 @@ def test_what_the_device_would_not_like_is_told_before_and_after(cl_device):
     np.testing.assert_array_equal(model[1].weight.to_host(), before)
     with pytest.raises(IndexError, match=r"\[embedding\]|\[index_select\]"):
         step(np.array([0, 5, 2]), labels).item()
+
+
+def test_a_kernel_that_is_registered_reaches_a_replayed_step(cl_device, monkeypatch):
+    product = netcl.compile(lambda a: ops.matmul(a, a))
+    for _ in range(RECORDED + 1):
+        product(Tensor.ones((40, 40)))
+    assert "gemm_naive" not in product.graphs[0].table()
+    naive = KernelConfig(KernelVariant.MATMUL_NAIVE)
+    monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: naive)
+    for _ in range(RECORDED + 1):
+        assert product(Tensor.ones((40, 40))).tolist()[0][0] == 40.0
+    assert "gemm_naive" in product.graphs[-1].table()
 
 
 def test_a_seed_between_replays_is_followed(cl_device):

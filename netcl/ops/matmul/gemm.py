@@ -576,12 +576,12 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     tier = config.extra.get("tier") or vendor_of(queue, p, profile) or ("cpu" if profile.device_type == "cpu" else "simt")
-    planner = TIERS[tier].get(config.variant)
+    kinds = TIERS.get(tier)
+    planner = None if kinds is None else kinds.get(config.variant)
     if planner is None:
-        known = ", ".join(variant.name for variant in TIERS[tier])
-        raise ShapeError(
-            message("matmul", "the selected variant is not one of products", f"known are {known}", variant=config.variant.name)
-        )
+        known = ", ".join(TIERS if kinds is None else (variant.name for variant in kinds))
+        what = f"the selected {'tier' if kinds is None else 'variant'} is not one of products"
+        raise ShapeError(message("matmul", what, f"known are {known}", variant=config.variant.name, tier=tier))
     # Only where policy decides: a configuration that was measured or named means the kernel as it is.
     if tier == "cpu" and "why" in config.extra and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
         return Plan((), widens=True)
