@@ -88,9 +88,9 @@ class Trainer:
                  metrics: Sequence[str | Metric] = (), mixed_precision: bool | str = False, grad_clip: float | None = None,
                  accumulation_steps: int = 1, scheduler: Any = None, ema: Any = None, compile: bool = False,
                  callbacks: Sequence[Callback] = (), *, schedule_by: str = "step"):  # fmt: skip
-        if accumulation_steps < 1 or schedule_by not in ("step", "epoch"):
-            what = "accumulation_steps is at least 1, schedule_by is step or epoch"
-            raise ValueError(message("Trainer", what, accumulation_steps=accumulation_steps, schedule_by=repr(schedule_by)))
+        _check_whole("Trainer", accumulation_steps=accumulation_steps)
+        if schedule_by not in ("step", "epoch"):
+            raise ValueError(message("Trainer", "schedule_by is step or epoch", schedule_by=repr(schedule_by)))
         self.model, self.optimizer = model, optimizer
         if device_queue is not None:
             model.to(device_queue)
@@ -150,8 +150,7 @@ class Trainer:
         The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once. Ranks
         of a ``DistributedDataParallel`` model leave together, where the numbers are read next; an error of one ends the run on all.
         """
-        if epochs < 1 or log_every < 1:
-            raise ValueError(message("fit", "epochs and log_every are at least 1", epochs=epochs, log_every=log_every))
+        _check_whole("fit", epochs=epochs, log_every=log_every)
         self._reset()
         self._train_data, self.epochs = train, epochs
         self.batches = len(train) if isinstance(train, Sized) else None
@@ -204,8 +203,7 @@ class Trainer:
                     break
         if self._accumulated:
             self._update()
-        if not self.batch:
-            raise ValueError(message("fit", "the training data has no batches", "an iterator can be run through only once: pass a list"))
+        _check_batches("fit", self.batch)
 
     def train_on_batch(self, x: Any, y: Any) -> Tensor:
         """Learn from one batch; gives its loss, which nothing has waited for."""
@@ -221,6 +219,8 @@ class Trainer:
         with self._autocast():
             outputs = self.model(inputs)
             loss = self.loss_fn(outputs, targets)
+        if not isinstance(loss, Tensor):
+            raise TypeError(message("fit", "loss_fn gives a tensor with one number", given=type(loss).__name__))
         (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
         return outputs.detach(), loss.detach()
 
@@ -286,12 +286,13 @@ class Trainer:
         return self._evaluate(data, threading.Event())
 
     def _evaluate(self, data: Iterable[Any], interrupt: threading.Event) -> dict[str, Any]:
-        kept = [metric.state_dict() for metric in self._counting]
+        kept, batches = [metric.state_dict() for metric in self._counting], 0
         for metric in self._counting:
             metric.reset()
         self.callbacks("on_test_begin", {})
         with ag.no_grad(), evaluating(self.model), self.averaged():
             for i, (x, y) in enumerate(map(_pair, data)):
+                batches += 1
                 self.callbacks("on_test_batch_begin", i, {})
                 targets = self._tensor(y)
                 with self._autocast():
@@ -304,6 +305,7 @@ class Trainer:
         values = {metric.name: metric.compute() for metric in self._counting}
         for metric, state in zip(self._counting, kept, strict=True):
             metric.load_state_dict(state)
+        _check_batches("evaluate", batches)
         if self._ranks is None:  # not all ranks need be here
             self._leave_if(interrupt)
         self.callbacks("on_test_end", values)
@@ -322,8 +324,7 @@ class Trainer:
                 found.append(outputs.to_host())
                 self.callbacks("on_predict_batch_end", i, {})
         self.callbacks("on_predict_end", {})
-        if not found:
-            raise ValueError(message("predict", "the data has no batches", "an iterator can be run through only once: pass a list"))
+        _check_batches("predict", len(found))
         return np.concatenate(found)
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -412,6 +413,17 @@ class Trainer:
                 callback.load_state_dict(match[1])
 
 
+def _check_whole(op: str, **values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(message(op, f"{name} is a whole number from 1 on", **{name: repr(value)}))
+
+
+def _check_batches(op: str, count: int) -> None:
+    if not count:
+        raise ValueError(message(op, "the data has no batches", "an iterator can be run through only once: pass a list"))
+
+
 def _pair(batch: Any) -> tuple[Any, Any]:
     """A batch as inputs and targets."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
@@ -439,4 +451,5 @@ def _precision(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[A
     from netcl import amp
 
     dtype = "float16" if mixed is True else mixed
+    amp.autocast(dtype=dtype)  # a dtype that it does not take is refused now
     return lambda: amp.autocast(dtype=dtype), amp.GradScaler() if dtype == "float16" else None

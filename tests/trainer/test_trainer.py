@@ -300,8 +300,10 @@ def test_one_hot_targets_count_as_samples():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param({"train": [], "epochs": 1}, r"\[fit\] the training data has no batches", id="no-data"),
-        pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs and log_every are at least 1; epochs=0", id="no-epochs"),
+        pytest.param({"train": [], "epochs": 1}, r"\[fit\] the data has no batches", id="no-data"),
+        pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs is a whole number from 1 on; epochs=0", id="no-epochs"),
+        pytest.param({"train": batches(1), "epochs": 1.5}, r"\[fit\] epochs is a whole number from 1 on; epochs=1.5", id="half-epochs"),
+        pytest.param({"train": batches(1), "val": iter(batches(1)), "epochs": 2}, r"\[evaluate\] the data has no batches", id="val-once"),
         pytest.param({"train": [batches(1)[0][0]]}, r"\[Trainer\] a batch is \(x, y\); type=ndarray", id="no-targets"),
         pytest.param({"train": batches(1), "val": [(1, 2, 3)]}, r"a batch is \(x, y\); type=tuple, parts=3", id="too-many-parts"),
         pytest.param({"train": batches(1), "resume": "auto"}, r'\[fit\] resume="auto" looks in the folder of a Model', id="nowhere"),
@@ -314,3 +316,10 @@ def test_what_cannot_be_run_is_refused(arguments, words):
         make(CPU).fit(batches(1), resume="nowhere.netcl")
     with pytest.raises(ValueError, match=r"\[predict\] the data has no batches"):
         make(CPU).predict([])
+
+
+def test_a_trainer_that_could_not_train_is_refused():
+    with pytest.raises(TypeError, match=r"\[autocast\] the dtype of a block is float16 or bfloat16; dtype=float64"):
+        make(CPU, mixed_precision="float64")
+    with pytest.raises(TypeError, match=r"\[fit\] loss_fn gives a tensor with one number; given=float"):
+        make(CPU, loss_fn=lambda outputs, targets: 1.0).fit(batches(1))
