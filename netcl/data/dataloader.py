@@ -47,6 +47,9 @@ class DataLoader:
         prefetch: int | None = None, seed: int | None = None, transforms: Any = None, use_shared_mem: bool = True,
         device_queue: Any = None, augment: Any = None, pin_memory: bool = False,
     ):  # fmt: skip
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            remedy = "write __len__ and __getitem__; what is only iterable goes into a list first"
+            raise TypeError(message("DataLoader", "a dataset has a length and samples by number", remedy, given=type(dataset).__name__))
         _check_number("batch_size", batch_size, 1)
         _check_number("num_workers", num_workers, 0)
         _check_number("prefetch", 2 if prefetch is None else prefetch, 1)

@@ -67,6 +67,13 @@ class TensorDataset(Dataset):
         return _unwrapped(tuple(array[indices] for array in self.arrays))
 
 
+def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
+    """The method that fetches many samples at once, or ``None``. An array's own ``take`` is not meant: it counts single numbers."""
+    if isinstance(dataset, np.ndarray):
+        return dataset.__getitem__
+    return None if hasattr(dataset, "__array__") else getattr(dataset, "take", None)
+
+
 class Subset(Dataset):
     """The samples of a dataset with the given numbers, in the given order."""
 
@@ -87,7 +94,9 @@ class Subset(Dataset):
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
         """Many samples at once, where the dataset has that."""
-        whole = self.dataset.take
+        whole = taker(self.dataset)
+        if whole is None:
+            raise AttributeError("take")
         return lambda indices: whole(self.indices[indices])
 
 

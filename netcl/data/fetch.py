@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.data.dataset import taker
 from netcl.data.errors import SampleError, message
 
 
@@ -80,8 +81,9 @@ class Fetch:
         """The arrays of a batch; ``beat`` is called before each sample, so that a hang can be told from work."""
         rng = np.random.default_rng(task.key)
         beat()
-        if not self.transforms and hasattr(self.dataset, "take"):
-            arrays = _fields(self.dataset.take(task.indices))
+        take = None if self.transforms else taker(self.dataset)
+        if take is not None:
+            arrays = _fields(take(task.indices))
         else:
             arrays = self._stacked(task.indices, rng, beat)
         for step in self.augment:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from netcl.data import Dataset, Subset, TensorDataset, random_split, split_dataset
+from netcl.data import DataLoader, Dataset, Subset, TensorDataset, random_split, split_dataset
 
 
 class Squares(Dataset):
@@ -28,6 +28,15 @@ def test_a_subset_takes_at_once_only_where_its_dataset_can():
     assert Subset(Squares(), [3])[0] == 9
     with pytest.raises(IndexError, match=r"index=10, samples=10"):
         Subset(Squares(), [0, 10])
+
+
+def test_an_array_is_a_dataset_of_its_rows():
+    rows = np.arange(12.0).reshape(6, 2)
+    for data in (rows, Subset(rows, range(6)), list(rows)):
+        batches = list(DataLoader(data, 4, shuffle=False))
+        assert [batch.tolist() for batch in batches] == [rows[:4].tolist(), rows[4:].tolist()]
+    with pytest.raises(TypeError, match=r"\[DataLoader\] a dataset has a length and samples by number; given=generator"):
+        DataLoader((row for row in rows), 4)
 
 
 @pytest.mark.parametrize(("lengths", "sizes"), [([7, 3], [7, 3]), ([0.5, 0.25, 0.25], [6, 2, 2]), ([1.0, 0.0], [10, 0])])
