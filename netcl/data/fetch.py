@@ -82,10 +82,7 @@ class Fetch:
         rng = np.random.default_rng(task.key)
         beat()
         take = None if self.transforms else taker(self.dataset)
-        if take is not None:
-            arrays = _fields(take(task.indices))
-        else:
-            arrays = self._stacked(task.indices, rng, beat)
+        arrays = self._stacked(task.indices, rng, beat) if take is None else _fields(take(task.indices))
         for step in self.augment:
             arrays = step(arrays, rng)
         return tuple(np.ascontiguousarray(array) for array in arrays)
