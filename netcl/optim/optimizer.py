@@ -182,6 +182,8 @@ class Optimizer:
     ) -> None:
         given: dict[str, Tensor] = {}
         counting = self.counts and not isinstance(age, Tensor)
+        if self.counts:
+            recording.requires(partial(_of_one_age, states, None if counting else age))
         if isinstance(age, Tensor):
             rule, given["age"], age = self.counted_rule(group), age, 1
         else:
@@ -412,6 +414,12 @@ class Optimizer:
         lines = [f"  group {i}: {len(group['params'])} parameters, " + ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")
                  for i, group in enumerate(self.param_groups)]  # fmt: skip
         return "\n".join([f"{self.op}(", *lines, ")"])
+
+
+def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
+    """Whether parameters that are changed together still have their number of steps in common: that on the device, if there is one."""
+    steps = {id(n) if isinstance(n, Tensor) else n for n in (state.get("step", 0) for state in states)}
+    return len(steps) == 1 if counter is None else steps == {id(counter)}
 
 
 def _steps(steps: int | Tensor) -> int:

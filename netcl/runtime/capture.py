@@ -168,7 +168,7 @@ class _Case:
     def state(self) -> tuple[Any, ...]:
         """Training or evaluation and other settings of every module, which tensors learn, which gradients there are."""
         return (*[of.get(name) for of, name in self.modes], *map(len, self.sizes), *[t.requires_grad for t in self.watched],
-                *[leaf.requires_grad if leaf.grad is None else 2 for leaf in self.leaves])  # fmt: skip
+                *[leaf.requires_grad + 2 * (leaf.grad is None) for leaf in self.leaves])  # fmt: skip
 
 
 class CompiledFunction:

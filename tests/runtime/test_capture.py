@@ -15,6 +15,7 @@ import pytest
 import netcl
 import netcl.autograd as ag
 from netcl import nn, ops, optim
+from netcl.amp import GradScaler
 from netcl.core import memory
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
@@ -168,6 +169,29 @@ def test_a_rate_set_by_hand_and_loaded_states_are_followed(cl_device, tmp_path):
         model.load_state_dict(weights)
         optimizer.load_state_dict(saved)
         return [*losses, *(step(x, y) for x, y in pairs[7:]), *model.parameters()]
+
+    both_ways(run)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["counted by the host", "counted by the device"])
+def test_a_parameter_that_was_left_out_of_a_step_has_an_age_of_its_own(cl_device, scaled):
+    """Frozen for a step, its bias correction is another one from then on: what was recorded before is not replayed."""
+
+    def run(way):
+        first, second = (Tensor.full((3,), start, requires_grad=True) for start in (1.0, 2.0))
+        optimizer, scaler = optim.Adam([first, second], lr=0.1), GradScaler(init_scale=2.0, enabled=scaled)
+
+        def step(x):
+            optimizer.zero_grad()
+            scaler.scale_loss(((first * second - x) ** 2.0).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        step = way(step)
+        for i in range(10):
+            second.requires_grad = i != 5
+            step(Tensor.full((3,), float(i)))
+        return [first, second]
 
     both_ways(run)
 
