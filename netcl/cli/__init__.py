@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a sign that the terminal's encoding lacks is no reason to fail
     words = sys.argv[1:] if argv is None else argv
-    args = parser(words).parse_args(words)
+    args = parser(words).parse_args(words, argparse.Namespace(words=list(words)))
     try:
         return args.function(args)
     except KeyboardInterrupt:  # whoever has something to save has handled it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +91,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
     from netcl.trainer.recipe import check_shares
 
     check_shares(_recipe(args), args.distributed)  # once, and not by every rank
-    words = [word for word in sys.argv[1:] if not word.startswith("--distributed=")]
+    words = [word for word in args.words if not word.startswith("--distributed=")]
     for option in ("--distributed", "--device"):
         if option in words:
             del words[words.index(option) : words.index(option) + 2]

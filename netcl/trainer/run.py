@@ -49,7 +49,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
             distributed.manual_seed(recipe.seed, ours)
         train, test = make_loaders(recipe, data, handle.queue, ours)
         own = [_Config(place, recipe), *_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
-        always = [ModelCheckpoint(place / "checkpoints"), LRMonitor(), NaNGuard()]
+        always = [_Rates(), ModelCheckpoint(place / "checkpoints"), LRMonitor(), NaNGuard()]
         trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, *always])
         with train, test:
             began = time.time()
@@ -78,6 +78,24 @@ class _Config(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         _write_json(self.place / "config.json", self.recipe.to_dict())
+
+
+class _Rates(Callback):
+    """Learning rates by this recipe, from the step on at which a run is resumed: it may be longer than the one that was saved, whose
+    schedule has come to its end, or learn at another rate."""
+
+    def set_trainer(self, trainer: Trainer) -> None:
+        super().set_trainer(trainer)  # which has not been resumed yet
+        self.rates = trainer.learning_rates()
+        self.schedule = {} if trainer.scheduler is None else trainer.scheduler.state_dict()
+
+    def on_train_begin(self, logs: Logs) -> None:
+        schedule, rates = self.trainer.scheduler, self.rates
+        if schedule is not None:
+            schedule.load_state_dict({**self.schedule, "last_epoch": schedule.last_epoch})
+            rates = schedule.rates(False)
+        for group, rate in zip(self.trainer.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def _writers(place: Path) -> list[Callback]:

@@ -85,7 +85,9 @@ def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
     assert status == 0 and "epoch 3/3" in err and "epoch 2/3" not in err
     assert json.loads((folder / "config.json").read_text())["model_options"] == {"hidden": [32]}
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [0, 1, 2]
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    assert [row["epoch"] for row in epochs] == [0, 1, 2]
+    assert epochs[2]["val_loss"] < epochs[1]["val_loss"]  # the first schedule had come to its end: it was made for two epochs
 
 
 @pytest.mark.parametrize("options", [["--batch-size", "32"], ["--optimizer", "sgd"]], ids=" ".join)
