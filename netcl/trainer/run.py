@@ -81,12 +81,12 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Learning rates by this recipe, from the step on at which a run is resumed: it may be longer than the one that was saved, whose
-    schedule has come to its end, or learn at another rate."""
+    """Learning rates and decay by this recipe, from the step on at which a run is resumed: it may be longer than the one that was saved,
+    whose schedule has come to its end, or learn at another rate."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet
-        self.rates = trainer.learning_rates()
+        self.rates, self.decays = trainer.learning_rates(), [group["weight_decay"] for group in trainer.optimizer.param_groups]
         self.schedule = {} if trainer.scheduler is None else trainer.scheduler.state_dict()
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -94,8 +94,8 @@ class _Rates(Callback):
         if schedule is not None:
             schedule.load_state_dict({**self.schedule, "last_epoch": schedule.last_epoch})
             rates = schedule.rates(False)
-        for group, rate in zip(self.trainer.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for group, rate, decay in zip(self.trainer.optimizer.param_groups, rates, self.decays, strict=True):
+            group.update(lr=rate, weight_decay=decay)
 
 
 def _writers(place: Path) -> list[Callback]:

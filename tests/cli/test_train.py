@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from netcl import cli
+from netcl.core.device import manager
 from netcl.data import datasets
 from netcl.io import checkpoints, load_model
-from netcl.trainer.recipe import MODELS, OPTIMIZERS, Recipe
+from netcl.trainer.recipe import MODELS, OPTIMIZERS, Recipe, load_data, make_model, make_trainer, read_recipe
+from netcl.trainer.run import _Rates
 
 DIGITS = ["train", "--data", "digits", "--model", "mlp", "--model-options", "hidden=[32]", "--device", "cpu", "--lr", "0.03"]
 
@@ -88,6 +90,19 @@ def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
     epochs = [row for row in rows if row["kind"] == "epoch"]
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert epochs[2]["val_loss"] < epochs[1]["val_loss"]  # the first schedule had come to its end: it was made for two epochs
+
+
+def test_what_is_given_to_a_resumed_run_counts(digits):
+    """The learning rate and the decay of its recipe, and not those of the checkpoint."""
+    recipe = Recipe().changed({**read_recipe(digits / "config.json"), "schedule": "constant", "lr": 0.5, "weight_decay": 0.25})
+    data = load_data(recipe)
+    model = make_model(recipe, data, manager.default("cpu"))
+    trainer = make_trainer(recipe, model, 1, ["accuracy"], [_Rates()])
+    for callback in trainer.callbacks.callbacks:
+        callback.set_trainer(trainer)
+    trainer.optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)  # as a checkpoint of another recipe would
+    trainer.callbacks("on_train_begin", {})
+    assert [trainer.optimizer.param_groups[0][name] for name in ("lr", "weight_decay")] == [0.5, 0.25]
 
 
 @pytest.mark.parametrize("options", [["--batch-size", "32"], ["--optimizer", "sgd"]], ids=" ".join)
