@@ -1,6 +1,7 @@
 // Products on the tile registers of x86 CPUs with amx_bf16, by inline assembly: no part of OpenCL C, so only where amx.py has tried it.
 // Operands become TERMS values of bfloat16 that add up to them; their products are summed in float32. Macros of epilogue.cl: A_T A_LOAD B_T
-// B_LOAD C_T C_STORE BIAS_T.
+// B_LOAD C_T C_STORE BIAS_T. The kernel that multiplies ends in vectors (line.cl: BIAS_LANES C_LANES), the one that repairs in single values,
+// so each of them is in a program of its own.
 //   a: [term][tile of 16 rows][tile of 32 k][16][32]        b: [term][tile of 16 columns][tile of 32 k][16 pairs of k][16][2]
 #ifndef TERMS  // 1: operands rounded to bfloat16; 2: three products, to about 2^-16; 3: six, to float32
 #define TERMS 1
@@ -72,6 +73,39 @@ static inline int split_b(__global const B_T* p, uint16* terms) {
 #endif
 }
 
+// A tile of a, whose rows are neighbours in memory and whose values along k lie `step` apart: pairs of those, 16 rows at a time.
+static inline int pack_across(__global const A_T* a, const long step, __global ushort* packed, const long plane) {
+  int bad = 0;
+  for (int pair = 0; pair < 16; ++pair, a += 2 * step) {
+    uint16 low[TERMS], high[TERMS];
+    bad |= split_a(a, low) | split_a(a + step, high);
+    for (int t = 0; t < TERMS; ++t) {
+      uint pairs[16] __attribute__((aligned(64)));
+      *(uint16*)pairs = low[t] | high[t] << 16;
+      __global uint* to = (__global uint*)(packed + t * plane) + pair;
+      for (int i = 0; i < 16; ++i) to[i * 16] = pairs[i];
+    }
+  }
+  return bad;
+}
+
+// A tile of b, whose values along k are neighbours and whose columns lie `step` apart: the pairs of a column at a time.
+static inline int pack_down(__global const B_T* b, const long step, __global ushort* packed, const long plane) {
+  int bad = 0;
+  for (int j = 0; j < 16; ++j, b += step)
+    for (int part = 0; part < 2; ++part) {
+      uint16 terms[TERMS];
+      bad |= split_b(b + 16 * part, terms);
+      for (int t = 0; t < TERMS; ++t) {
+        uint pairs[8] __attribute__((aligned(64)));
+        *(uint8*)pairs = terms[t].even | terms[t].odd << 16;
+        __global uint* to = (__global uint*)(packed + t * plane) + part * 128 + j;
+        for (int e = 0; e < 8; ++e) to[e * 16] = pairs[e];
+      }
+    }
+  return bad;
+}
+
 // `broken` tells which tiles hold values that are not finite: there, parts of products would be infinity times zero.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void amx_pack_a(__global const A_T* restrict a, __global ushort* restrict packed, __global int* restrict broken, const int m, const int k,
@@ -81,26 +115,31 @@ void amx_pack_a(__global const A_T* restrict a, __global ushort* restrict packed
   a += batch / batch1 * a0_stride + batch % batch1 * a1_stride;
   packed += ((long)batch * row_tiles + tile) * k_tiles * TILE;
   int bad = 0;
-  for (int i = 0; i < 16; ++i)
-    for (int kt = 0; kt < k_tiles; ++kt) {
-      const int row = tile * 16 + i;
-      __global ushort* to = packed + (long)kt * TILE + i * 32;
-      if (a_k == 1 && row < m && kt * 32 + 32 <= k) {
+  const int rows = min(16, m - tile * 16);
+  for (int kt = 0; kt < k_tiles; ++kt, packed += TILE) {
+    const int whole = kt * 32 + 32 <= k;
+    if (a_row == 1 && rows == 16 && whole) {
+      bad |= pack_across(a + (long)kt * 32 * a_k + tile * 16, a_k, packed, plane);
+      continue;
+    }
+    for (int i = 0; i < 16; ++i) {
+      __global ushort* to = packed + i * 32;
+      __global const A_T* from = a + (tile * 16 + i) * a_row + kt * 32 * a_k;
+      if (a_k == 1 && i < rows && whole) {
         for (int e = 0; e < 32; e += 16) {
           uint16 terms[TERMS];
-          bad |= split_a(a + row * a_row + kt * 32 + e, terms);
+          bad |= split_a(from + e, terms);
           for (int t = 0; t < TERMS; ++t) ((__global loose_shorts*)(to + t * plane + e))->v = convert_ushort16(terms[t]);
         }
         continue;
       }
       for (int e = 0; e < 32; ++e) {
-        const int at = kt * 32 + e;
-        const float x = row < m && at < k ? (float)A_LOAD(a, row * a_row + at * a_k) : 0.0f;
         ushort terms[TERMS];
-        bad |= split(x, terms);
+        bad |= split(i < rows && kt * 32 + e < k ? (float)A_LOAD(from, e * a_k) : 0.0f, terms);
         for (int t = 0; t < TERMS; ++t) to[t * plane + e] = terms[t];
       }
     }
+  }
   broken[batch * row_tiles + tile] = bad;
 }
 
@@ -113,26 +152,33 @@ void amx_pack_b(__global const B_T* restrict b, __global ushort* restrict packed
   b += batch / batch1 * b0_stride + batch % batch1 * b1_stride;
   packed += first + ((long)batch * column_tiles + tile) * k_tiles * TILE;
   int bad = 0;
-  for (int pair = 0; pair < 16 * k_tiles; ++pair) {
-    __global ushort* to = packed + (long)pair * 32;
-    if (b_column == 1 && 2 * pair + 2 <= k && tile * 16 + 16 <= n) {
-      uint16 low[TERMS], high[TERMS];
-      __global const B_T* from = b + 2 * pair * b_k + tile * 16;
-      bad |= split_b(from, low) | split_b(from + b_k, high);
-      for (int t = 0; t < TERMS; ++t) *(__global uint16*)(to + t * plane) = low[t] | high[t] << 16;
+  const int columns = min(16, n - tile * 16);
+  for (int kt = 0; kt < k_tiles; ++kt, packed += TILE) {
+    if (b_k == 1 && columns == 16 && kt * 32 + 32 <= k) {
+      bad |= pack_down(b + kt * 32 + tile * 16 * b_column, b_column, packed, plane);
       continue;
     }
-    for (int j = 0; j < 32; ++j) {
-      const int column = tile * 16 + j / 2, at = 2 * pair + j % 2;
-      const float x = column < n && at < k ? (float)B_LOAD(b, at * b_k + column * b_column) : 0.0f;
-      ushort terms[TERMS];
-      bad |= split(x, terms);
-      for (int t = 0; t < TERMS; ++t) to[t * plane + j] = terms[t];
+    for (int pair = 0; pair < 16; ++pair) {
+      const int at = kt * 32 + 2 * pair;
+      __global ushort* to = packed + pair * 32;
+      __global const B_T* from = b + at * b_k + tile * 16 * b_column;
+      if (b_column == 1 && columns == 16 && at + 2 <= k) {
+        uint16 low[TERMS], high[TERMS];
+        bad |= split_b(from, low) | split_b(from + b_k, high);
+        for (int t = 0; t < TERMS; ++t) *(__global uint16*)(to + t * plane) = low[t] | high[t] << 16;
+        continue;
+      }
+      for (int j = 0; j < 32; ++j) {
+        ushort terms[TERMS];
+        bad |= split(j / 2 < columns && at + j % 2 < k ? (float)B_LOAD(from, j % 2 * b_k + j / 2 * b_column) : 0.0f, terms);
+        for (int t = 0; t < TERMS; ++t) to[t * plane + j] = terms[t];
+      }
     }
   }
   broken[first_broken + batch * column_tiles + tile] = bad;
 }
 
+#ifdef C_LANES
 // Work-groups: pairs of column tiles, blocks of pairs of row tiles, batches. Four sums (tmm0-3), two tiles of a (4, 5), two of b (6, 7).
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T* restrict bias, __global const ADDED_T* restrict added,
@@ -174,15 +220,21 @@ void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T*
                      "tilestored %%tmm3, 3072(%0,%1,1)" ::"r"(tiles), "r"(line)
                      : "memory");
     for (int i = 0; i < 32 && mt * 16 + i < m; ++i)
-      for (int j = 0; j < 32 && nt * 16 + j < n; ++j) {
-        const float x = tiles[(i / 16 * 2 + j / 16) * 256 + i % 16 * 16 + j % 16];
-        const long at = (long)(mt * 16 + i) * n + nt * 16 + j;
-        C_STORE(c, at, FINISHED(x, nt * 16 + j, at));
+      for (int h = 0, column = nt * 16; h < 2 && column < n; ++h, column += 16) {
+        const REAL* line = tiles + (i / 16 * 2 + h) * 256 + i % 16 * 16;
+        const INDEX at = (INDEX)(mt * 16 + i) * n + column;
+        if (column + 16 > n) {
+          end_line(line, n - column, column, at, bias, has_bias, added, scale, c);
+        } else {
+          const V shift = has_bias ? BIAS_LANES(bias + column) : (V)(0);
+          C_LANES(finish(P_LOAD(line), scale, has_bias, shift, ADDED_VECTOR(at)), c + at);
+        }
       }
   }
   __asm__ volatile("tilerelease" ::: "memory");
 }
 
+#else
 // Tiles with operands that are not finite, again and plainly. Work-groups: column tiles, row tiles, batches.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void amx_repair(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
@@ -201,3 +253,4 @@ void amx_repair(__global const A_T* restrict a, __global const B_T* restrict b, 
       C_STORE(c, at, FINISHED(sum, column, at));
     }
 }
+#endif

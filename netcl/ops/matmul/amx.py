@@ -36,6 +36,7 @@ V = KernelVariant
 SPLIT_DEPTH = 1024
 LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than is won
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+_LANES = 16  # of the vectors that a product ends in
 _TILE = 512  # values of a packed tile: 16 x 32
 
 
@@ -107,8 +108,9 @@ def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
     first, flags = terms * a_plane, p.batches * rows
     direct = int(p.plain(p.c) and not p.has_bias and p.ending.plain and not p.scaled)
     macros: dict[str, Any] = {"TERMS": terms, "DIRECT": direct, "A_PLAIN": p.plain(p.a), "B_PLAIN": p.plain(p.b)}
-    names = ("pack_a", "pack_b", "multiply", "repair")
-    pack_a, pack_b, multiply, repair = (gemm.compiled(queue, "amx.cl", f"amx_{name}", p, **macros) for name in names)
+    pack_a, pack_b, repair = (gemm.compiled(queue, "amx.cl", f"amx_{name}", p, **macros) for name in ("pack_a", "pack_b", "repair"))
+    ends, functions = gemm.vector_ends(p, _LANES)
+    multiply = gemm.compiled(queue, "vectors.cl line.cl amx.cl", "amx_multiply", p, _LANES, "".join(functions), VW=_LANES, **macros, **ends)
     batch = p.batch[1]
     share = max(1, -(-4 * units // (columns // 2 * p.batches)))
     block = 2 * max(1, rows // 2 // share)

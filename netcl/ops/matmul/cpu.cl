@@ -74,11 +74,6 @@
 #define MULTIPLY_ADD_ROW(i) const V x##i = (V)(A_VALUE(i)); COLUMNS(MULTIPLY_ADD, i)
 #define TO_TILE(i, j) P_STORE(c##i##_##j, tile + i * NR + j * VW);
 #define TO_TILE_ROW(i) COLUMNS(TO_TILE, i)
-#ifdef ADDED_LANES
-#define ADDED_VECTOR(at) ADDED_LANES(added + (at))
-#else
-#define ADDED_VECTOR(at) ((V)(0))
-#endif
 #define TO_C(i, j)                                                                  \
   {                                                                                 \
     const INDEX at = (INDEX)(m0 + i) * n + n1 + j * VW;                             \
@@ -88,11 +83,6 @@
   }
 #define TO_C_ROW(i) COLUMNS(TO_C, i)
 #define BIAS_VECTOR(i, j) const V bias##j = has_bias ? BIAS_LANES(bias + n1 + j * VW) : (V)(0);
-#if defined(C_LANES) && defined(BIAS_LANES) && (defined(ADDED_LANES) || !ADDED)
-#define WHOLE_TILES 1  // are stored vector by vector
-#else
-#define WHOLE_TILES 0
-#endif
 
 // Rows k0 .. k0 + kc of B's columns n1 .. n1 + NR, zeros beyond the edge: B stored N x K, and K x N.
 static inline void pack_transposed(__global const B_T* b, __local REAL* strip, const int n, const int ldb, const int n1,
@@ -192,7 +182,7 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
           ROWS(MULTIPLY_ADD_ROW)
           row += step;
         }
-#if WHOLE_TILES
+#if WHOLE_VECTORS
         if (first == n1 && n1 + NR <= n && m0 + MR <= m) {
           COLUMNS(BIAS_VECTOR, 0)
           ROWS(TO_C_ROW)
@@ -204,21 +194,17 @@ void gemm_panel(__global const A_T* restrict a, __global const B_T* restrict b, 
         const int rows = min(MR, m - m0), width = min(n_end, n1 + NR) - n1;
         for (int i = 0; i < rows; ++i) {
           const INDEX at = (INDEX)(m0 + i) * n + n1;
-          REAL line[NR] __attribute__((aligned(64))), adds[NR] __attribute__((aligned(64))), shifts[NR] __attribute__((aligned(64)));
-          for (int j = 0; j < NR; ++j) line[j] = j < width ? tile[i * NR + (n1 - first) + j] : 0;
-          if (k0)
-            for (int j = 0; j < width; ++j) line[j] += partial[at + j];
+          REAL line[NR];
+          for (int j = 0; j < width; ++j) {
+            line[j] = tile[i * NR + (n1 - first) + j];
+            if (k0) line[j] += partial[at + j];
+          }
           if (!last) {
             for (int j = 0; j < width; ++j) partial[at + j] = line[j];
             continue;
           }
-          for (int j = 0; j < NR; ++j) {
-            shifts[j] = j < width ? BIAS_AT(n1 + j) : 0;
-            adds[j] = j < width ? ADDED_AT(at + j) : 0;
-          }
           for (int j = 0; j < width; j += VW)
-            P_STORE(finish(P_LOAD(line + j), scale, has_bias, P_LOAD(shifts + j), P_LOAD(adds + j)), line + j);
-          for (int j = 0; j < width; ++j) C_STORE(c, at + j, line[j]);
+            end_line(line + j, min(VW, width - j), n1 + j, at + j, bias, has_bias, added, scale, c);
         }
       }
     }

@@ -464,26 +464,32 @@ def _pack(queue: Any, p: Product, tile: _Tile) -> Launch:
     return Launch(kernel, groups, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides, depth, side, step))
 
 
+def vector_ends(p: Product, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
+    """How kernels read biases and residuals and store results in vectors, and the functions it takes; less for other dtypes than floats."""
+    macros: dict[str, str] = {}
+    functions: dict[str, None] = {}
+    for name, dtype in (("BIAS", p.bias), ("ADDED", p.ending.residual)):
+        macro, text = p.lanes(name, dtype, lanes) if dtype != "" else ({}, "")
+        macros |= macro
+        functions[text] = None
+    if p.plain(p.c):
+        macros["C_LANES(x, p)"] = "G_STORE(x, p)"
+    elif p.c in HALVES and p.real == "float":
+        macros["C_LANES(x, p)"] = f"store_{p.c}_{lanes}(x, p)"
+        functions[loose_halves(p.c, lanes)] = None
+    return macros, functions
+
+
 def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
     """``gemm_panel`` with the ways in which it reads and writes vectors of the operands' dtypes."""
-    read: dict[str, Any] = {}
-    functions: dict[str, None] = {}
-    residual = p.ending.residual
-    for name, dtype in (("B", p.b), ("BIAS", p.bias), ("ADDED", residual)):
-        macro, text = p.lanes(name, dtype, tile.lanes) if dtype != "" else ({}, "")
-        read |= macro
-        functions[text] = None
-    if "B_LANES(p)" in read:
-        half = "" if p.plain(p.b) else loose_halves(p.b, 4)
+    ends, functions = vector_ends(p, tile.lanes)
+    read, text = p.lanes("B", p.b, tile.lanes)
+    functions[text] = None
+    if read:
         read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"
-        functions[half] = None
-    if p.plain(p.c):
-        read["C_LANES(x, p)"] = "G_STORE(x, p)"
-    elif p.c in HALVES and p.real == "float":
-        read["C_LANES(x, p)"] = f"store_{p.c}_{tile.lanes}(x, p)"
-        functions[loose_halves(p.c, tile.lanes)] = None
-    read["FETCHES"] = int(launch.fetches(queue))
-    return compiled(queue, "vectors.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **tile.macros(), **macros, **read)
+        functions["" if p.plain(p.b) else loose_halves(p.b, 4)] = None
+    macros |= {"FETCHES": int(launch.fetches(queue)), **tile.macros()}
+    return compiled(queue, "vectors.cl line.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **macros, **ends, **read)
 
 
 def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
