@@ -66,7 +66,11 @@ class CallbackList:
     """Several callbacks as one, in their order."""
 
     def __init__(self, callbacks: Iterable[Callback]):
-        self.callbacks = sorted(callbacks, key=lambda callback: callback.order)
+        given = list(callbacks)
+        for callback in given:
+            if not isinstance(callback, Callback):
+                raise TypeError(message("callbacks", "a callback is an object of a subclass of Callback", given=repr(callback)))
+        self.callbacks = sorted(given, key=lambda callback: callback.order)
 
     def __call__(self, moment: str, *arguments: Any) -> None:
         """Call a moment's method of every callback: ``callbacks("on_epoch_end", epoch, logs)``."""

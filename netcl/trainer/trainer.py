@@ -94,6 +94,7 @@ class Trainer:
         self.model, self.optimizer = model, optimizer
         if device_queue is not None:
             model.to(device_queue)
+        _check_optimizer(model, optimizer)
         self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
         self.metrics = [make_metric(metric) for metric in metrics]
         self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
@@ -417,6 +418,14 @@ def _check_whole(op: str, **values: Any) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(message(op, f"{name} is a whole number from 1 on", **{name: repr(value)}))
+
+
+def _check_optimizer(model: Any, optimizer: Any) -> None:
+    own = {id(p) for p in model.parameters()}
+    given = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
+    if own and not any(id(p) in own for p in given):
+        what = "the optimizer has no parameter of the model, which would never change"
+        raise ValueError(message("Trainer", what, "make it of model.parameters()", parameters=len(own), optimizer=len(given)))
 
 
 def _check_batches(op: str, count: int) -> None:

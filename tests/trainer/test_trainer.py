@@ -319,6 +319,12 @@ def test_what_cannot_be_run_is_refused(arguments, words):
 
 
 def test_a_trainer_that_could_not_train_is_refused():
+    with pytest.raises(
+        ValueError, match=r"\[Trainer\] the optimizer has no parameter of the model, which would never change; parameters=2"
+    ):
+        Trainer(nn.Linear(4, 2), optim.SGD(nn.Linear(4, 2).parameters(), lr=0.1))
+    with pytest.raises(TypeError, match=r"\[callbacks\] a callback is an object of a subclass of Callback; given=<class"):
+        make(CPU, [ModelCheckpoint])
     with pytest.raises(TypeError, match=r"\[autocast\] the dtype of a block is float16 or bfloat16; dtype=float64"):
         make(CPU, mixed_precision="float64")
     with pytest.raises(TypeError, match=r"\[fit\] loss_fn gives a tensor with one number; given=float"):
