@@ -157,7 +157,12 @@ class Trainer:
         self.batches = len(train) if isinstance(train, Sized) else None
         for callback in self.callbacks.callbacks:
             callback.set_trainer(self)
-        with (self._ranks or World()).together(), finishing_first() as interrupt:
+        ranks = self._ranks or World()
+        with ranks.together(), finishing_first() as interrupt:
+            # A rank with fewer steps would leave the others waiting behind its last one.
+            ranks.agree(
+                "fit", "batches, epochs, log_every and accumulation_steps", [self.batches, epochs, log_every, self.accumulation_steps]
+            )
             found = self._to_resume(resume)
             if found is not None:
                 self.load(found)

@@ -14,7 +14,7 @@ from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
-from netcl.distributed import DistributedDataParallel, thread_worlds
+from netcl.distributed import DistributedDataParallel, LostRankError, thread_worlds
 from netcl.io import FileError
 from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
 
@@ -179,6 +179,19 @@ def test_ranks_without_the_file_go_on_from_that_of_rank_0(tmp_path):
         assert step == saved.step == 8
         for ours, theirs in zip(found, saved.model.parameters(), strict=True):
             np.testing.assert_array_equal(ours, theirs.to_host())
+
+
+def test_ranks_with_unlike_data_are_named_before_they_begin():
+    def fitted(world):
+        model = nn.Sequential(CPU, nn.Linear(4, 2))
+        trainer = Trainer(DistributedDataParallel(model, world), optim.SGD(model.parameters(), lr=0.1), callbacks=[SILENT])
+        with pytest.raises(
+            LostRankError, match=r"\[fit\] the ranks do not agree on batches, epochs, .*: rank 2 has \[3, 1, 20, 1\]; most=\[4"
+        ):
+            trainer.fit(batches(3 if world.rank == 2 else 4))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(fitted, thread_worlds(3, timeout=5)))
 
 
 @pytest.mark.parametrize("moment", ["on_train_batch_end", "on_epoch_end"])
