@@ -166,9 +166,9 @@ class _Case:
         self.seen = True
 
     def state(self) -> tuple[Any, ...]:
-        """Training or evaluation and other settings of every module, which tensors learn, which gradients there are."""
+        """Training or evaluation and other settings of every module, which tensors learn, which gradients and hooks there are."""
         return (*[of.get(name) for of, name in self.modes], *map(len, self.sizes), *[t.requires_grad for t in self.watched],
-                *[leaf.requires_grad + 2 * (leaf.grad is None) for leaf in self.leaves])  # fmt: skip
+                *[leaf.requires_grad + 2 * (leaf.grad is None) + 4 * (leaf._hooks is None) for leaf in self.leaves])  # fmt: skip
 
 
 class CompiledFunction:

@@ -65,7 +65,7 @@ class Surroundings:
         if isinstance(value, PLAIN):
             self._told += (type(value), value if value and value == value else repr(value))  # 0.0 is not -0.0, and NaN is itself
         elif isinstance(value, Tensor):
-            self._told.append(id(value))  # not kept: a recording has an eye of its own on whether it is still there
+            self._told += (id(value), value.requires_grad)  # not kept: a recording has an eye of its own on whether it is still there
         elif isinstance(value, (dict, list, tuple)):
             self._tell_items(value, depth)
         elif isinstance(value, (set, frozenset)):

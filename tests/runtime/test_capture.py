@@ -173,6 +173,29 @@ def test_a_rate_set_by_hand_and_loaded_states_are_followed(cl_device, tmp_path):
     both_ways(run)
 
 
+def test_hooks_and_learning_of_tensors_without_a_module_are_followed(cl_device):
+    """A hook that comes after the recording; tensors that were frozen when it was made, or are by now."""
+
+    def run(way):
+        first, second = (Tensor.full((3,), start, requires_grad=start > 1) for start in (1.0, 2.0))
+
+        def step(x):
+            first.grad = second.grad = None
+            (first * second * x).sum().backward()
+
+        step, told = way(step), []
+        for i in range(5 * (RECORDED + 1)):
+            first.requires_grad, second.requires_grad = 4 <= i < 16, i < 8 or i >= 16
+            if i == 12:
+                hook = first.register_hook(lambda g: g * 10.0)
+            step(Tensor.full((3,), float(i)))
+            told += [np.zeros(3) if p.grad is None else p.grad.to_host() for p in (first, second)]
+        hook.remove()
+        return told
+
+    both_ways(run)
+
+
 @pytest.mark.parametrize("scaled", [False, True], ids=["counted by the host", "counted by the device"])
 def test_a_parameter_that_was_left_out_of_a_step_has_an_age_of_its_own(cl_device, scaled):
     """Frozen for a step, its bias correction is another one from then on: what was recorded before is not replayed."""
