@@ -1,0 +1,172 @@
+"""What changes between two calls of a compiled function, in models, tensors, optimizers and around it, is followed by the next."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import netcl
+import netcl.autograd as ag
+from netcl import nn, ops, optim
+from netcl.amp import GradScaler
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.tensor import DeferredTensor, Tensor
+from netcl.ops import fusion
+from tests.runtime.test_capture import RECORDED, both_ways
+
+
+def test_hooks_and_learning_of_tensors_without_a_module_are_followed(cl_device):
+    """A hook that comes after the recording; tensors that were frozen when it was made, or are by now."""
+
+    def run(way):
+        first, second = (Tensor.full((3,), start, requires_grad=start > 1) for start in (1.0, 2.0))
+
+        def step(x):
+            first.grad = second.grad = None
+            (first * second * x).sum().backward()
+
+        step, told = way(step), []
+        for i in range(5 * (RECORDED + 1)):
+            first.requires_grad, second.requires_grad = 4 <= i < 16, i < 8 or i >= 16
+            if i == 12:
+                hook = first.register_hook(lambda g: g * 10.0)
+            step(Tensor.full((3,), float(i)))
+            told += [np.zeros(3) if p.grad is None else p.grad.to_host() for p in (first, second)]
+        hook.remove()
+        return told
+
+    both_ways(run)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["counted by the host", "counted by the device"])
+def test_a_parameter_that_was_left_out_of_a_step_has_an_age_of_its_own(cl_device, scaled):
+    """Frozen for a step, its bias correction is another one from then on: what was recorded before is not replayed."""
+
+    def run(way):
+        first, second = (Tensor.full((3,), start, requires_grad=True) for start in (1.0, 2.0))
+        optimizer, scaler = optim.Adam([first, second], lr=0.1), GradScaler(init_scale=2.0, enabled=scaled)
+
+        def step(x):
+            optimizer.zero_grad()
+            scaler.scale_loss(((first * second - x) ** 2.0).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        step = way(step)
+        for i in range(10):
+            second.requires_grad = i != 5
+            step(Tensor.full((3,), float(i)))
+        return [first, second]
+
+    both_ways(run)
+
+
+class Adjustable(nn.Module):
+    """A layer of the user's, with settings of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.curve, self.table, self._shift = None, ag.relu, {"factor": 1.0}, 1.0
+
+    def forward(self, x):
+        y = self.curve(x) * self.table["factor"] + self._shift
+        return y if self.scale is None else y * self.scale
+
+
+def test_whatever_changes_in_a_model_is_noticed(cl_device):
+    """Layers and hooks that are added, settings that are no numbers, a bias where there was none, containers that are not called."""
+    image = Tensor.from_host(np.random.default_rng(0).standard_normal((1, 2, 6, 6), np.float32))
+    doubled = lambda module, args, out: out * 2  # noqa: E731
+    cases = {
+        "a layer more": (nn.Sequential(nn.ReLU()), lambda m: m.append(nn.Tanh())),
+        "a hook": (nn.Sequential(nn.ReLU()), lambda m: m[0].register_forward_hook(doubled)),
+        "a tuple": (nn.Conv2d(2, 2, 3, stride=2), lambda m: setattr(m, "stride", (1, 1))),
+        "a bias": (nn.Conv2d(2, 2, 3, bias=False), lambda m: setattr(m, "bias", Tensor.ones((2,)))),
+        "another forward": (nn.Sequential(nn.ReLU()), lambda m: setattr(m[0], "forward", lambda x: x * 3)),
+        "none before": (nn.Sequential(Adjustable()), lambda m: setattr(m[0], "scale", 3.0)),
+        "a function": (nn.Sequential(Adjustable()), lambda m: setattr(m[0], "curve", ag.tanh)),
+        "a dict": (nn.Sequential(Adjustable()), lambda m: m[0].table.update(factor=3.0)),
+        "private": (nn.Sequential(Adjustable()), lambda m: setattr(m[0], "_shift", 3.0)),
+    }
+    for name, (model, change) in cases.items():
+        predict = netcl.compile(model.eval())
+        for _ in range(RECORDED + 1):
+            before = predict(image).to_host()
+        change(model)
+        want = model(image).to_host()
+        assert predict.graphs and not np.array_equal(before, want), name
+        for _ in range(RECORDED + 1):
+            np.testing.assert_array_equal(predict(image).to_host(), want, err_msg=name)
+
+    layers, shift = nn.ModuleList([nn.ReLU()]), nn.Identity()
+    shift.by = old = Tensor.ones((6,))
+
+    @netcl.compile
+    def in_turn(x):
+        for layer in layers:
+            x = layer(x)
+        return x + shift.by
+
+    told = [in_turn(image).to_host() for _ in range(RECORDED + 1)]
+    layers.append(nn.Tanh())
+    shift.by = Tensor.full((6,), 3.0)
+    assert in_turn.graphs and old is not shift.by
+    np.testing.assert_allclose(in_turn(image).to_host(), np.tanh(told[-1] - 1.0) + 3.0, rtol=1e-5)
+
+
+def test_zeros_of_either_sign_around_a_function_are_told_apart(cl_device):
+    below = 0.0
+    divided = netcl.compile(lambda x: x / below)
+    assert [divided(Tensor.ones((1,))).item() for _ in range(RECORDED + 1)] == [np.inf] * (RECORDED + 1) and divided.graphs
+    below = -0.0
+    assert divided(Tensor.ones((1,))).item() == -np.inf
+
+
+def test_what_a_thread_left_uncomputed_is_computed_before_a_replay_changes_its_input(cl_device):
+    total, one = Tensor.ones((1 << 12,)), Tensor.ones((1 << 12,))
+    left = []
+    with fusion.eager_fusion(1):
+        add = netcl.compile(lambda x: ops.add(total, x, out=total))
+        for _ in range(RECORDED + 1):
+            add(one)
+        other = threading.Thread(target=lambda: left.append(total * 2.0))
+        other.start()
+        other.join()
+        assert add.graphs and type(left[0]) is DeferredTensor
+        add(one)
+    assert left[0].tolist()[0] == 2.0 * (RECORDED + 2) and total.tolist()[0] == RECORDED + 3.0
+
+
+def test_a_value_that_is_filled_and_left_behind_is_filled_by_every_replay(cl_device):
+    """It may be changed in between, and its memory serves other values of the step until it is written."""
+    left, weight = SimpleNamespace(), Tensor.ones((), requires_grad=True)
+
+    @netcl.compile
+    def step(x):
+        weight.grad = None
+        (weight + x.mean()).backward()  # whose gradient is a one
+        left.twos = Tensor.full((3,), 2.0)
+        return x * left.twos, weight.grad
+
+    told = []
+    for _ in range(RECORDED + 2):
+        product, gradient = step(Tensor.ones((3,)))
+        told.append((product.tolist(), gradient.item(), weight.grad.item()))
+        left.twos.fill_(7.0)
+        weight.grad.fill_(7.0)
+    assert step.graphs and told == [([2.0, 2.0, 2.0], 1.0, 1.0)] * (RECORDED + 2)
+
+
+def test_a_kernel_that_is_registered_reaches_a_replayed_step(cl_device, monkeypatch):
+    product = netcl.compile(lambda a: ops.matmul(a, a))
+    for _ in range(RECORDED + 1):
+        product(Tensor.ones((40, 40)))
+    assert "gemm_naive" not in product.graphs[0].table()
+    naive = KernelConfig(KernelVariant.MATMUL_NAIVE)
+    monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: naive)
+    for _ in range(RECORDED + 1):
+        assert product(Tensor.ones((40, 40))).tolist()[0][0] == 40.0
+    assert "gemm_naive" in product.graphs[-1].table()
