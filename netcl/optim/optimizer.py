@@ -204,9 +204,11 @@ class Optimizer:
         return [numbers[name] for name in rule.scalars]
 
     def _structure(self) -> tuple[Any, ...]:
-        """What a recorded step rests on: the rules, the parameters, and where their state is."""
+        """What a recorded step rests on: the rules, the parameters, where their state is, and which of those that are frozen have a
+        gradient nevertheless: the step does not make it, so nobody else looks after it."""
         groups = [(self.rule(group), self.tensors(group), group["master_weights"], len(group["params"])) for group in self.param_groups]
-        return id(self.state), *groups
+        left = [p.grad is not None for group in self.param_groups for p in group["params"] if not p.requires_grad]
+        return id(self.state), *groups, *left
 
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None

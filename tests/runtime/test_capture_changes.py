@@ -170,3 +170,24 @@ def test_a_kernel_that_is_registered_reaches_a_replayed_step(cl_device, monkeypa
     for _ in range(RECORDED + 1):
         assert product(Tensor.ones((40, 40))).tolist()[0][0] == 40.0
     assert "gemm_naive" in product.graphs[-1].table()
+
+
+def test_a_gradient_that_a_frozen_parameter_keeps_is_used_until_it_is_gone(cl_device):
+    def run(way):
+        first, second = (Tensor.full((3,), start, requires_grad=True) for start in (1.0, 2.0))
+        optimizer = optim.SGD([first, second], lr=0.1)
+
+        def step(x):
+            first.grad = None
+            (first * second * x).sum().backward()
+            optimizer.step()
+
+        step = way(step)
+        for i in range(3 * (RECORDED + 1)):
+            second.requires_grad = i < 1
+            if i == 2 * (RECORDED + 1):
+                second.grad = None
+            step(Tensor.full((3,), 0.5))
+        return [first, second]
+
+    both_ways(run)
