@@ -175,7 +175,7 @@ def test_a_kernel_that_is_registered_reaches_a_replayed_step(cl_device, monkeypa
 def test_a_gradient_that_a_frozen_parameter_keeps_is_used_until_it_is_gone(cl_device):
     def run(way):
         first, second = (Tensor.full((3,), start, requires_grad=start < 2) for start in (1.0, 2.0))
-        second.grad = Tensor.full((3,), 0.25)
+        second.grad = kept = Tensor.full((3,), 0.25)  # still there when it is no gradient any more
         optimizer = optim.SGD([first, second], lr=0.1)
 
         def step(x):
@@ -188,6 +188,6 @@ def test_a_gradient_that_a_frozen_parameter_keeps_is_used_until_it_is_gone(cl_de
             if i == RECORDED + 1:
                 second.grad = None
             step(Tensor.full((3,), 0.5))
-        return [first, second]
+        return [first, second, kept]
 
     both_ways(run)
