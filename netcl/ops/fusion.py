@@ -189,6 +189,8 @@ def register(node: Any) -> None:
     program.before_write = _before_write
     me, held = weakref.ref(node), 0
     for x in node.inputs:
+        if type(x) is TraceNode and x.made is not None:  # computed since it was found: another operand could not be joined
+            x = x.made
         if isinstance(x, Tensor):
             _readers.setdefault(id(_memory(x)), []).append(me)
             held += x.nbytes
@@ -300,7 +302,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
     nodes = [_under_shape(x) for x in values]
     for i, node in enumerate(nodes):
         if node is not None and not _joins(node, values[i].shape, shape, real):
-            node.compute()
+            values[i]._source.compute()  # its own, which the node stands for under another shape
             nodes[i] = None
     spaces = {node.space for node in nodes if node is not None and node.space is not None}
     space = next(iter(spaces)) if len(spaces) == 1 else None
@@ -310,14 +312,14 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
             continue
         strange = len(spaces) > 1 and node.space is not None
         if strange or (space is not None and node.space is None and (dropped or not _fits(node, space))):
-            node.compute()
+            values[i]._source.compute()
             nodes[i] = None
     found = [x if node is None else node for x, node in zip(values, nodes, strict=True)]
     if _too_long(found):
-        for node in nodes:
+        for x, node in zip(values, nodes, strict=True):
             if node is not None:
                 _tell("the chain is long enough", node)
-                node.compute()
+                x._source.compute()
         found, space, dropped = list(values), None, False
     if space is not None:
         found = [_in_space(x, space, dropped) for x in found]

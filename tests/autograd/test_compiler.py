@@ -389,6 +389,17 @@ def test_a_changed_input_does_not_change_what_was_asked_before(change, device, r
     np.testing.assert_array_equal(function(x).to_host(), values * 2 + 1)
 
 
+def test_a_value_meets_a_fold_of_itself_under_another_shape(device):
+    """It cannot be joined there, and computing it must not ask for what waits for it."""
+
+    def function(x):
+        y = ag.tanh(x)
+        return ag.sum(y * 2.0, axis=-1) + y.reshape(3)
+
+    x = ag.tensor([[0.5], [1.0], [2.0]], queue=device.queue)
+    np.testing.assert_allclose(ag.jit_compile(function)(x).to_host(), 3.0 * np.tanh([0.5, 1.0, 2.0]), rtol=1e-6)
+
+
 def test_values_that_are_kept_are_right_however_they_are_asked_for(cl_device, rng):
     """Views, copies, repeated reads and values between are the same as without fusion."""
     x = ag.tensor(rng.normal(size=(6, 5)).astype(np.float32), requires_grad=True, queue=cl_device.queue)
