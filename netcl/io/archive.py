@@ -43,7 +43,7 @@ _NPY = b"\x93NUMPY"
 #: What readers of zip archives raise over damaged bytes; a RecursionError, over JSON, is a RuntimeError.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, OverflowError, OSError)
 _NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError)
-_BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f\x7f]")
+_BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f\x7f\ud800-\udfff]|^.{4096}")
 
 
 class FileError(ValueError):
@@ -64,6 +64,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(message("save", "there is no such folder", folder=target.parent))
+    if target.exists() and not target.is_file():
+        raise FileExistsError(message("save", "a folder or a device has this name", "name a file", path=repr(str(path))))
     _sweep(target.parent)
     temporary = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
@@ -172,9 +174,9 @@ def _reason(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
 
 
-def limit_for(path: str | os.PathLike[str], max_bytes: int | None) -> int:
-    """How many bytes the content of a file may take in memory."""
-    return max_bytes if max_bytes is not None else max(FREE_BYTES, EXPANSION * os.path.getsize(path))
+def limit_for(size: int, max_bytes: int | None) -> int:
+    """How many bytes the content of a file of so many bytes may take in memory."""
+    return max_bytes if max_bytes is not None else max(FREE_BYTES, EXPANSION * size)
 
 
 class Entries:
@@ -185,7 +187,10 @@ class Entries:
         with refusing(op, path):
             self.zip = zipfile.ZipFile(path)
         try:
-            self.infos = self._checked(limit_for(path, max_bytes))
+            # Of the file that is open: another may have taken its name since.
+            self.size = os.fstat(self.zip.fp.fileno()).st_size  # type: ignore[union-attr]
+            self.limit = limit_for(self.size, max_bytes)
+            self.infos = self._checked()
         except FileError:
             self.zip.close()
             raise
@@ -200,9 +205,9 @@ class Entries:
         """An error about this file."""
         return refusal(self.op, what, remedy, **values, file=self.path)
 
-    def _checked(self, limit: int) -> dict[str, zipfile.ZipInfo]:
+    def _checked(self) -> dict[str, zipfile.ZipInfo]:
         infos: dict[str, zipfile.ZipInfo] = {}
-        size, packed, total = os.path.getsize(self.path), 0, 0
+        packed, total = 0, 0
         for info in self.zip.infolist():
             if bad_name(info.filename):
                 raise self.refuse("an entry's name is a path to somewhere else", name=repr(info.filename))
@@ -212,11 +217,11 @@ class Entries:
                 raise self.refuse("an entry is encrypted", name=repr(info.filename))
             infos[info.filename] = info
             packed, total = packed + info.compress_size, total + info.file_size
-        if packed > size:
-            raise self.refuse("the entries overlap or are cut off", entries=f"{packed} bytes", bytes=size)
-        if total > limit:
+        if packed > self.size:
+            raise self.refuse("the entries overlap or are cut off", entries=f"{packed} bytes", bytes=self.size)
+        if total > self.limit:
             remedy = "if you trust the file, pass max_bytes="
-            raise self.refuse("the file would unpack to more than is plausible", remedy, unpacked=total, limit=limit)
+            raise self.refuse("the file would unpack to more than is plausible", remedy, unpacked=total, limit=self.limit)
         return infos
 
     def read(self, name: str) -> np.ndarray:
@@ -259,9 +264,8 @@ def array_of(entries: Entries, name: str) -> np.ndarray:
     if expected != data.size - start:
         raise entries.refuse("an entry has more or fewer bytes than its shape says", name=repr(name), shape=shape, bytes=data.size - start)
     values = data[start:].copy() if start % max(dtype.alignment, 1) else data[start:]
-    if fortran:
-        return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T)
-    return values.view(dtype).reshape(shape)
+    with refusing(entries.op, f"{entries.path}:{name}", (ValueError,)):  # nothing may have sizes that no memory has
+        return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T) if fortran else values.view(dtype).reshape(shape)
 
 
 def _header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:

@@ -25,7 +25,7 @@ from netcl.core.errors import OutOfMemoryError, message
 from netcl.core.tensor import _queue
 from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
-from netcl.nn.parameter import placed, stand_on
+from netcl.nn.parameter import OBJECT_BYTES, placed, stand_on
 from netcl.ops import random
 from netcl.runtime.capture import CompiledFunction
 
@@ -50,9 +50,27 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
         "config": tree.pack(config, op="save_model")[0],
         "dtypes": {name: tensor.dtype for name, tensor in state.items()},
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+        "tied": _tied(model),
         "training": model.training,
     }
     archive.write(path, meta, arrays, "save_model")
+
+
+def _tied(model: Any) -> dict[str, str]:
+    """Names of weights that are the weights of an earlier name: of layers that stand in several places, and of tied ones."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in model._named_state().items()}
+    return {name: other for name, other in names.items() if name != other}
+
+
+def _tie(model: Any, tied: Any, path: object) -> None:
+    """Make weights one that were one when the file was written."""
+    state = model._named_state()
+    for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
+        if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:
+            raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, state[other])
 
 
 def _whole(compiled: CompiledFunction) -> Any:
@@ -72,9 +90,10 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
     names_differ("load_model", path, "weights", stored, arrays)
     values = {name: _decoded(array, stored[name], name, path) for name, array in arrays.items()}
     # Parameters are built as float32, whatever they are stored as; the rest is for buffers that are not in the file.
-    room = max_bytes if max_bytes is not None else 4 * sum(array.nbytes for array in arrays.values()) + (1 << 20)
+    room = max_bytes if max_bytes is not None else sum(4 * array.nbytes + OBJECT_BYTES for array in arrays.values()) + (1 << 20)
     model = _built(meta, path, device, room)
     fitting(model.state_dict(), values, path, "load_model")
+    _tie(model, meta.get("tied", {}), path)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in stored and tensor.dtype != stored[name]:
             stand_on(tensor, tensor.detach().to(stored[name]))

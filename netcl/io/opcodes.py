@@ -149,11 +149,11 @@ class _Machine:
 
 
 def checked(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Items of a dictionary. Keys are plain: a tuple of tuples of ... that share their parts takes for ever to hash."""
+    """Items of a dictionary. Keys are plain and short: a tuple of tuples of ... that share their parts takes for ever to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
-        if not all(part is None or isinstance(part, str | int | float | bytes) for part in parts):
+        if len(parts) > 64 or not all(part is None or isinstance(part, str | int | float | bytes) for part in parts):
             raise Refused(f"a key is a {type(key).__name__}")
         found.append((key, value))
     return found

@@ -31,6 +31,7 @@ _DTYPES = (
 _UNSIGNED = ("uint16", "uint32", "uint64")
 _STORAGE_OF = {name: storage for name, _, storage in _DTYPES}
 _MAGIC = 0x1950A86A20F9469CFC6C
+_PAIR_BYTES = 64  # what an item of a dictionary takes, about
 _ALIGNMENT = 64  # torch maps storages into memory when they start at multiples of this
 _DAMAGED = (ValueError, TypeError, KeyError, IndexError, OverflowError, UnicodeDecodeError, EOFError, RecursionError)
 
@@ -48,11 +49,12 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
         head = file.read(4)
     if head[:2] == b"PK":
         with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED):
-            return _Zip(entries, archive.limit_for(path, max_bytes), convert).value()
+            return _Zip(entries, convert).value()
     if head[:2] != b"\x80\x02":
         raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
     with refusing(OP_LOAD, path, _DAMAGED):
-        return _stream(Path(path).read_bytes(), archive.limit_for(path, max_bytes), convert)
+        data = Path(path).read_bytes()
+        return _stream(data, archive.limit_for(len(data), max_bytes), convert)
 
 
 class _Storage:
@@ -68,7 +70,7 @@ class _Reader:
     def __init__(self, limit: int, big_endian: bool = False, convert: Callable[[np.ndarray], Any] | None = None):
         self.left, self.big_endian, self.convert = limit, big_endian, convert or (lambda array: array)
         plain = {
-            "collections.OrderedDict": Allowed("OrderedDict", lambda pairs=(): Attributes(opcodes.checked(pairs))),
+            "collections.OrderedDict": Allowed("OrderedDict", self.ordered),
             "torch._utils._rebuild_tensor": Allowed("tensor", self.tensor),
             "torch._utils._rebuild_tensor_v2": Allowed("tensor", self.tensor),
             "torch._utils._rebuild_tensor_v3": Allowed("tensor", self.tensor_of),
@@ -80,6 +82,16 @@ class _Reader:
         }
         names = {f"torch.{torch}": Allowed(torch, value=name) for name, torch, _ in (*_DTYPES, *((u, u, "") for u in _UNSIGNED))}
         self.names: dict[str, Allowed] = {**plain, **names, **{f"torch.{s}": Allowed(s, value=name) for name, _, s in _DTYPES}}
+
+    def take(self, nbytes: int) -> None:
+        """Count memory that is not a part of the file: what a file says in five bytes may be large, and be said many times."""
+        self.left -= nbytes
+        if self.left < 0:
+            raise Refused("what is in it is larger than is plausible for this file; if you trust it, pass max_bytes=")
+
+    def ordered(self, pairs: Any = ()) -> Attributes:
+        self.take(_PAIR_BYTES * len(pairs))
+        return Attributes(opcodes.checked(pairs))
 
     def tensor(self, storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any) -> Any:
         return self.window(storage, getattr(storage, "dtype", ""), offset, size, stride)
@@ -94,23 +106,21 @@ class _Reader:
             return None
         size, stride = _integers(size), _integers(stride)
         _integers([offset])
-        if len(size) != len(stride) or len(size) > 64:
+        if len(size) != len(stride):
             raise Refused(f"a tensor has {len(size)} sizes and {len(stride)} strides")
         kind = tree.bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if math.prod(size) else 0
         count = storage.data.size // kind.itemsize
         if (math.prod(size) and last >= count) or storage.data.size % kind.itemsize:
             raise Refused(f"a tensor of size {size}, stride {stride} and offset {offset} reaches beyond its storage of {count} elements")
-        self.left -= math.prod(size) * kind.itemsize
-        if self.left < 0:
-            raise Refused("the tensors are larger than is plausible for this file; if you trust it, pass max_bytes=")
+        self.take(math.prod(size) * kind.itemsize)
         return self.convert(_window(storage.data.view(kind), offset, size, stride, self.big_endian))
 
 
 def _integers(values: Any) -> tuple[int, ...]:
     # What is wrong is not shown: a tuple of tuples that share their parts takes for ever to print.
-    if not isinstance(values, list | tuple) or not all(type(n) is int and n >= 0 for n in values):
-        raise Refused("a size, stride or offset is not made of numbers from 0 on")
+    if not isinstance(values, list | tuple) or len(values) > 64 or not all(type(n) is int and n >= 0 for n in values):
+        raise Refused("a size, stride or offset is not made of numbers from 0 on, or of too many")
     return tuple(values)
 
 
@@ -131,14 +141,14 @@ def _window(flat: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[
 class _Zip:
     """The archive of torch 1.6 and later: one folder with ``data.pkl`` and ``data/<key>`` per storage."""
 
-    def __init__(self, entries: Entries, limit: int, convert: Callable[[np.ndarray], Any] | None):
+    def __init__(self, entries: Entries, convert: Callable[[np.ndarray], Any] | None):
         self.entries = entries
         found = [name for name in entries.infos if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
             raise entries.refuse("this is a zip archive, but not one of torch.save", "a .netcl file is opened by load_model")
         self.folder = found[0].removesuffix("data.pkl")
         order = f"{self.folder}byteorder"
-        self.reader = _Reader(limit, order in entries.infos and entries.read(order).tobytes() == b"big", convert)
+        self.reader = _Reader(entries.limit, order in entries.infos and entries.read(order).tobytes() == b"big", convert)
         self.known: dict[str, _Storage] = {}
 
     def value(self) -> Any:
@@ -177,7 +187,7 @@ def _reference(reference: Any) -> tuple[str, str, int]:
 
 def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None) -> Any:
     """Files of torch before 1.6: magic number, version, facts of the machine, the program, keys, and the storages in a row."""
-    nothing = _Reader(0)
+    nothing = _Reader(limit)
     at, head = 0, []
     for _ in range(3):
         value, at = opcodes.run(data, nothing.names, _no_storage, at)

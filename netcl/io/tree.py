@@ -133,14 +133,21 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
     _TAKEN: dict[str, Callable[..., Any]] = {**_PLAIN, "$array": array, "$tensor": array}
     try:
         return walk(value)
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as fault:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as fault:
         if isinstance(fault, FileError):
             raise
         raise refusal(op, "the state in the file is not what netcl writes", reason=f"{type(fault).__name__}: {fault}") from fault
 
 
+def _number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
+    dtype = np.dtype(value["dtype"])
+    if dtype.kind not in "biuf":  # a void of NumPy takes as many bytes as its number says
+        raise ValueError(f"a number is said to be {dtype}")
+    return dtype.type(walk(value["$number"]))
+
+
 _PLAIN: dict[str, Callable[..., Any]] = {
-    "$number": lambda value, walk: np.dtype(value["dtype"]).type(walk(value["$number"])),
+    "$number": _number,
     "$float": lambda value, walk: {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value["$float"]],
     "$tuple": lambda value, walk: tuple(walk(item) for item in value["$tuple"]),
     "$pairs": lambda value, walk: {walk(key): walk(item) for key, item in value["$pairs"]},

@@ -30,6 +30,9 @@ class _Here(threading.local):
 
 _here = _Here()
 
+#: What a parameter counts for beside its values: a million layers without any are not for nothing.
+OBJECT_BYTES = 64
+
 
 class placed:
     """Make the parameters of modules constructed inside on a queue and in a dtype.
@@ -148,7 +151,7 @@ def is_parameter(value: Any) -> bool:
 
 def _spend(shape: Sequence[int], dtype: str) -> None:
     if _here.budget is not None:
-        _here.budget[0] -= math.prod(shape) * dtypes.lookup(dtype).itemsize
+        _here.budget[0] -= math.prod(shape) * dtypes.lookup(dtype).itemsize + OBJECT_BYTES
         if _here.budget[0] < 0:
             what = "the model is larger than was allowed for"
             raise OutOfMemoryError(message("parameter", what, "pass max_bytes=", parameter=tuple(shape)))

@@ -197,6 +197,12 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
         r"OutOfMemoryError: \[parameter\] the model is larger than",
     ),
     "endless": (lambda m, a: m.update(config={"type": "LSTM", "args": [4, 4, 10**9]}), "the model is larger than was allowed for"),
+    "endless, of nothing": (
+        lambda m, a: m.update(config={"type": "GPT", "args": {"vocab_size": 0, "n_layer": 10**9, "n_head": 1, "n_embd": 0}}),
+        "the model is larger than was allowed for",
+    ),
+    "tied to nothing": (lambda m, a: m.update(tied={"0.bias": "no such"}), "__netcl_meta__ is not what netcl writes"),
+    "tied to another shape": (lambda m, a: m.update(tied={"0.bias": "0.weight"}), "__netcl_meta__ is not what netcl writes"),
     "negative size": (lambda m, a: m["config"]["args"][0]["args"].update(in_features=-4), "cannot be built"),
 }
 
@@ -383,6 +389,8 @@ HEADERS = [
     "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", "{'descr': '<f4', 'fortran_order': 1, 'shape': (1,), }",
     "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,), }", "{'descr': 'no', 'fortran_order': False, 'shape': (1,), }",
     "__import__('os').system('true')", "{'descr': '<f4'}", "(" * 300, "", "{'descr': '<V4', 'fortran_order': False, 'shape': (1,), }",
+    "{'descr': '<U0', 'fortran_order': False, 'shape': (9,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 99999999999999999999), }",
     "{'descr': '<f4', 'fortran_order': False, 'shape': (True,), }", "{'descr': '<M8[s]', 'fortran_order': False, 'shape': (), }",
 ]  # fmt: skip
 
@@ -392,6 +400,14 @@ def test_odd_headers_of_arrays_are_refused(tmp_path, header):
     entry = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(4)
     with pytest.raises(FileError, match=r"\[load_params\]"):
         load_params(zipped(tmp_path / "a.npz", {"x.npy": entry}))
+
+
+@pytest.mark.parametrize("number", [{"$number": 10**18, "dtype": "V"}, {"$number": 2**80, "dtype": "int64"}, {"$number": 1, "dtype": "O"}])
+def test_a_number_that_is_none_is_refused(tmp_path, number):
+    """A void of NumPy takes the memory its number says."""
+    archive.write(tmp_path / "a.netcl", {"kind": "state", "state": [number]}, {}, "test")
+    with pytest.raises(FileError, match="not what netcl writes"):
+        load(tmp_path / "a.netcl")
 
 
 # ---- hostile files of torch
@@ -534,6 +550,22 @@ def test_structures_that_take_for_ever_to_look_at_are_refused_quickly(tmp_path, 
     with pytest.raises(FileError, match=r"\[load_torch\]"):
         load_torch(torch_file(tmp_path / "a.pt", program))
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("what", ["size", "pairs", "key"])
+def test_a_program_that_says_something_large_many_times_is_refused_quickly(tmp_path, what):
+    """A few bytes that recall a long list: copied, or looked at, each time, a small file takes all memory, or for ever."""
+    numbers, many = b"(" + b"K\x01" * 50_000 + b"t", 20_000
+    pairs = b"](" + b"".join(b"J" + struct.pack("<i", i) + b"N\x86" for i in range(20_000)) + b"e"
+    program = {
+        "size": b"ctorch\nSize\nq\x00" + numbers + b"\x85q\x01(" + b"h\x00h\x01R" * many + b"t\x87.",
+        "pairs": b"ccollections\nOrderedDict\nq\x00" + pairs + b"\x85q\x01(" + b"h\x00h\x01R" * many + b"t\x87.",
+        "key": numbers + b"q\x00}(" + b"h\x00N" * many + b"u\x86.",
+    }[what]
+    start = time.monotonic()
+    with pytest.raises(FileError, match=r"\[load_torch\]"):
+        load_torch(torch_file(tmp_path / "a.pt", b"\x80\x02" + program))
+    assert time.monotonic() - start < 20
 
 
 def test_mutated_programs_are_refused_or_read_but_never_crash(tmp_path, rng):

@@ -6,6 +6,8 @@ import json
 import os
 import stat
 import time
+import zipfile
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -108,6 +110,35 @@ def test_what_killed_processes_left_is_swept_and_what_others_write_is_not(tmp_pa
         save_params({"x": np.ones(3)}, tmp_path / "fast")
         assert sorted(os.listdir(tmp_path)) == sorted([mine, ".writing-young", "fast"])
     assert (tmp_path / "slow").read_bytes() == b"slowly"
+
+
+def test_a_name_that_is_not_a_files_is_refused_before_anything_is_written(tmp_path):
+    for path in (tmp_path, Path(os.devnull), ""):
+        with pytest.raises(FileExistsError, match=r"\[save\] a folder or a device has this name"):
+            save_params({"x": np.ones(2)}, path)
+    assert not Path(os.devnull).is_file() and not list(tmp_path.iterdir())
+
+
+def test_a_file_is_read_whole_while_another_takes_its_name(tmp_path, monkeypatch):
+    save_params({"x": np.ones(1000)}, tmp_path / "a.npz")
+    opened = zipfile.ZipFile
+
+    def slow(*args, **kwargs):
+        found = opened(*args, **kwargs)
+        monkeypatch.setattr(archive.zipfile, "ZipFile", opened)
+        save_params({"x": np.ones(1)}, tmp_path / "a.npz")
+        return found
+
+    monkeypatch.setattr(archive.zipfile, "ZipFile", slow)
+    assert load_params(tmp_path / "a.npz")["x"].size == 1000
+
+
+@pytest.mark.parametrize("name", ["x" * 70_000, "\ud800"])
+def test_names_that_archives_cannot_hold_are_kept_in_states(tmp_path, name):
+    with pytest.raises(FileError, match="cannot be an entry"):
+        save_params({name: np.ones(2)}, tmp_path / "a.npz")
+    save({name: np.ones(2)}, tmp_path / "a.netcl")
+    assert list(load(tmp_path / "a.netcl")) == [name]
 
 
 def test_a_missing_folder_is_named(tmp_path):

@@ -126,3 +126,17 @@ def test_a_model_moves_between_devices(device, tmp_path):
     assert there.queue is device.queue and bits(there) == bits(here) == bits(model)
     x = [[1.0, 2.0, 3.0, 4.0]]
     assert there(x).tolist() == model(x).tolist()
+
+
+def test_weights_that_are_one_come_back_as_one(tmp_path):
+    """A layer in two places, and a weight two layers share: as two, they would be trained apart."""
+    shared, tied = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4).half())
+    tied[2].weight = tied[0].weight
+    for model, count in ((nn.Sequential(shared, nn.BatchNorm1d(4), shared), 4), (tied, 3)):
+        save_model(model, tmp_path / "m.netcl")
+        again = load_model(tmp_path / "m.netcl")
+        assert len(again.parameters()) == len(model.parameters()) == count
+        assert again[0].weight is again[2].weight
+        for name, value in model.state_dict().items():
+            assert again.state_dict()[name].dtype == value.dtype
+            np.testing.assert_array_equal(again.state_dict()[name].to_host(), value.to_host())
