@@ -362,7 +362,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
         for x in node.inputs:
             if type(x) is TraceNode:
                 x = _reshaped(x, shape, done) if x.made is None else x.made
-            inputs.append(x._view(shape) if isinstance(x, Tensor) and x.shape == node.shape else x)
+            inputs.append(x._view(shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others have one element
         what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
         done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
         register(done[node])

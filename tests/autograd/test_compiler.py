@@ -398,6 +398,9 @@ def test_a_value_meets_a_fold_of_itself_under_another_shape(device):
 
     x = ag.tensor([[0.5], [1.0], [2.0]], queue=device.queue)
     np.testing.assert_allclose(ag.jit_compile(function)(x).to_host(), 3.0 * np.tanh([0.5, 1.0, 2.0]), rtol=1e-6)
+    one = ag.tensor([[1.0]], queue=device.queue)  # of more axes than what is folded
+    centred = ag.jit_compile(lambda x: (y := (x - one).reshape(3)) - ag.mean(y, axis=-1, keepdims=True))
+    np.testing.assert_allclose(centred(x).to_host(), np.array([0.5, 1.0, 2.0]) - 3.5 / 3, rtol=1e-5)
 
 
 def test_values_that_are_kept_are_right_however_they_are_asked_for(cl_device, rng):
