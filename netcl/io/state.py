@@ -94,7 +94,9 @@ def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if not Path(path).is_file():
         raise FileNotFoundError(message("load_safetensors", "there is no such file", file=path))
     with (
-        refusing("load_safetensors", path, (library.SafetensorError, ValueError, OSError)),
+        refusing(
+            "load_safetensors", path, (library.SafetensorError, AttributeError, ValueError, OSError)
+        ),  # an attribute: of a dtype that NumPy lacks
         library.safe_open(path, framework="np") as file,
     ):
         notes = file.metadata() or {}

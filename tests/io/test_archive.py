@@ -65,6 +65,13 @@ def test_bfloat16_survives(tmp_path, suffix):
     assert np.array_equal(again["w"].to_host(), values.astype(np.float32), equal_nan=True)
 
 
+def test_dtypes_that_numpy_lacks_are_refused(tmp_path):
+    head = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
+    with pytest.raises(FileError, match=r"\[load_safetensors\] .*file="):
+        load_safetensors(tmp_path / "a.safetensors")
+
+
 def test_safetensors_keep_values_of_strided_arrays(tmp_path, rng):
     given = {name: a for name, a in arrays(rng).items() if name != "swapped"}
     save_safetensors(given, tmp_path / "a.safetensors", {"who": "me"})

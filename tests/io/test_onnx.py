@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import sys
 import warnings
 from pathlib import Path
@@ -92,6 +93,15 @@ def test_an_imported_model_can_be_trained(tmp_path):
         net(x).sum().backward()
     for mine, other in zip(model.parameters(), again.parameters(), strict=True):
         np.testing.assert_allclose(other.grad.to_host(), mine.grad.to_host(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_onnxruntime_cannot_run_is_written_with_a_warning(tmp_path, caplog):
+    model, x = nn.Linear(4, 3).to("bfloat16"), Tensor.from_host(np.ones((2, 4), np.float32), dtype="bfloat16")
+    export_onnx(model, tmp_path / "m.onnx", x)
+    assert "[export_onnx] the file could not be compared: onnxruntime cannot run it" in caplog.text
+    again = import_onnx(tmp_path / "m.onnx")(x)
+    assert again.dtype == "bfloat16"
+    np.testing.assert_allclose(again.to_host(), model(x).to_host(), rtol=2e-2, atol=1e-2)
 
 
 def test_an_imported_model_goes_out_again(tmp_path):
@@ -340,18 +350,34 @@ def test_damaged_files_are_refused(tmp_path, rng):
         import_onnx(tmp_path / "nothing.onnx")
 
 
-def test_weights_outside_of_the_file_are_refused(tmp_path):
+def test_a_type_of_elements_that_there_is_not_is_refused(tmp_path):
     model = model_of([onnx.helper.make_node("Add", ["x", "w"], ["y"])], {"x": [2]}, {"y": [2]}, {"w": np.ones(2, np.float32)})
-    weight = model.graph.initializer[0]
+    model.graph.initializer[0].data_type = 92
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(FileError, match=r"\[import_onnx\] "):
+        import_onnx(tmp_path / "m.onnx")
+
+
+def test_weights_outside_of_the_file_are_refused(tmp_path, monkeypatch):
+    constant = onnx.helper.make_node("Constant", [], ["c"], value=onnx.numpy_helper.from_array(np.ones(2, np.float32)))
+    nodes, weights = [constant, onnx.helper.make_node("Sum", ["x", "w", "c"], ["y"])], {"w": np.ones(2, np.float32)}
+    for where, location in itertools.product(("weight", "constant"), ("../../../etc/passwd", "beside.bin")):
+        model = model_of(nodes, {"x": [2]}, {"y": [2]}, weights)
+        outside(model.graph.initializer[0] if where == "weight" else model.graph.node[0].attribute[0].t, location)
+        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "beside.bin").write_bytes(bytes(8))
+        with pytest.raises(
+            FileError, match=r"\[import_onnx\] (weights are stored outside of the file|the file is damaged or not an ONNX model)"
+        ):
+            import_onnx(tmp_path / "m.onnx")
+
+
+def outside(weight: onnx.TensorProto, location: str) -> None:
     weight.ClearField("raw_data")
     weight.data_location = onnx.TensorProto.EXTERNAL
     entry = weight.external_data.add()
-    entry.key, entry.value = "location", "../../../etc/passwd"
-    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(
-        FileError, match=r"\[import_onnx\] (weights are stored outside of the file|the file is damaged or not an ONNX model)"
-    ):
-        import_onnx(tmp_path / "m.onnx")
+    entry.key, entry.value = "location", location
 
 
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path, monkeypatch):

@@ -59,7 +59,8 @@ def _check(onnx: Any, model: Any, path: object) -> None:
         raise refusal(
             OP, f"the model has operators that are not known: {names}", f"known are {len(HANDLERS)} of the standard ones", file=path
         )
-    outside = [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    held = [*model.graph.initializer, *(attribute.t for node in model.graph.node for attribute in node.attribute)]
+    outside = [t.name for t in held if t.data_location == onnx.TensorProto.EXTERNAL]
     if outside or model.graph.sparse_initializer:
         what = "weights are stored outside of the file" if outside else "sparse weights are not supported"
         raise refusal(
@@ -77,7 +78,7 @@ def _taken(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[str, n
     try:
         weights = {entry.name: numbers(onnx.numpy_helper.to_array(entry)) for entry in model.graph.initializer}
         nodes = [Node(_kind(n), n.input, n.output, _attributes(onnx, n), opset) for n in model.graph.node]
-    except (ValueError, TypeError) as fault:
+    except (ValueError, TypeError, KeyError) as fault:  # of a type of elements that there is not
         raise refusal(OP, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
     for entry in model.graph.initializer:
         dtype_of(entry.data_type)
