@@ -114,6 +114,9 @@ def batch_norm_train(x: Tensor, weight: Tensor | None = None, bias: Tensor | Non
 def bce(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = 'mean') -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
 
+def bce_elements(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Binary cross-entropy of each element."""
+
 def bce_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = 'mean') -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 

@@ -16,7 +16,7 @@ from netcl.nn.shape import PixelShuffle, PixelUnshuffle
 
 #: torch's names of ops that are called otherwise here.
 RENAMED = {
-    "logsigmoid": "log_sigmoid", "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh", "unfold": "im2col",
+    "logsigmoid": "log_sigmoid", "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh",
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; without ``eps`` the dtype's machine epsilon."""
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; without ``eps`` the machine epsilon of the arithmetic."""
     return ag.rms_norm(input, normalized_shape, weight, eps=EPSILON[input.dtype] if eps is None else eps)
 
 
@@ -102,6 +102,16 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     """The transpose of a convolution of images."""
     options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
     return ag.conv_transpose2d(input, weight, bias, **options)
+
+
+def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
+    """The windows of images as columns."""
+    return ag.im2col(input, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
+
+
+def fold(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
+    """Columns back into images of ``output_size``; where windows overlap, they add up."""
+    return ag.col2im(input, size=output_size, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

@@ -13,8 +13,8 @@ from netcl.nn import init
 from netcl.nn.module import Module
 from netcl.nn.parameter import empty, full
 
-#: Machine epsilons: what ``RMSNorm(eps=None)`` takes, as torch does.
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+#: Machine epsilons of what a dtype is computed in: what ``RMSNorm(eps=None)`` takes, as torch does.
+EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
 _FLOPS_PER_ELEMENT = 8  # two passes for the statistics, then subtract, scale, scale and shift
 
 
@@ -201,7 +201,7 @@ class RMSNorm(_Norm):
     """Divides by the root of the mean square over the last axes: ``y = x / sqrt(mean(x^2) + eps) * weight``.
 
     - **normalized_shape**: the sizes of those axes, or the size of the last one.
-    - **eps**: keeps the division finite; ``None`` is the input dtype's machine epsilon.
+    - **eps**: keeps the division finite; ``None`` is the machine epsilon of the arithmetic (float32 for half dtypes).
     - **elementwise_affine**: whether there is a ``weight``.
 
     Shapes: ``(..., *normalized_shape)`` in and out.

@@ -15,7 +15,7 @@ from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.registry import S, alias, composite
+from netcl.ops.registry import Pointwise, S, alias, composite, register
 
 IGNORE = -100
 
@@ -232,8 +232,15 @@ def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: s
 
 
 def _bce_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean") -> np.ndarray:
-    loss = -(target * np.log(x) + (1 - target) * np.log(1 - x))
+    loss = -(target * np.maximum(np.log(x), -100) + (1 - target) * np.maximum(np.log(1 - x), -100))
     return _ref(loss if weight is None else loss * weight, reduction)
+
+
+# A row of its own for its gradient: that of the logarithms is infinite at 0 and 1, and held there, as in torch.
+register(Pointwise("bce_elements", "-(v1 * yes + (1 - v1) * no)", ("g * (v0 - v1) / MAX(v0 * (1 - v0), 1e-12)", "g * (no - yes)"),
+                   lambda x, target: _bce_ref(x, target, reduction="none"), amp="float", domain=(0.1, 0.9), tol=2,
+                   let={"yes": "MAX(LOG(v0), -100)", "no": "MAX(LOG1P(-v0), -100)"},
+                   doc="Binary cross-entropy of each element."))  # fmt: skip
 
 
 @composite(
@@ -245,8 +252,7 @@ def _bce_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None
 def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
     x, target, weight = _operands("bce", x, target, weight)
-    yes, no = F.clamp(F.log(x), min=-100.0), F.clamp(F.log1p(F.neg(x)), min=-100.0)
-    loss = F.neg(F.add(F.mul(target, yes), F.mul(F.sub(1.0, target), no)))
+    loss = F.bce_elements(x, target)
     return _reduced(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
 
 
@@ -299,9 +305,9 @@ def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_ta
     if log_target:
         loss = F.mul(F.exp(target), F.sub(target, x))
     else:
-        held = F.clamp(target, min=1e-38)  # 0 log 0 is 0
+        held = F.where(F.eq(target, 0.0), 1.0, target)  # 0 log 0 is 0
         loss = F.mul(target, F.sub(F.log(held), x))
-    return F.mul(F.sum(loss), 1.0 / x.shape[0]) if reduction == "batchmean" else _reduced(F, "kl_div", loss, reduction)
+    return F.mul(F.sum(loss), 1.0 / (x.shape or (1,))[0]) if reduction == "batchmean" else _reduced(F, "kl_div", loss, reduction)
 
 
 # ---- similarity

@@ -62,8 +62,8 @@ binary("remainder", "REMAINDER(v0, v1)", "g", "-g * FLOOR(v0 / v1)", np.remainde
        accepts="number", doc="Remainder with the sign of the divisor, as in Python.")  # fmt: skip
 binary("floor_divide", "FLOORDIV(v0, v1)", "0", "0", np.floor_divide, domain=((-3.0, 3.0), (0.7, 2.0)), accepts="number",
        doc="Quotient rounded down.")  # fmt: skip
-binary("atan2", "ATAN2(v0, v1)", "g * v1 / (v0 * v0 + v1 * v1)", "-g * v0 / (v0 * v0 + v1 * v1)", np.arctan2, domain=(0.3, 3.0),
-       amp="float", doc="Angle of the point (b, a).")  # fmt: skip
+binary("atan2", "ATAN2(v0, v1)", "g * v1 / d", "-g * v0 / d", np.arctan2, domain=(0.3, 3.0), amp="float",
+       let={"r": "v0 * v0 + v1 * v1", "d": "WHERE(r == 0, 1, r)"}, doc="Angle of the point (b, a).")  # fmt: skip
 unary("neg", "-v0", "-g", np.negative, accepts="number", doc="The negative.")
 unary("abs", "ABS(v0)", "g * SIGN(v0)", np.abs, kinks=(0.0,), doc="The absolute value.")
 unary("sign", "SIGN(v0)", "0", np.sign, kinks=(0.0,), doc="-1, 0 or 1; NaN stays NaN.")

@@ -539,11 +539,12 @@ def _var_vjp(F: Any, g: Any, x: Any, axis: Axis, correction: float) -> Any:
 
 
 def _std_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis, correction: float) -> Any:
-    return _var_vjp(F, F.div(g, F.mul(out, 2.0)), x, axis, correction)
+    halved = F.where(F.eq(out, 0.0), 0.0, F.div(g, F.mul(out, 2.0)))  # equal values: no direction is better than another
+    return _var_vjp(F, halved, x, axis, correction)
 
 
 def _logsumexp_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
-    top = F.where(F.isfinite(out), out, 0.0)
+    top = F.where(F.eq(out, -math.inf), 0.0, out)
     return F.mul(_kept(F, g, x.shape, axis), F.exp(F.sub(x, _kept(F, top, x.shape, axis))))
 
 

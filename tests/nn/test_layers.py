@@ -232,3 +232,17 @@ def test_functions_have_torchs_names(device):
     assert "mse_loss" in dir(F) and F.linear is ag.linear
     with pytest.raises(AttributeError):
         F.no_such_function  # noqa: B018
+
+
+def test_rms_norm_of_half_takes_the_epsilon_of_its_arithmetic():
+    x = Tensor.from_host(np.array([[0.01, 0.02, 0.03]], np.float16))
+    np.testing.assert_allclose(F.rms_norm(x, 3).to_host(), [[0.4629, 0.9258, 1.3887]], rtol=1e-3)
+    assert nn.RMSNorm(3).half()(x).tolist() == F.rms_norm(x, 3).tolist()
+
+
+def test_fold_adds_up_what_unfold_took_apart():
+    x = Tensor.from_host(np.arange(20, dtype=np.float32).reshape(1, 1, 4, 5))
+    columns = F.unfold(x, (2, 3), 1, 0, 1)
+    assert columns.shape == (1, 6, 9)
+    counts = F.fold(F.unfold(Tensor.ones(x.shape), (2, 3)), (4, 5), (2, 3))
+    np.testing.assert_array_equal(F.fold(columns, (4, 5), (2, 3)).to_host(), (x * counts).to_host())

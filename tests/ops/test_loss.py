@@ -74,3 +74,16 @@ def test_labels_made_on_the_device_are_checked_too(device):
 def test_nothing_counted_is_not_a_number(device):
     x = Tensor.from_host(device.queue, np.zeros((2, 3), np.float32))
     assert np.isnan(ag.cross_entropy(x, Tensor.from_host(device.queue, np.array([-100, -100]))).item())
+
+
+def test_certain_probabilities_have_torchs_gradient(device):
+    x = Tensor.from_host(device.queue, np.array([0.0, 1.0, 1.0, 0.0], np.float32), requires_grad=True)
+    loss = ag.binary_cross_entropy(x, Tensor.from_host(device.queue, np.array([0.0, 1.0, 0.5, 1.0], np.float32)), reduction="sum")
+    loss.backward()
+    assert loss.item() == 150.0
+    np.testing.assert_allclose(x.grad.to_host(), [0.0, 0.0, 0.5e12, -1e12], rtol=1e-6)
+
+
+def test_a_target_of_zero_counts_nothing_in_half_too(device):
+    x = Tensor.from_host(device.queue, np.array([-1.0, -2.0], np.float16))
+    assert ag.kl_div(x, Tensor.from_host(device.queue, np.array([0.0, 1.0], np.float16)), reduction="none").tolist() == [0.0, 2.0]

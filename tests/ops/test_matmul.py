@@ -391,3 +391,9 @@ def test_amx_products(terms, dtype, trans_a, trans_b, cl_device, rng):
     finite = np.isfinite(exact)
     np.testing.assert_array_equal(got[~finite], exact[~finite])
     np.testing.assert_allclose(got[finite], exact[finite], rtol=1e-4, atol=2e-3)
+
+
+def test_empty_products_have_empty_gradients(device):
+    x, w = (Tensor.from_host(device.queue, np.ones(shape, np.float32), requires_grad=True) for shape in ((2, 3, 0), (4, 0)))
+    (ag.linear(x, w).sum() + ag.matmul(x, w, transpose_b=True).sum()).backward()
+    assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)

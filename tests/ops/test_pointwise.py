@@ -52,3 +52,9 @@ def test_numbers_that_are_equal_but_not_the_same(device):
         found = (x * number).to_host()
         assert np.array_equal(found, x.to_host() * np.float32(number))
         assert np.array_equal(np.signbit(found), np.signbit(x.to_host() * np.float32(number)))
+
+
+def test_gradients_where_a_formula_divides_by_zero_are_torchs(device):
+    assert gradients(device, lambda x: ag.std(x, axis=1), [[5.0, 5.0, 5.0]]) == [[[0.0, 0.0, 0.0]]]
+    assert gradients(device, ag.atan2, [0.0], [0.0]) == [[0.0], [0.0]]
+    assert np.isnan(gradients(device, ag.logsumexp, [np.nan, 1.0])).all()

@@ -94,7 +94,8 @@ def _vjp(F, g, a, b, transpose_a, transpose_b, needs):
     x, y = F.reshape(a, left), F.reshape(b, right)
     g = F.reshape(g, shape)
     if len(right) == 2 and len(left) > 2 and not transpose_a:  # one tall product instead of many that are then summed
-        x, g = F.reshape(x, (-1, left[-1])), F.reshape(g, (-1, shape[-1]))
+        rows = math.prod(left[:-1])
+        x, g = F.reshape(x, (rows, left[-1])), F.reshape(g, (rows, shape[-1]))
     grad_a = grad_b = None
     if needs[0]:
         made = F.matmul(y, g, transpose_a=transpose_b, transpose_b=True) if transpose_a else F.matmul(g, y, transpose_b=not transpose_b)
@@ -241,8 +242,8 @@ def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, activat
 
 
 def _affine_vjp(F, g, x, w, bias_shape, needs):
-    flat = len(x.shape) == 2
-    g, rows = (g, x) if flat else (F.reshape(g, (-1, w.shape[0])), F.reshape(x, (-1, w.shape[1])))
+    flat, count = len(x.shape) == 2, math.prod(x.shape[:-1])
+    g, rows = (g, x) if flat else (F.reshape(g, (count, w.shape[0])), F.reshape(x, (count, w.shape[1])))
     grad_x = F.matmul(g, w) if needs[0] else None
     grad_x = grad_x if flat or grad_x is None else F.reshape(grad_x, x.shape)
     grad_w = F.matmul(g, rows, transpose_a=True) if needs[1] else None
