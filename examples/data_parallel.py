@@ -1,7 +1,7 @@
 """One model on several devices, and on several machines.
 
     python examples/data_parallel.py --devices cl cpu         # two devices of this machine, even unlike ones
-    mpiexec -n 2 python examples/data_parallel.py             # two processes, here or on two machines (--hosts a,b)
+    mpiexec -n 2 python examples/data_parallel.py             # two processes, here or on two machines (-hosts a,b)
 
 Both end with the weights one device would have reached on the whole batch.
 """

@@ -1,6 +1,6 @@
 """An op of your own: an OpenCL kernel, its gradient, a check of both, and a model that uses it.
 
-    python examples/kernel_with_gradient.py [--device gpu]
+    python examples/kernel_with_gradient.py [--device gpu]      # any OpenCL device, but not the NumPy backend
 
 The op is a bump with a width that is learned: out = exp(-(x * width)^2).
 """
