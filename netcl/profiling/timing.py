@@ -10,6 +10,7 @@ from typing import Any
 
 from netcl.core import dispatch
 from netcl.core.device import get_active_device
+from netcl.core.errors import message
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def compare(
     >>> times["range"].best < times["list"].best
     True
     """
+    if repeat < 1 or calls < 1:
+        raise ValueError(message("measure", "at least one call in one round is needed", repeat=repeat, calls=calls))
     finish = (get_active_device().queue if queue is None else queue).finish
     for way in ways.values():
         for _ in range(warmup):
