@@ -18,6 +18,9 @@ from netcl.ops.expression import compose
 from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
 
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
+TORCHS_WORDS = (
+    ("dim", "axis"), ("dims", "axis"), ("dims", "axes"), ("keepdim", "keepdims"), ("start_dim", "start_axis"), ("end_dim", "end_axis"),
+)  # fmt: skip
 
 
 def twin(name: str) -> Callable[..., Any]:
@@ -25,7 +28,7 @@ def twin(name: str) -> Callable[..., Any]:
     row = registry.lookup(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
-        known = _twins[name] = (row, _make(row))
+        known = _twins[name] = (row, _make(row, {} if name in ("max", "min") else _torchs_words(name)))
     return known[1]
 
 
@@ -34,7 +37,13 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
     return twin(name)(*args, **kwargs)
 
 
-def _make(row: Any) -> Callable[..., Any]:
+def _torchs_words(name: str) -> dict[str, str]:
+    """What torch calls parameters of an op, and what they are called here. (Its ``max(dim=)`` gives places too: ``amax`` is ours.)"""
+    parameters = inspect.signature(ops.function(name)).parameters
+    return {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
+
+
+def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
     forward = ops.function(row.name)
     policy = row.amp
     if isinstance(row, Composite):
@@ -52,6 +61,8 @@ def _make(row: Any) -> Callable[..., Any]:
 
     @wraps(ops.function(row.name))
     def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and not words.keys().isdisjoint(kwargs):
+            kwargs = {words.get(name, name): value for name, value in kwargs.items()}
         if policy != "keep" and active.dtype is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
         if kwargs and note is not None and kwargs.get("out") is not None:

@@ -630,10 +630,12 @@ METHODS = """abs neg sign square sqrt rsqrt exp expm1 log log1p log2 sin cos tan
     matmul bmm flatten permute transpose squeeze unsqueeze expand reshape split chunk narrow flip roll repeat tile tril triu
     gather scatter_add index_select index_add masked_fill take nonzero topk sort argsort where""".split()
 OPERATORS = {
-    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder", "matmul": "matmul",
-    "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "and": "logical_and", "or": "logical_or",
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "pow": "pow", "mod": "remainder",
+    "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
 }  # fmt: skip
-REFLECTED = ("add", "sub", "mul", "truediv", "pow", "mod", "matmul")
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
+LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "ne", "invert": "logical_not"}
+MOVES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bool": "bool", "cpu": "cpu"}
 
 
 def _method(op: str) -> Callable[..., Any]:
@@ -661,6 +663,21 @@ def _reflected(op: str) -> Callable[..., Any]:
     return lambda self, other: (filled.get(op) or find(op))(other, self)
 
 
+def _logical(op: str, title: str) -> Callable[..., Any]:
+    def method(self: Tensor, *other: Any) -> Any:
+        for x in (self, *other):
+            if getattr(x, "dtype", type(x).__name__) != "bool":
+                what = "takes truth values; of integers, torch's operator is bitwise"
+                raise DtypeError(message(title, what, "compare first: x != 0", dtype=getattr(x, "dtype", type(x).__name__)))
+        return dispatch.call(op, self, *other)
+
+    return method
+
+
+def _to(target: str) -> Callable[[Tensor], Tensor]:
+    return lambda self: self.to(target)
+
+
 for _name in METHODS:
     if _name not in Tensor.__dict__:
         setattr(Tensor, _name, _method(_name))
@@ -668,6 +685,12 @@ for _name, _op in OPERATORS.items():
     setattr(Tensor, f"__{_name}__", _operator(_op))
 for _name in REFLECTED:
     setattr(Tensor, f"__r{_name}__", _reflected(OPERATORS[_name]))
-for _name, _op in {"neg": "neg", "abs": "abs", "invert": "logical_not"}.items():
-    setattr(Tensor, f"__{_name}__", _method(_op))
+for _name, _op in {"__neg__": "neg", "__abs__": "abs", "view": "reshape", "mm": "matmul"}.items():
+    setattr(Tensor, _name, _method(_op))
+for _name, _op in LOGICAL.items():
+    setattr(Tensor, f"__{_name}__", _logical(_op, _name))
+for _name, _target in MOVES.items():
+    setattr(Tensor, _name, _to(_target))
+Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
+Tensor.contiguous = lambda self: self  # type: ignore[attr-defined]
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

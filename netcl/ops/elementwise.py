@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,22 +181,21 @@ def _of_number(category: int) -> DType:
     return DTYPES[("bool", "int64", "float32")[category]]
 
 
-def common_dtype(tensors: Sequence[str], numbers: Sequence[type]) -> DType:
-    """Promotion: tensors by rank; a Python number counts only where it is of a higher category (bool, int, float)."""
-    weak = max((SCALARS.index(kind) for kind in numbers), default=-1)
-    if not tensors:
-        return _of_number(weak)
-    result = DTYPES[tensors[0]]
-    for name in tensors[1:]:
-        result = dtypes.promote(result, DTYPES[name])
-    return _of_number(weak) if weak > _category(result) else result
+def common_dtype(operands: Sequence[Any]) -> DType:
+    """Promotion, as torch has it: tensors by rank; those without axes, and then Python numbers, count only where they are of a higher
+    category (bool, int, float) than what stands above them.
+    """
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
+    numbers = [SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]
+    kinds = [*(reduce(dtypes.promote, tier) for tier in tiers if tier), *([_of_number(max(numbers))] if numbers else [])]
+    return reduce(lambda above, below: below if _category(below) > _category(above) else above, kinds)
 
 
 def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[Any]) -> DType:
     """The dtype whose compute type the kernel works in; also the result's, unless that is bool."""
     deciding = [values[i] for i in row.promoting]
-    numbers = [type(x) for x in (*deciding, *params) if not isinstance(x, Tensor)]
-    working = common_dtype([x.dtype for x in deciding if isinstance(x, Tensor)], numbers)
+    working = common_dtype((*deciding, *params))
     least = {"any": -1, "number": 1, "float": 2}[row.accepts]
     if _category(working) < least:
         wanted = "float tensors" if least == 2 else "numbers, not bool"

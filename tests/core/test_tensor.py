@@ -275,3 +275,24 @@ def test_copies_but_no_pickles(device):
     assert twin.requires_grad
     with pytest.raises(TypeError, match=r"\[pickle\] tensors are never pickled"):
         copy.copy(t)
+
+
+def test_what_torch_users_write(device):
+    x = Tensor.from_host(device.queue, np.arange(6, dtype=np.float32))
+    assert x.view(2, -1).sum(dim=1, keepdim=True).tolist() == [[3.0], [12.0]]
+    assert x.contiguous().view(3, 2).flip(dims=(0,)).amax(dim=1).tolist() == [5.0, 3.0, 1.0]
+    assert (x // 2 + 7 // (x + 1)).long().tolist() == [7, 3, 3, 2, 3, 3]
+    assert (x.dim(), x.half().dtype, x.cpu().backend, (x > 1).int().tolist()) == (1, "float16", "cpu", [0, 0, 1, 1, 1, 1])
+    with pytest.raises(TypeError, match="dim"):
+        x.max(dim=0)
+
+
+def test_logical_operators_are_of_truth_values(device):
+    a, b = (Tensor.from_host(device.queue, np.array(values)) for values in ([True, True, False], [True, False, False]))
+    assert [(a & b).tolist(), (a | b).tolist(), (a ^ b).tolist(), (~a).tolist(), (a & True).tolist()] == [
+        [True, False, False], [True, True, False], [False, True, False], [False, False, True], [True, True, False],
+    ]  # fmt: skip
+    with pytest.raises(DtypeError, match=r"\[and\] takes truth values; .*dtype=int64; compare first"):
+        a & Tensor.from_host(device.queue, np.array([6, 3, 1]))
+    with pytest.raises(DtypeError, match=r"\[invert\]"):
+        ~Tensor.from_host(device.queue, np.array([6]))

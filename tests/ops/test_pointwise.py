@@ -58,3 +58,16 @@ def test_gradients_where_a_formula_divides_by_zero_are_torchs(device):
     assert gradients(device, lambda x: ag.std(x, axis=1), [[5.0, 5.0, 5.0]]) == [[[0.0, 0.0, 0.0]]]
     assert gradients(device, ag.atan2, [0.0], [0.0]) == [[0.0], [0.0]]
     assert np.isnan(gradients(device, ag.logsumexp, [np.nan, 1.0])).all()
+
+
+def test_a_tensor_without_axes_widens_none_of_its_kind(device):
+    half = ag.tensor(np.ones(3), "float16", requires_grad=True, queue=device.queue)
+    scale = ag.tensor(0.5, requires_grad=True, queue=device.queue)
+    product = half * scale
+    product.sum().backward()
+    assert (product.dtype, half.grad.dtype, scale.grad.dtype, scale.grad.item()) == ("float16", "float16", "float32", 3.0)
+    whole = ag.tensor([3, 5], "int32", queue=device.queue)
+    assert ((half * np.float32(2)).dtype, (whole * scale).dtype, (whole + ag.tensor(1, queue=device.queue)).dtype) == (
+        "float16", "float32", "int32",
+    )  # fmt: skip
+    assert (ag.tensor(1, "int32", queue=device.queue) * ag.tensor(2, queue=device.queue)).dtype == "int64"
