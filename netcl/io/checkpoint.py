@@ -52,7 +52,7 @@ def save_checkpoint(
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
         raise ValueError(message(SAVE, "a step is a number from 0 on", step=repr(step)))
-    if keep_last is not None and keep_last < 1:
+    if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
         raise ValueError(message(SAVE, "at least one checkpoint must be kept", keep_last=keep_last))
     target = _target(Path(path), int(step), keep_last)
     parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)

@@ -107,7 +107,8 @@ def _encode(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_encode(part, where) for part in value]
+        parts = [_encode(part, where) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):
             raise TypeError(message("config", f"keys of {where}) are not all strings", keys=list(value)))
@@ -191,7 +192,8 @@ def _check_arguments(name: str, make: Callable[..., Any], positional: Sequence[A
 
 def _decode(value: Any, depth: int) -> Any:
     if isinstance(value, list | tuple):
-        return [_decode(part, depth) for part in value]
+        parts = [_decode(part, depth) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
     if not isinstance(value, Mapping):
         return value
     if set(value) == {"class"}:

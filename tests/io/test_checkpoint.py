@@ -144,6 +144,8 @@ def test_wrong_arguments_are_told(tmp_path):
         save_checkpoint(tmp_path / "a.netcl", step=-1)
     with pytest.raises(ValueError, match=r"\[save_checkpoint\] at least one checkpoint must be kept; keep_last=0"):
         save_checkpoint(tmp_path, keep_last=0)
+    with pytest.raises(ValueError, match=r"\[save_checkpoint\] at least one checkpoint must be kept; keep_last=1.5"):
+        save_checkpoint(tmp_path, keep_last=1.5)
     with pytest.raises(FileError, match=r"\[save_checkpoint\] a builtins.set cannot be saved; at=extra.seen"):
         save_checkpoint(tmp_path / "a.netcl", extra={"seen": {1}})
     assert os.listdir(tmp_path) == []

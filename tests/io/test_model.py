@@ -140,3 +140,9 @@ def test_weights_that_are_one_come_back_as_one(tmp_path):
         for name, value in model.state_dict().items():
             assert again.state_dict()[name].dtype == value.dtype
             np.testing.assert_array_equal(again.state_dict()[name].to_host(), value.to_host())
+
+
+def test_arguments_that_are_tuples_come_back_as_tuples(tmp_path):
+    model = nn.Sequential(nn.Conv2d(2, 4, (3, 5), padding=(1, 2)), nn.Unflatten(1, (2, 2)))
+    save_model(model, tmp_path / "m.netcl")
+    assert repr(load_model(tmp_path / "m.netcl")) == repr(model)
