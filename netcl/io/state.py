@@ -91,8 +91,8 @@ def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mappin
 def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file; bfloat16 needs ``ml_dtypes``."""
     library, found = _library(), {}
-    if not Path(path).is_file():
-        raise FileNotFoundError(message("load_safetensors", "there is no such file", file=path))
+    with open(path, "rb"):  # says what is wrong: the library takes a file that it may not read for one that is not there
+        pass
     with (
         refusing(
             "load_safetensors", path, (library.SafetensorError, AttributeError, ValueError, OSError)

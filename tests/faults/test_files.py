@@ -139,6 +139,8 @@ def test_a_file_of_another_format_is_refused(tmp_path, kind):
 def test_a_missing_file_is_said_to_be_missing(tmp_path, kind):
     with pytest.raises(FileNotFoundError):
         opened(kind, tmp_path / "nothing")
+    with pytest.raises(IsADirectoryError if kind != "checkpoint.netcl" else FileNotFoundError):  # a folder without checkpoints
+        opened(kind, tmp_path)
 
 
 def test_files_of_one_kind_name_what_opens_them(tmp_path):
