@@ -40,7 +40,7 @@ _ROW_GRADS_SAMPLES = [
 ]  # fmt: skip
 _WEIGHT_GRAD_SAMPLES = [
     S((3, 5), (3, 5), (3,), (3,)), S((300, 17), (300, 17), (300,), (300,)), S((2, 3, 57), (2, 3, 57), (2,), (2,), axes=2),
-    S((2, 6, 7, 5), (2, 6, 7, 5), (2, 3), (2, 3), groups=3), S((0, 5), (0, 5), (0,), (0,)),
+    S((2, 6, 7, 5), (2, 6, 7, 5), (2, 3), (2, 3), groups=3), S((3, 4), (3, 4), (3, 4), (3, 4), groups=4), S((0, 5), (0, 5), (0,), (0,)),
 ]  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def sums(
     operands: dict[str, str], upstream: Upstream, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
 ) -> tuple[Tensor, Tensor]:
     """The sums of g xh and of g over each channel: the gradients of weight and bias."""
-    defines = {"COLUMNS": int(sizes.span == 1 and by == 1), **upstream.defines}
+    defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), **upstream.defines}
     firsts, seconds = pair((sizes.parts, sizes.channels), x, mean.dtype)
     args = (*upstream.args, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
     run_channels("sum_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, *args)
