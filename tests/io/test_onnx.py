@@ -104,6 +104,26 @@ def test_what_onnxruntime_cannot_run_is_written_with_a_warning(tmp_path, caplog)
     np.testing.assert_allclose(again.to_host(), model(x).to_host(), rtol=2e-2, atol=1e-2)
 
 
+def test_weights_and_inputs_of_one_name_are_kept_apart(tmp_path):
+    """A weight that has the name of an input would be what the input is when nothing is given."""
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.input, self.output = (nn.Parameter(np.full(3, value, np.float32)) for value in (2, 5))
+
+        def forward(self, x):
+            return x * self.input + self.output
+
+    x = np.ones(3, np.float32)
+    export_onnx(Scale(), tmp_path / "m.onnx", x, check=False)
+    model = import_onnx(tmp_path / "m.onnx")
+    assert model(x).tolist() == [7, 7, 7] and set(model.state_dict()) == {"input", "output"}
+    for names in ({"input_names": ["output"]}, {"input_names": ["x"], "output_names": ["x"]}):
+        with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) is that of a weight or another input"):
+            export_onnx(Scale(), tmp_path / "m.onnx", x, **names)
+
+
 def test_an_imported_model_goes_out_again(tmp_path):
     """``save_model`` cannot build a graph of a file again and says what can; its weights are a module's."""
     model, x = nn.Sequential(nn.Linear(12, 8), nn.ReLU()), IMAGES.reshape(3, -1)[:, :12]

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,10 +42,12 @@ def export_onnx(
     if not samples:
         raise refusal(OP, "a sample of every input is needed", "pass one array or tensor per input")
     run = trace(model, samples, RULES, dynamic_batch)
-    names = _names(run, input_names, output_names)
-    graph = Graph(run, _state(model), names[0], dynamic_batch)
+    state = _state(model)
+    inputs = _names("input", run.inputs, input_names, state)
+    outputs = _names("output", run.outputs, output_names, {*state, *inputs})
+    graph = Graph(run, state, inputs, dynamic_batch)
     _emit(graph, run)
-    made = _proto(onnx, graph, run, names[1], dynamic_batch)
+    made = _proto(onnx, graph, run, outputs, dynamic_batch)
     try:
         onnx.checker.check_model(made, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
@@ -56,14 +58,15 @@ def export_onnx(
         file.write(made.SerializeToString())
 
 
-def _names(run: Trace, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[list[str], list[str]]:
-    found = []
-    for kind, tensors, given in (("input", run.inputs, inputs), ("output", run.outputs, outputs)):
-        names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
-        if len(names) != len(tensors) or len(set(names)) != len(names):
-            raise refusal(OP, f"one name per {kind} is needed", names=names, count=len(tensors))
-        found.append(names)
-    return found[0], found[1]
+def _names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
+    """A name for each input or output that no weight has: a weight of the same name would be what the input is by default."""
+    names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
+    if len(names) != len(tensors) or len(set(names)) != len(names):
+        raise refusal(OP, f"one name per {kind} is needed", names=names, count=len(tensors))
+    clash = [name for name in names if name in taken]
+    if clash and given:
+        raise refusal(OP, f"the name of an {kind} is that of a weight or another input", names=clash)
+    return [f"model_{name}" if name in taken else name for name in names]
 
 
 def _state(model: Any) -> dict[str, Tensor]:
