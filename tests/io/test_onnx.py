@@ -110,15 +110,15 @@ def test_weights_and_inputs_of_one_name_are_kept_apart(tmp_path):
     class Scale(nn.Module):
         def __init__(self):
             super().__init__()
-            self.input, self.output = (nn.Parameter(np.full(3, value, np.float32)) for value in (2, 5))
+            self.input, self.output, self.constant_0 = (nn.Parameter(np.full(3, value, np.float32)) for value in (2, 5, 3))
 
         def forward(self, x):
-            return x * self.input + self.output
+            return (x + 10.0) * self.input * self.constant_0 + self.output
 
     x = np.ones(3, np.float32)
     export_onnx(Scale(), tmp_path / "m.onnx", x, check=False)
     model = import_onnx(tmp_path / "m.onnx")
-    assert model(x).tolist() == [7, 7, 7] and set(model.state_dict()) == {"input", "output"}
+    assert model(x).tolist() == [71, 71, 71] and {"input", "output", "constant_0"} <= set(model.state_dict())
     for names in ({"input_names": ["output"]}, {"input_names": ["x"], "output_names": ["x"]}):
         with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) is that of a weight or another input"):
             export_onnx(Scale(), tmp_path / "m.onnx", x, **names)

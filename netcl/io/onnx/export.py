@@ -45,7 +45,7 @@ def export_onnx(
     state = _state(model)
     inputs = _names("input", run.inputs, input_names, state)
     outputs = _names("output", run.outputs, output_names, {*state, *inputs})
-    graph = Graph(run, state, inputs, dynamic_batch)
+    graph = Graph(run, state, inputs, outputs, dynamic_batch)
     _emit(graph, run)
     made = _proto(onnx, graph, run, outputs, dynamic_batch)
     try:

@@ -40,8 +40,9 @@ def _storage(t: Tensor) -> tuple[Any, ...]:
 class Graph:
     """Takes the calls of a trace one after the other; ``rules`` say what each becomes."""
 
-    def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], free_batch: bool):
+    def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str], free_batch: bool):
         self.run, self.free_batch = run, free_batch
+        self._taken = {*state, *input_names, *output_names}
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
         self._types: dict[str, str] = {}
@@ -66,9 +67,10 @@ class Graph:
 
     def fresh(self, kind: str) -> str:
         """A name that is not used yet."""
-        number = self._numbers[kind]
+        while (name := f"{kind}_{self._numbers[kind]}") in self._taken:
+            self._numbers[kind] += 1
         self._numbers[kind] += 1
-        return f"{kind}_{number}"
+        return name
 
     def value(self, x: Any, dtype: str | None = None) -> Name:
         """The name of a tensor, or of a number as a constant, in a dtype."""
