@@ -93,7 +93,9 @@ class _Reader:
         self.take(_PAIR_BYTES * len(pairs))
         return Attributes(opcodes.checked(pairs))
 
-    def tensor(self, storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any) -> Any:
+    def tensor(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any = None, hooks: Any = None, marks: Any = None) -> Any:
+        if marks:  # that its values are to be conjugated, or negated, when they are read
+            raise Refused("a tensor is a view that torch has yet to compute: save its resolve_conj().resolve_neg()")
         return self.window(storage, getattr(storage, "dtype", ""), offset, size, stride)
 
     def tensor_of(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> Any:

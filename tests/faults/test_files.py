@@ -537,6 +537,13 @@ def test_tensors_beyond_their_storage_are_refused(tmp_path, layout, reason):
     ]
 
 
+def test_a_tensor_that_torch_would_conjugate_is_refused(tmp_path):
+    """The storage holds the values before: they would come back with the wrong sign."""
+    program = tensor_program(4, 0, (2,), (1,)).replace(b"\x89NtR", b"\x89N}X\x04\x00\x00\x00conj\x88stR")
+    with pytest.raises(FileError, match="a view that torch has yet to compute: save its resolve_conj"):
+        load_torch(torch_file(tmp_path / "a.pt", program, {"0": bytes(16)}))
+
+
 @pytest.mark.parametrize("use", ["key", "size", "storage", "pairs", "device"])
 def test_structures_that_take_for_ever_to_look_at_are_refused_quickly(tmp_path, use):
     """A tuple of twice a tuple of twice a tuple ...: small in memory, endless to hash or print."""
