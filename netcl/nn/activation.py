@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import netcl.autograd as ag
-from netcl.core.errors import message
+from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
 from netcl.nn.parameter import full
@@ -307,6 +307,8 @@ class GLU(Activation):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[self.dim] % 2:
+            raise ShapeError(message("GLU", "the axis has no two halves", dim=self.dim, shape=x.shape))
         value, gate = ag.split(x, x.shape[self.dim] // 2, axis=self.dim)
         return ag.mul(value, ag.sigmoid(gate))
 

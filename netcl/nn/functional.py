@@ -7,12 +7,14 @@ differently: ``dim`` for ``axis``, ``training`` defaults, names of losses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, wraps
 from typing import Any
 
 import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.nn.activation import GLU
 from netcl.nn.norm import EPSILON
-from netcl.nn.shape import PixelShuffle, PixelUnshuffle
 
 #: torch's names of ops that are called otherwise here.
 RENAMED = {
@@ -20,8 +22,23 @@ RENAMED = {
 }  # fmt: skip
 
 
+#: Activations that torch can compute in place; ``inplace`` is taken and changes nothing, as in the modules.
+INPLACE = frozenset("relu relu6 elu selu leaky_relu silu mish hardtanh hardsigmoid hardswish".split())
+
+
 def __getattr__(name: str) -> Callable[..., Any]:
-    return getattr(ag, RENAMED.get(name, name))
+    return _activation(name) if name in INPLACE else getattr(ag, RENAMED.get(name, name))
+
+
+@cache
+def _activation(name: str) -> Callable[..., Tensor]:
+    op = getattr(ag, RENAMED.get(name, name))
+
+    @wraps(op)
+    def activation(input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Tensor:
+        return op(input, *(value for value in args if not isinstance(value, bool)), **kwargs)
+
+    return activation
 
 
 def __dir__() -> list[str]:
@@ -50,11 +67,10 @@ def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """The first half along ``dim`` times the sigmoid of the second."""
-    value, gate = ag.split(input, input.shape[dim] // 2, axis=dim)
-    return ag.mul(value, ag.sigmoid(gate))
+    return GLU(dim)(input)
 
 
-def celu(input: Tensor, alpha: float = 1.0) -> Tensor:
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
     return ag.mul(ag.elu(ag.div(input, alpha)), alpha)
 
@@ -77,6 +93,28 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; without ``eps`` the machine epsilon of the arithmetic."""
     return ag.rms_norm(input, normalized_shape, weight, eps=EPSILON[input.dtype] if eps is None else eps)
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Zeros elements with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity unless ``training``."""
+    return ag.dropout(input, p, training)
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Elements added at the ends of axes, two numbers per axis, the last axis first."""
+    return ag.pad(input, pad, mode, 0.0 if value is None else value)
+
+
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Instance norm of ``(N, C, ...)`` by its own statistics, or by given ones. Only :class:`netcl.nn.InstanceNorm2d` updates them."""
+    if not use_input_stats:
+        return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
+    if running_mean is not None or running_var is not None:
+        raise ShapeError(message("instance_norm", "running statistics are not updated by a function", "use nn.InstanceNorm2d"))
+    return ag.instance_norm(input, weight, bias, eps=eps)
 
 
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
@@ -116,12 +154,12 @@ def fold(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any = 1, p
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """Channels turned into resolution."""
-    return PixelShuffle(upscale_factor)(input)
+    return ag.pixel_shuffle(input, upscale_factor)
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """Resolution turned into channels."""
-    return PixelUnshuffle(downscale_factor)(input)
+    return ag.pixel_unshuffle(input, downscale_factor)
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

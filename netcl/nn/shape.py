@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import netcl.autograd as ag
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
 
@@ -65,11 +65,7 @@ class PixelShuffle(Module):
         self.upscale_factor = upscale_factor
 
     def forward(self, x: Tensor) -> Tensor:
-        r, (n, c, h, w) = self.upscale_factor, x.shape
-        if c % (r * r):
-            raise ShapeError(message("PixelShuffle", "the channels do not divide by upscale_factor ** 2", shape=x.shape, upscale_factor=r))
-        parts = ag.reshape(x, (n, c // (r * r), r, r, h, w))
-        return ag.reshape(ag.permute(parts, (0, 1, 4, 2, 5, 3)), (n, c // (r * r), h * r, w * r))
+        return ag.pixel_shuffle(x, self.upscale_factor)
 
 
 class PixelUnshuffle(Module):
@@ -90,12 +86,7 @@ class PixelUnshuffle(Module):
         self.downscale_factor = downscale_factor
 
     def forward(self, x: Tensor) -> Tensor:
-        r, (n, c, h, w) = self.downscale_factor, x.shape
-        if h % r or w % r:
-            what = "height and width do not divide by downscale_factor"
-            raise ShapeError(message("PixelUnshuffle", what, shape=x.shape, downscale_factor=r))
-        parts = ag.reshape(x, (n, c, h // r, r, w // r, r))
-        return ag.reshape(ag.permute(parts, (0, 1, 3, 5, 2, 4)), (n, c * r * r, h // r, w // r))
+        return ag.pixel_unshuffle(x, self.downscale_factor)
 
 
 class Upsample(Module):

@@ -59,6 +59,8 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(len(shape)))
     given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    if not shape and given in ((0,), (-1,)):  # a number has an axis to fold, as in torch
+        return ()
     for a in given:
         if not isinstance(a, int | np.integer) or not -len(shape) <= a < len(shape):
             raise ShapeError(message(name, f"axis {a} is out of range", "", **{"x.shape": shape}))

@@ -508,7 +508,7 @@ def _ref_pixel_unshuffle(x, factor):
              r"\[pixel_shuffle\] x has four axes, and the factor's square divides its channels; x.shape=\(1, 6, 2, 2\), ")])  # fmt: skip
 def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """``(n, c * factor^2, h, w)`` becomes ``(n, c, h * factor, w * factor)``: channels turn into neighbouring pixels."""
-    _check_shuffle("pixel_shuffle", x, factor, not x.shape[1] % max(1, factor) ** 2, "the factor's square divides its channels")
+    _check_shuffle("pixel_shuffle", x, factor, not sum(x.shape[1:2]) % max(1, factor) ** 2, "the factor's square divides its channels")
     n, c, h, w = x.shape
     parts = F.reshape(x, (n, c // factor**2, factor, factor, h, w))
     return F.reshape(F.permute(parts, (0, 1, 4, 2, 5, 3)), (n, c // factor**2, h * factor, w * factor))

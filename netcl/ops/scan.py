@@ -28,7 +28,10 @@ _SLICE = 1024  # elements that one work-item walks before it is worth asking ano
 def _shape3(name: str, x: Tensor, axis: int | None) -> Shape3:
     if axis is None:
         return Shape3(1, x.size, 1)
-    (a,) = axes_of(name, axis, x.shape)
+    axes = axes_of(name, axis, x.shape)
+    if not x.shape:
+        return Shape3(1, 1, 1)
+    (a,) = axes
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 
 
