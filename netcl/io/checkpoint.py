@@ -20,13 +20,15 @@ import numpy as np
 from netcl.core.device import get_active_device
 from netcl.core.errors import message
 from netcl.io import archive, tree
-from netcl.io.archive import FileError, refusal
+from netcl.io.archive import FileError, refusal, refusing
 from netcl.io.model import fitting
 from netcl.ops import random
 
 log = logging.getLogger("netcl")
 
 SAVE, LOAD = "save_checkpoint", "load_checkpoint"
+#: What is raised over states that are not made as they should be.
+_NO_STATE = (TypeError, LookupError, AttributeError, ArithmeticError)
 _NAME = re.compile(r"step-(\d{6,})\.netcl")
 
 
@@ -82,7 +84,7 @@ def load_checkpoint(
     parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
     generators = _generators(rng, LOAD)
     _check(parts, generators, state, found)
-    _restore(parts, state)
+    _restore(parts, state, found)
     for name, generator in generators.items():
         generator.bit_generator.state = state["rng"][name]
     _put_streams(model, state.get("random", []))
@@ -287,6 +289,8 @@ def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[
         own = generator.bit_generator.state["bit_generator"]
         if kind != own:
             raise refusal(LOAD, f"the checkpoint has no state for the generator {name!r}", own=own, checkpoint=kind, file=path)
+        with refusing(LOAD, path, (ValueError, *_NO_STATE)):
+            type(generator.bit_generator)().state = saved[name]
 
 
 def _is_stream(stream: Any) -> bool:
@@ -296,13 +300,14 @@ def _is_stream(stream: Any) -> bool:
 # ---- changing
 
 
-def _restore(parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def _restore(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
     """Load the parts, the model last; if one refuses, put back what the others had."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device
                 undo.callback(_snapshot(part))
-            part.load_state_dict(_on_device(state[name], getattr(part, "queue", None)))
+            with refusing(LOAD, path, _NO_STATE):
+                part.load_state_dict(_on_device(state[name], getattr(part, "queue", None)))
         undo.pop_all()
 
 

@@ -295,6 +295,24 @@ def test_a_part_that_refuses_its_state_gives_the_others_theirs_back(tmp_path):
     assert state_of(model, optimizer, rng) == before and stubborn.value == 0
 
 
+@pytest.mark.parametrize("fault", [
+    lambda state: state["rng"]["rng"].pop("has_uint32"),
+    lambda state: state["optimizer"].update(state=[1]),
+    lambda state: state["optimizer"]["param_groups"][0].update(params=[{"a": 1}] * 4),
+    lambda state: state["rng"]["rng"]["state"].update(state="x"),
+])  # fmt: skip
+def test_states_that_are_made_otherwise_are_refused_and_change_nothing(tmp_path, fault):
+    path = written(tmp_path, "checkpoint.netcl")
+    rewritten(path, lambda meta, arrays: fault(meta["state"]))
+    model, optimizer = trained()
+    optimizer.load_state_dict(optimizer.state_dict())  # which puts its keys in the order they have after a load
+    rng = np.random.default_rng(1)
+    before = state_of(model, optimizer, rng)
+    with pytest.raises(FileError, match=r"\[load_checkpoint\] "):
+        load_checkpoint(path, model=model, optimizer=optimizer, rng=rng)
+    assert state_of(model, optimizer, rng) == before
+
+
 # ---- hostile archives
 
 
