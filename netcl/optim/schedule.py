@@ -186,7 +186,8 @@ class LinearLR(Scheduler):
             return self.present()
         rise = self.end_factor - self.start_factor
         before = self.total_iters * self.start_factor + (self.last_epoch - 1) * rise
-        return [lr * (1.0 + rise / before) for lr in self.present()]
+        factor = max(1.0 + rise / before, 0.0)  # rounding may leave a rate of 0 a little below it, which no optimizer takes
+        return [lr * factor for lr in self.present()]
 
 
 class CosineAnnealingLR(Scheduler):

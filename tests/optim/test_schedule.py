@@ -197,3 +197,12 @@ class Bare(optim.Optimizer):
 def test_a_state_of_something_else_is_refused():
     with pytest.raises(ValueError, match=r"\[ReduceLROnPlateau\] the state lacks 'best'"):
         optim.ReduceLROnPlateau(optimizer()).load_state_dict(optim.StepLR(optimizer(), 2).state_dict())
+
+
+def test_a_rate_that_ends_at_0_can_be_resumed():
+    optimizer = optim.SGD([leaf()], lr=0.003)
+    schedule = optim.LinearLR(optimizer, start_factor=0.1, end_factor=0.0, total_iters=5)
+    for _ in range(5):
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.0
+    optim.SGD([leaf()], lr=0.003).load_state_dict(optimizer.state_dict())
