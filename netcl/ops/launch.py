@@ -34,6 +34,8 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
     Python numbers take the first tensor's dtype where it can hold them. Tensors of different devices raise ``DeviceError``.
     """
     queue = getattr(values[0], "queue", None) if values else None
+    if queue is None and values and values[0] is None:
+        raise TypeError(message(op, "takes a tensor, not None", "does what came before return its result?"))
     for value in values:
         if value is not None and (not isinstance(value, Tensor) or value.queue is not queue):
             break

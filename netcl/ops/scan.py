@@ -25,12 +25,14 @@ _MOST_INT = 2**31 - 2**17
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another
 
 
-def _shape3(name: str, x: Tensor, axis: int | None) -> Shape3:
+def _shape3(name: str, x: Tensor, axis: Any) -> Shape3:
     if axis is None:
         return Shape3(1, x.size, 1)
     axes = axes_of(name, axis, x.shape)
     if not x.shape:
         return Shape3(1, 1, 1)
+    if len(axes) != 1:
+        raise ShapeError(message(name, "takes one axis", "name it, or leave it away for all elements", axis=axis))
     (a,) = axes
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 

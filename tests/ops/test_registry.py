@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from netcl import ops
+from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.ops.elementwise import run_vjp
 from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, lookup, op, register, unregister
@@ -179,3 +180,14 @@ def test_every_row_says_what_it_is():
         assert made.doc, name
         assert made.amp in ("half", "float", "keep"), name
         assert made.name == name
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax", "matmul"])
+def test_a_forgotten_return_is_told(name):
+    with pytest.raises(TypeError, match=rf"\[{name}\] takes a tensor, not None; does what came before return its result\?"):
+        ops.function(name)(None, np.ones((3, 3), np.float32))
+
+
+def test_one_axis_means_one():
+    with pytest.raises(ShapeError, match=r"\[cumsum\] takes one axis; axis=\(0, 1\)"):
+        ops.cumsum(np.ones((2, 3), np.float32), axis=(0, 1))
