@@ -230,6 +230,8 @@ def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: 
 def _row_norm_grads(
     upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0, centered: bool = True
 ) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not any(fusion.waiting_node(t) is not None for t in (upstream, x)):
+        return None  # the op's own kernel reads them once for all three; a chain that takes the first further would read them again
     d_x = _row_norm_grad(upstream, x, weight, mean, rstd, axes=axes, groups=groups, centered=centered)
     sums = None if d_x is None else _row_norm_weight_grad(upstream, x, mean, rstd, axes=axes, groups=groups)
     return None if d_x is None or sums is None else (d_x, *sums)
