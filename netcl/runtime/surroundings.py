@@ -154,17 +154,19 @@ class _Reads(NamedTuple):
 
 
 _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")
+_FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
 
 def _reads(code: CodeType) -> _Reads:
     """Of a function and those inside it; what is only set is left out, and so are methods of things without a name of their own."""
-    local = {*code.co_varnames, *code.co_cellvars} - {*code.co_varnames[:1]}
+    local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
+    local |= dict.fromkeys(code.co_varnames[: min(1, code.co_argcount)], (_FIRST,))
     reads = _Reads(set(), set())
     path: Path = ()
     for step in dis.get_instructions(code):
         if step.opname.startswith(_NAMED):
             name = step.argval if isinstance(step.argval, str) else step.argval[-1]  # some load two
-            path = () if name in local else (name,)
+            path = local.get(name, (name,))
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             if not path and step.opname == "LOAD_ATTR" and "NULL" not in step.argrepr:
                 reads.loose.add(step.argval)
@@ -175,8 +177,13 @@ def _reads(code: CodeType) -> _Reads:
     for part in code.co_consts:
         if isinstance(part, CodeType):
             inner = _reads(part)
-            reads.paths.update(inner.paths)
             reads.loose.update(inner.loose)
+            for name, *rest in inner.paths:
+                start = () if name == _FIRST else local.get(name, (name,))
+                if start:
+                    reads.paths.add((*start, *rest))
+                else:
+                    reads.loose.update(rest[:1])
     return _Reads(reads.paths - {()}, reads.loose)
 
 
@@ -212,16 +219,17 @@ class _Search:
             self._go_on(function)
             return
         self._note_values([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
-        reads, this = _reads(function.__code__), function.__code__.co_varnames[:1]
+        reads = _reads(function.__code__)
         self.loose |= reads.loose
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         for first, *rest in reads.paths:
-            if first in cells:
+            if first == _FIRST:
+                if rest:
+                    self._note_attribute(owner, rest)
+            elif first in cells:
                 self._note((cells[first], None), tuple(rest))
             elif first in function.__globals__:
                 self._note((function.__globals__, first), tuple(rest))
-            elif first in this and rest:
-                self._note_attribute(owner, rest)
 
     def _note_values(self, values: Sequence[Any]) -> None:
         """Arguments that are fixed, as objects that may change."""

@@ -191,3 +191,14 @@ def test_a_gradient_that_a_frozen_parameter_keeps_is_used_until_it_is_gone(cl_de
         return [first, second, kept]
 
     both_ways(run)
+
+
+def test_arguments_are_not_what_has_their_names_outside(cl_device):
+    """As in a script: ``for x, y in batches: step(x, y)``."""
+    script: dict = {"ag": ag}
+    exec("def step(x, y):\n    return ag.sum(x * (lambda: y + 1)()) + ag.sum((lambda x: x * 2)(y))", script)
+    run = netcl.compile(script["step"])
+    for i in range(5):
+        script["x"], script["y"] = (Tensor.full((3,), float(i + k), queue=cl_device.queue) for k in range(2))
+        assert run(script["x"], script["y"]).item() == 3 * i * (i + 2) + 6 * (i + 1)
+    assert len(run._cases) == len(run.graphs) == 1
