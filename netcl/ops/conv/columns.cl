@@ -89,16 +89,6 @@ __kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, i
   }
 }
 
-// y[image][channel][pixel] = the sum over the windows that hold the pixel. Work-items: pixels of all images, channels.
-#define FOLD_PLACE                                                                                    \
-  PLACE(H, W)                                                                                         \
-  long lines[REACH_H], places[REACH_W];                                                               \
-  windows_of_pixel(lines, REACH_H, PERIOD_H, KH, py + pad_h, dilation_h, STRIDE_H, OH, OW, KW * row); \
-  windows_of_pixel(places, REACH_W, PERIOD_W, KW, px + pad_w, dilation_w, STRIDE_W, OW, 1, row);
-#define FOLD_CHANNEL                                               \
-  const size_t at = ((size_t)n * C + c) * H * W + p;               \
-  const REAL sum = folded(x + (n * image + c * (KH * KW) * row), lines, places);
-
 static inline REAL folded(__global const X_T* columns, const long* lines, const long* places) {
   REAL sum = 0;
 #pragma unroll
@@ -108,28 +98,29 @@ static inline REAL folded(__global const X_T* columns, const long* lines, const 
   return sum;
 }
 
+// y[image][channel][pixel] = `ended`, of the sum over the windows that hold the pixel. Work-items: pixels of all images, channels.
+#define FOLD(ended)                                                                                   \
+  PLACE(H, W)                                                                                         \
+  long lines[REACH_H], places[REACH_W];                                                               \
+  windows_of_pixel(lines, REACH_H, PERIOD_H, KH, py + pad_h, dilation_h, STRIDE_H, OH, OW, KW * row); \
+  windows_of_pixel(places, REACH_W, PERIOD_W, KW, px + pad_w, dilation_w, STRIDE_W, OW, 1, row);      \
+  _Pragma("unroll") for (int e = 0; e < EACH; ++e) {                                                  \
+    CHANNEL(c)                                                                                        \
+    const size_t at = ((size_t)n * C + c) * H * W + p;                                                \
+    const REAL sum = folded(x + (n * image + c * (KH * KW) * row), lines, places);                    \
+    Y_STORE(y, at, ended);                                                                            \
+  }
+
 __kernel void col2im(__global const X_T* restrict x, __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int pad_h,
                      int pad_w, int dilation_h, int dilation_w, long row, long image) {
-  FOLD_PLACE
-#pragma unroll
-  for (int e = 0; e < EACH; ++e) {
-    CHANNEL(c)
-    FOLD_CHANNEL
-    Y_STORE(y, at, sum);
-  }
+  FOLD(sum)
 }
 
 #ifdef ENDS
 __kernel void folded_outputs(__global const X_T* restrict x, __global const B_T* restrict bias, __global const ADDED_T* restrict added,
                              __global Y_T* restrict y, int N, int C, int H, int W, int OH, int OW, int pad_h, int pad_w,
                              int dilation_h, int dilation_w, long row, long image, REAL scale) {
-  FOLD_PLACE
-#pragma unroll
-  for (int e = 0; e < EACH; ++e) {
-    CHANNEL(c)
-    FOLD_CHANNEL
-    Y_STORE(y, at, FINISHED(sum, c, at));
-  }
+  FOLD(FINISHED(sum, c, at))
 }
 
 // y[image][filter][pixel] from sums[filter][image, pixel]. Work-items: pixels of all images, or quads of them; filters.
