@@ -178,7 +178,7 @@ void amx_pack_b(__global const B_T* restrict b, __global ushort* restrict packed
   broken[first_broken + batch * column_tiles + tile] = bad;
 }
 
-#ifdef C_LANES
+#ifdef VW  // with vectors.cl and line.cl before it
 // Work-groups: pairs of column tiles, blocks of pairs of row tiles, batches. Four sums (tmm0-3), two tiles of a (4, 5), two of b (6, 7).
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T* restrict bias, __global const ADDED_T* restrict added,
@@ -223,12 +223,14 @@ void amx_multiply(__global const ushort* restrict packed, __global const BIAS_T*
       for (int h = 0, column = nt * 16; h < 2 && column < n; ++h, column += 16) {
         const REAL* line = tiles + (i / 16 * 2 + h) * 256 + i % 16 * 16;
         const INDEX at = (INDEX)(mt * 16 + i) * n + column;
-        if (column + 16 > n) {
-          end_line(line, n - column, column, at, bias, has_bias, added, scale, c);
-        } else {
+#if WHOLE_VECTORS
+        if (column + 16 <= n) {
           const V shift = has_bias ? BIAS_LANES(bias + column) : (V)(0);
           C_LANES(finish(P_LOAD(line), scale, has_bias, shift, ADDED_VECTOR(at)), c + at);
+          continue;
         }
+#endif
+        end_line(line, min(16, n - column), column, at, bias, has_bias, added, scale, c);
       }
   }
   __asm__ volatile("tilerelease" ::: "memory");
