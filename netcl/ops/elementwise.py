@@ -270,7 +270,7 @@ def require_double(op: str, queue: Any, *names: str) -> None:
         raise DtypeError(message(op, "the device has no float64", "use float32", device=queue.device.name.strip()))
 
 
-def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile) -> Layout:
+def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, asks_ahead: bool) -> Layout:
     config = get_kernel_selector().select("elementwise", ((n,),), profile, dtype)
     width = 1
     if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED:
@@ -280,7 +280,7 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile) -> Layout:
     aligned = not walk.outer or walk.inner % width == 0
     cpu = profile.device_type == "cpu"
     integer, streams = "int" if n < _MOST_INT else "long", cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
-    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams)
+    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asks_ahead)
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tuple[int, int, int]:
@@ -310,8 +310,7 @@ def prepare(
     require_double(op, queue, *names, *(x.dtype for x in given.values()), "float64" if compute == "double" else "")
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
-    layout = _layout(walk, n, names[0], profile)
-    layout = layout._replace(fetches=layout.streams and fetches(queue))
+    layout = _layout(walk, n, names[0], profile, fetches(queue))
     inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
     kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
     chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile)
