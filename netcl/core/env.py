@@ -142,8 +142,8 @@ def reader(*names: str) -> Callable[[], tuple[Any, ...]]:
     if type(stored) is not dict:
         return lambda: tuple([raw(name) for name in names])
     get = stored.get
-    keys: list[Any] = [*map(os.environ.encodekey, names), None, None, None]
-    a, b, c, d = keys[:4]
+    keys: list[Any] = [*map(os.environ.encodekey, names), *[None] * (4 - len(names))]
+    a, b, c, d = keys
     return lambda: (get(a), get(b), get(c), get(d))  # a loop takes twice as long
 
 
