@@ -138,7 +138,7 @@ class Layout(NamedTuple):
     ``half_bits``: a CPU's. Halves are converted by integer arithmetic, since drivers call a function per element for ``vload_half``, and
     vectors may lie anywhere, since a caller's array does. ``whole``: rows are whole vectors, one per work-item; without the branches for
     a rest a GPU moves nearly twice the bytes. ``streams``: results go past a CPU's caches, which would read every line before it is
-    overwritten. ``fetches``: what is read then is asked for ahead, where the compiler knows how.
+    overwritten. ``ahead``: by how many bytes what is read then is asked for ahead, and into which cache: 3 is the first, 2 the second.
     """
 
     rank: int = 0
@@ -148,13 +148,12 @@ class Layout(NamedTuple):
     half_bits: bool = False
     whole: bool = False
     streams: bool = False
-    fetches: bool = False
+    ahead: tuple[int, int] | None = None
 
 
 STREAM_BYTES = 4 << 20  # results from here on are streamed: smaller ones are still in a cache when they are read
 LINE = 64  # bytes of a line of a cache; a vector that fills one, at its own alignment, can be stored past the caches
 _LINES = 4  # that are stored one after another: the kernel by itself takes 13 to 22 % less time on x86, 5 % less on ARM
-_AHEAD = 512  # bytes that streams are asked for ahead: 1024 were no faster for so many lines on x86, and slower on ARM
 
 
 def _vector(kind: str, width: int) -> str:
@@ -493,13 +492,17 @@ def _walk(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port],
     streams = [p for p in outputs if _fills_lines(p.dtype, layout)]
     if not streams:
         return f"for ({index} i = begin; i < end; i += {width}) {{\n    {rest}\n  }}"
-    ahead = [f"__builtin_prefetch((const void*)((size_t)(p_{p.name} + i) + {_AHEAD}));" for p in moving] if layout.fetches else []
+    ahead = [_prefetch(f"p_{p.name} + i", *layout.ahead) for p in moving] if layout.ahead else []
     held = {p: f"held_{p.name}[line] = {p.name};" for p in streams}
     return f"""{index} first = begin;
   {_stream_loop([*ahead, *loop, *(stores | held).values()], streams, layout)}
   for ({index} i = first; i < end; i += {width}) {{
     {rest}
   }}"""
+
+
+def _prefetch(pointer: str, distance: int, level: int) -> str:
+    return f"__builtin_prefetch((const void*)((size_t)({pointer}) + {distance}), 0, {level});"
 
 
 def _stream_loop(body: Sequence[str], streams: Sequence[Port], layout: Layout) -> str:

@@ -32,6 +32,9 @@ SCALARS = (bool, int, float)
 _MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 _MOST_INT = 2**31 - 2**17
 CPU_WIDTH = 16
+# Bytes by which a stream is asked for ahead, and the cache it is asked into (see ``Layout``). On x86 that takes 8 % less time than what is
+# best on ARM, where it takes a quarter more.
+_AHEAD, _AHEAD_X86 = (512, 3), (2048, 2)
 
 
 class Mode(NamedTuple):
@@ -270,7 +273,7 @@ def require_double(op: str, queue: Any, *names: str) -> None:
         raise DtypeError(message(op, "the device has no float64", "use float32", device=queue.device.name.strip()))
 
 
-def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, asks_ahead: bool) -> Layout:
+def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, knows_prefetch: bool) -> Layout:
     config = get_kernel_selector().select("elementwise", ((n,),), profile, dtype)
     width = 1
     if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED:
@@ -280,7 +283,8 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, asks_ahead: 
     aligned = not walk.outer or walk.inner % width == 0
     cpu = profile.device_type == "cpu"
     integer, streams = "int" if n < _MOST_INT else "long", cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
-    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asks_ahead)
+    ahead = (_AHEAD if profile.vector_width < 8 else _AHEAD_X86) if knows_prefetch else None
+    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, ahead)
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tuple[int, int, int]:
