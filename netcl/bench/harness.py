@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core.device import DeviceHandle, device, manager
-from netcl.core.errors import DeviceError, message
+from netcl.core.device import DeviceHandle, device, require
 
 SAMPLE_SECONDS = 0.05  # the least time of one sample: short calls are repeated until they fill it
 MOST_CALLS = 2000
@@ -138,9 +137,7 @@ def _several(values: Any) -> Sequence[Any]:
 
 def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7, quick: bool = False, with_torch: bool = True) -> Setting:
     """Our device by its selector, and torch if it is installed: on the same GPU where it can, else on the CPU."""
-    handle = manager.default(selector)
-    if handle is None:
-        raise DeviceError(message("bench", "there is no such device", "netcl devices lists them", device=repr(selector)))
+    handle = require(selector, op="bench")
     torch = importlib.import_module("torch") if with_torch and importlib.util.find_spec("torch") else None
     where = "cpu"
     if torch is not None:

@@ -14,9 +14,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from netcl.core import env
-from netcl.core.device import DeviceHandle, manager
-from netcl.core.errors import DeviceError, message
+from netcl.core.device import DeviceHandle, require
 
 _LONGEST = 20  # of a word in a table, before it is broken
 
@@ -142,8 +140,4 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 def pick_device(selector: str | None) -> DeviceHandle:
     """The device of an option ``--device``, or what NETCL_DEVICE says without one."""
-    chosen = selector or env.value("NETCL_DEVICE")
-    handle = manager.default(chosen)
-    if handle is None:
-        raise DeviceError(message("device", "no such device", f"there are: {manager.describe()}", device=chosen))
-    return handle
+    return require(selector or "auto")

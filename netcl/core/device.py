@@ -222,7 +222,7 @@ class DeviceManager:
     def partition(self, device: Any = "auto", count: int = 2) -> list[DeviceHandle]:
         """``count`` equal parts of a device's compute units, each a device of its own with a context and queue: for data parallel training
         on one CPU, or to leave cores to others. CPU runtimes can do this; few GPUs can."""
-        whole = _require(device, strict=True)
+        whole = require(device, strict=True)
         cl = platforms.opencl()
         units = whole.profile.max_compute_units // count if whole.backend == "cl" and count > 0 else 0
         if not units:
@@ -442,7 +442,7 @@ class device:
     manager = manager
 
     def __init__(self, selector: Any = "auto", strict: bool = False):
-        self.handle = _require(selector, strict)
+        self.handle = require(selector, strict)
 
     def __enter__(self) -> DeviceHandle:
         _active.stack.append(self.handle)
@@ -463,14 +463,15 @@ class device:
         return manager.profile(queue.device)
 
 
-def _require(selector: Any, strict: bool = False) -> DeviceHandle:
+def require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHandle:
+    """As :meth:`DeviceManager.default`, with a :class:`DeviceError` in the name of ``op`` where there is no such device."""
     handle = manager.default(selector, strict)
     if handle is not None:
         return handle
     remedy = f"there are: {manager.describe()}"
     if not platforms.available():
         remedy += f"; `netcl doctor` says what is missing, {platforms.install_command()} installs a CPU runtime"
-    raise DeviceError(message("device", "no such device", remedy, selector=repr(selector)))
+    raise DeviceError(message(op, "no such device", remedy, selector=repr(selector)))
 
 
 def handle_of(queue: Any) -> DeviceHandle:
@@ -484,9 +485,9 @@ def get_active_device() -> DeviceHandle:
         return _active.stack[-1]
     if _active.base is not None:
         return _active.base
-    return _require("auto")
+    return require("auto")
 
 
 def set_active_device(handle: Any) -> None:
     """Make a handle, or what a selector names, the device of this thread outside ``device(...)`` blocks; ``None``: the default."""
-    _active.base = None if handle is None else _require(handle)
+    _active.base = None if handle is None else require(handle)

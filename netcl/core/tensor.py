@@ -21,7 +21,7 @@ from netcl.core import dispatch, recording
 from netcl.core import dtype as dtypes
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
-from netcl.core.device import CPUQueue, DeviceHandle, get_active_device, handle_of, manager
+from netcl.core.device import CPUQueue, DeviceHandle, get_active_device, handle_of, require
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
@@ -48,7 +48,7 @@ def _shape(shape: Shape, op: str) -> tuple[int, ...]:
 def _queue(queue: Any, context: Any = None, device: Any = None) -> Any:
     """The queue meant by a queue, a handle, a selector, a context, or nothing (the active device)."""
     if device is not None:
-        queue = _handle(device)
+        queue = require(device)
     if queue is None and context is not None:
         handle = get_active_device()
         queue = handle if handle.context == context else None
@@ -63,13 +63,6 @@ def _queue(queue: Any, context: Any = None, device: Any = None) -> Any:
     if context is not None and queue.context is not None and queue.context != context:
         raise DeviceError(message("tensor", "the queue belongs to another context", "pass the queue's own context or none"))
     return queue
-
-
-def _handle(selector: Any) -> DeviceHandle:
-    handle = manager.default(selector)
-    if handle is None:
-        raise DeviceError(message("device", "no such device", "`netcl devices` lists what there is", selector=repr(selector)))
-    return handle
 
 
 def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
@@ -509,7 +502,7 @@ class Tensor:
         if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.ALIASES):
             row = dtypes.lookup(target)
             return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
-        queue = target if hasattr(target, "finish") else _handle(target).queue
+        queue = target if hasattr(target, "finish") else require(target).queue
         return self if queue is self.queue else self._moved(queue)
 
     def _moved(self, queue: Any) -> Tensor:

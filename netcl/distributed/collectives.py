@@ -13,7 +13,7 @@ import numpy as np
 
 from netcl import ops
 from netcl.core import dtype as dtypes
-from netcl.core.device import manager
+from netcl.core.device import require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.distributed.comm import check_op, combine
@@ -30,13 +30,9 @@ def queues_of(devices: Iterable[Any]) -> list[Any]:
     """The queues of selectors, handles or queues."""
     found = []
     for device in devices:
-        if hasattr(device, "finish"):
-            found.append(device)
-            continue
-        handle = device if hasattr(device, "queue") else manager.default(device, strict=True)
-        if handle is None:
-            raise DeviceError(message("distributed", "no such device", f"there are: {manager.describe()}", selector=repr(device)))
-        found.append(handle.queue)
+        if not hasattr(device, "finish"):
+            device = (device if hasattr(device, "queue") else require(device, strict=True, op="distributed")).queue
+        found.append(device)
     if not found:
         raise DeviceError(message("distributed", "there are no devices", "name at least one"))
     return found

@@ -10,8 +10,8 @@ from functools import wraps
 from typing import Any
 
 from netcl.core import dtype as dtypes
-from netcl.core.device import DeviceHandle, device, get_active_device, manager
-from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, message
+from netcl.core.device import DeviceHandle, device, get_active_device, require
+from netcl.core.errors import DtypeError, OutOfMemoryError, message
 from netcl.core.tensor import Tensor, wrote
 
 #: What a tensor holds beside shape and gradient: enough to let it stand on other memory.
@@ -71,12 +71,7 @@ def is_place(value: Any) -> bool:
 
 def queue_of(place: Any) -> Any:
     """The queue meant by a queue, a handle, a ``device(...)`` or a selector."""
-    if hasattr(place, "finish"):
-        return place
-    handle = manager.default(place)
-    if handle is None:
-        raise DeviceError(message("device", "no such device", "`netcl devices` lists what there is", selector=repr(place)))
-    return handle.queue
+    return place if hasattr(place, "finish") else require(place).queue
 
 
 def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], placed]:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from netcl.core import dispatch
-from netcl.core.device import get_active_device, manager
-from netcl.core.errors import DeviceError, message
+from netcl.core.device import get_active_device, require
+from netcl.core.errors import message
 from netcl.profiling import report, trace
 from netcl.profiling.events import Launch, Observer
 from netcl.profiling.limits import limits
@@ -29,10 +29,7 @@ class profile:
     """
 
     def __init__(self, device: Any = None, *, roofline: bool = True):
-        handle = get_active_device() if device is None else manager.default(device)
-        if handle is None:
-            raise DeviceError(message("profile", "no such device", "`netcl devices` lists what there is", selector=repr(device)))
-        self.device = handle
+        self.device = get_active_device() if device is None else require(device, op="profile")
         self.roofline = roofline
         self.seconds = 0.0
         self.events: list[Launch] = []
