@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
     """Build an error text in the house's form.
@@ -14,6 +16,15 @@ def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
     """
     parts = [f"[{op}] {what}", ", ".join(f"{name}={value}" for name, value in values.items()), remedy]
     return "; ".join(part for part in parts if part)
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Names for an error, the first few of many.
+
+    >>> some(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class ShapeError(ValueError):

@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, message, some
 from netcl.io.opcodes import Refused
 
 fcntl: Any = None
@@ -321,9 +321,5 @@ def names_differ(op: str, path: object, what: str, expected: Iterable[str], foun
     """Refuse names that are missing or too many, naming them."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
-        values = {key: _some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}
+        values = {key: some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}
         raise refusal(op, f"the {what} are not the expected ones", **values, file=path)
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

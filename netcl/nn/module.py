@@ -13,14 +13,13 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core import dtype as dtypes
 from netcl.core import recording
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, message, some
 from netcl.core.tensor import Tensor
 from netcl.nn import factory, hooks
 from netcl.nn.parameter import here, is_parameter, peel, queue_of, stand_on
 from netcl.nn.summary import Summary, summarize
 
 M = TypeVar("M", bound="Module")
-_LISTED = 8  # names an error message spells out before it counts
 _HOST_VALUES = (np.ndarray, list, float)
 
 
@@ -292,7 +291,7 @@ class Module(metaclass=_Constructed):
         keys = IncompatibleKeys([name for name in own if name not in given], [name for name in given if name not in own])
         if strict and (keys.missing_keys or keys.unexpected_keys):
             what = f"the state does not belong to this {type(self).__name__}"
-            parts = {name: _some(names) for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
+            parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
             raise ValueError(message("load_state_dict", what, "strict=False loads what fits", **parts))
         fitting = {name: value for name, value in given.items() if name in own}
         _check_state(own, fitting)
@@ -490,18 +489,13 @@ def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:_LISTED])
-    return f"[{shown}]" if len(names) <= _LISTED else f"[{shown} and {len(names) - _LISTED} more]"
-
-
 def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
     wrong = [f"{name} is {tuple(v.shape)}, expected {own[name].shape}" for name, v in given.items() if tuple(v.shape) != own[name].shape]
     if wrong:
-        raise ShapeError(message("load_state_dict", "tensors have other shapes than the module's", shapes=_some(wrong)))
+        raise ShapeError(message("load_state_dict", "tensors have other shapes than the module's", shapes=f"[{some(wrong)}]"))
     odd = [f"{name} is {v.dtype}" for name, v in given.items() if not isinstance(v, Tensor) and not _is_number(v.dtype)]
     if odd:
-        raise DtypeError(message("load_state_dict", "values are not numbers", dtypes=_some(odd)))
+        raise DtypeError(message("load_state_dict", "values are not numbers", dtypes=f"[{some(odd)}]"))
 
 
 def _is_number(dtype: np.dtype) -> bool:

@@ -70,8 +70,8 @@ def is_place(value: Any) -> bool:
 
 
 def queue_of(place: Any) -> Any:
-    """The queue meant by a queue, a handle, a ``device(...)`` or a selector."""
-    return place if hasattr(place, "finish") else require(place).queue
+    """The queue meant by a queue, a handle, a ``device(...)`` or a selector; ``None`` is where a constructor would put its tensors."""
+    return here() if place is None else place if hasattr(place, "finish") else require(place).queue
 
 
 def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], placed]:

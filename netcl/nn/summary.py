@@ -58,6 +58,7 @@ def evaluating(module: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        module.train(modes[0][1])  # replicas on other devices are not among the modules inside
         for part, mode in modes:
             part.__dict__["training"] = mode
 

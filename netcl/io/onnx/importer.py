@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from netcl import nn
-from netcl.core.device import manager
+from netcl.core.device import require
 from netcl.core.errors import message
-from netcl.core.tensor import Tensor, _queue
+from netcl.core.tensor import Tensor
 from netcl.io import tree
 from netcl.io.archive import refusal
 from netcl.io.onnx import windows  # noqa: F401 (adds its handlers to the table)
@@ -37,8 +37,7 @@ def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
     except (onnx.checker.ValidationError, *_decode_errors()) as fault:
         raise refusal(OP, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
     _check(onnx, model, path)
-    queue = device if hasattr(device, "finish") else _queue(None, None, device)
-    with nn.parameter.placed(queue):
+    with nn.parameter.placed(device):
         return OnnxModel(*_taken(onnx, model, path))
 
 
@@ -110,7 +109,7 @@ class OnnxModel(nn.Module):
     def __init__(self, nodes: list[Node], weights: Mapping[str, np.ndarray], inputs: list[str], outputs: list[str]):
         super().__init__()
         self.nodes, self.input_names, self.output_names = [node for node in nodes if node.kind != "Constant"], inputs, outputs
-        self._host = manager.default("cpu").queue  # type: ignore[union-attr]
+        self._host = require("cpu").queue
         self._values: dict[str, Tensor] = {}
         statistics = {name for node in nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
         for name, array in weights.items():

@@ -16,6 +16,8 @@ _TYPES = {
     "float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11, "bfloat16": 16,
 }  # fmt: skip
 _NAMES = {code: name for name, code in _TYPES.items()}
+#: Integers that tensors cannot have: ONNX's number, and what they become.
+_WIDENED = {"int8": (3, "int32"), "uint16": (4, "int32"), "int16": (5, "int32"), "uint32": (12, "int64"), "uint64": (13, "int64")}
 
 
 def library() -> Any:
@@ -34,13 +36,12 @@ def type_of(dtype: str) -> int:
 
 def dtype_of(code: int, op: str = "import_onnx") -> str:
     """The dtype of ONNX's number; those that tensors cannot have are widened or refused."""
-    widened = {3: "int32", 4: "int32", 5: "int32", 12: "int64", 13: "int64"}  # int8, uint16, int16, uint32, uint64
-    if code in _NAMES or code in widened:
-        return _NAMES.get(code) or widened[code]
+    known = _NAMES | dict(_WIDENED.values())
+    if code in known:
+        return known[code]
     raise refusal(op, "the model uses a type of elements that tensors cannot have", type=library().TensorProto.DataType.Name(code))
 
 
 def numbers(array: Any) -> np.ndarray:
     """An array in a dtype that tensors can have."""
-    kinds = {"int8": np.int32, "int16": np.int32, "uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
-    return array.astype(kinds[array.dtype.name]) if array.dtype.name in kinds else array
+    return array.astype(_WIDENED[array.dtype.name][1]) if array.dtype.name in _WIDENED else array

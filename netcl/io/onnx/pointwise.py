@@ -107,7 +107,7 @@ class Nodes:
         return self.sub(a, self.mul(self.floor(self.div(a, b)), b))
 
 
-def compute_dtype(row: Pointwise, values: list[Any], out: str) -> str:
+def compute_dtype(values: list[Any], out: str) -> str:
     """The dtype a formula is computed in: the result's, or, where that is a truth value, that of the inputs."""
     if out != "bool":
         return out
@@ -125,13 +125,17 @@ def pointwise(graph: Graph, call: Call) -> Name:
     assert isinstance(call.row, Pointwise | Choice)
     row, params = call.row.resolve(call.params)
     values = list(call.inputs.values())
-    nodes = Nodes(graph, compute_dtype(row, values, call.out.dtype))
-    given = [
-        graph.value(x) if isinstance(x, Tensor) else x if isinstance(x, bool | int | float) else graph.value(x, nodes.dtype) for x in values
-    ]
+    dtype = compute_dtype(values, call.out.dtype)
+    given = [graph.value(x) if isinstance(x, Tensor) else x if isinstance(x, bool | int | float) else graph.value(x, dtype) for x in values]
+    return by_row(graph, row, params, given, dtype, call.out.dtype)
+
+
+def by_row(graph: Graph, row: Pointwise, params: dict[str, Any], given: list[Any], dtype: str, out: str) -> Name:
+    """The nodes of a row over values: its own where ONNX has them, else those of its formula."""
+    nodes = Nodes(graph, dtype)
     if nodes.knows(row.name) and not params:
-        return graph.cast(getattr(nodes, row.name)(*given), call.out.dtype)
-    return formula(graph, row.fwd, given, params, dict(row.let), nodes.dtype, call.out.dtype)
+        return graph.cast(getattr(nodes, row.name)(*given), out)
+    return formula(graph, row.fwd, given, params, dict(row.let), dtype, out)
 
 
 def formula(graph: Graph, text: str, given: list[Any], params: dict[str, Any], let: dict[str, str], dtype: str, out: str) -> Name:

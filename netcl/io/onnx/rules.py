@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.graph import Graph, Name, Unsupported
-from netcl.io.onnx.pointwise import Nodes, formula, pointwise
+from netcl.io.onnx.pointwise import Nodes, by_row, formula, pointwise
 from netcl.io.onnx.trace import Call
 from netcl.ops import registry
 from netcl.ops.conv.geometry import frozen, paddings
@@ -38,13 +38,8 @@ def emit(graph: Graph, call: Call) -> None:
         graph.bind(tensor, name)
 
 
-def _constant_input(call: Call, name: str) -> np.ndarray:
-    value = call[name]
-    return value.to_host() if isinstance(value, Tensor) else np.asarray(value)
-
-
-def _ones(graph: Graph, like: Sequence[int], value: float, dtype: str) -> Name:
-    return graph.value(np.full(tuple(like), value, np.float32), dtype)
+def _filled(graph: Graph, shape: Sequence[int], value: float, dtype: str) -> Name:
+    return graph.value(np.full(tuple(shape), value, np.float32), dtype)
 
 
 # ---- shape
@@ -286,10 +281,7 @@ def _activated(graph: Graph, x: Name, activation: Any) -> Name:
     if activation is None:
         return x
     row, params = registry.lookup(activation).resolve({})  # type: ignore[union-attr]
-    nodes = Nodes(graph, x.dtype)
-    if nodes.knows(row.name) and not params:
-        return getattr(nodes, row.name)(x)
-    return formula(graph, row.fwd, [x], params, dict(row.let), x.dtype, x.dtype)
+    return by_row(graph, row, params, [x], x.dtype, x.dtype)
 
 
 @rule("einsum")
@@ -413,7 +405,7 @@ def _interpolate(graph: Graph, call: Call) -> Name:
 @rule("batch_norm_inference")
 def _batch_norm(graph: Graph, call: Call) -> Name:
     channels, dtype = call["mean"].shape, call.out.dtype
-    given = [_ones(graph, channels, 1.0 - i, dtype) if call[name] is None else graph.value(call[name], dtype)
+    given = [_filled(graph, channels, 1.0 - i, dtype) if call[name] is None else graph.value(call[name], dtype)
              for i, name in enumerate(("weight", "bias"))]  # fmt: skip
     rest = [graph.value(call[name], dtype) for name in ("mean", "var")]
     return graph.node("BatchNormalization", [graph.value(call["x"], dtype), *given, *rest], dtype, epsilon=float(call["eps"]))
@@ -422,7 +414,7 @@ def _batch_norm(graph: Graph, call: Call) -> Name:
 @rule("layer_norm")
 def _layer_norm(graph: Graph, call: Call) -> Name:
     shape = _normalized(call)
-    weight = graph.value(call["weight"], call.out.dtype) if call["weight"] is not None else _ones(graph, shape, 1.0, call.out.dtype)
+    weight = graph.value(call["weight"], call.out.dtype) if call["weight"] is not None else _filled(graph, shape, 1.0, call.out.dtype)
     bias = [] if call["bias"] is None else [graph.value(call["bias"], call.out.dtype)]
     return graph.node(
         "LayerNormalization", [graph.value(call["x"]), weight, *bias], call.out.dtype, axis=-len(shape), epsilon=float(call["eps"])
@@ -448,7 +440,7 @@ def _group_norm(graph: Graph, call: Call) -> Name:
     x, nodes, dtype = call["x"], Nodes(graph, call.out.dtype), call.out.dtype
     groups = call["num_groups"] if call.name == "group_norm" else x.shape[1]
     flat = graph.node("Reshape", [graph.value(x), graph.integers([0, groups, -1])], dtype)
-    units = [_ones(graph, (groups,), value, dtype) for value in (1.0, 0.0)]
+    units = [_filled(graph, (groups,), value, dtype) for value in (1.0, 0.0)]
     made = graph.node("InstanceNormalization", [flat, *units], dtype, epsilon=float(call["eps"]))
     made = graph.node("Reshape", [made, graph.integers([0, *x.shape[1:]])], dtype)
     column = graph.integers([-1, *[1] * (x.ndim - 2)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import netcl.autograd as ag
 from netcl.autograd.tape import modes
 from netcl.core.tensor import Tensor
 from netcl.io.archive import refusal
+from netcl.nn.summary import evaluating
 from netcl.ops.registry import Choice, Composite, Pointwise, Row
 
 OP = "export_onnx"
@@ -106,23 +107,10 @@ def _flat(value: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in _flat(part)]
 
 
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Dropout and batch norm as in use, not as in training; every module gets its own mode back."""
-    before = [(module, module.training) for module in model.modules()] if hasattr(model, "modules") else []
-    for module, _ in before:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
-
-
 def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[str], free_batch: bool) -> Trace:
     """The calls of a model over samples; every call knows its twin of a second run over other values (and one more row)."""
     tensors = [x if isinstance(x, Tensor) else Tensor.from_host(_place(model), x) for x in samples]
-    with _evaluating(model):
+    with evaluating(model) if hasattr(model, "modules") else nullcontext():
         first = Trace(rules).run(model, tensors)
         second = Trace(rules).run(model, [_varied(x, free_batch) for x in tensors])
     if not first.outputs:
