@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import update_wrapper
+from inspect import isroutine
 from typing import Any
 
 from netcl.autograd.tape import grad, run_backward
@@ -105,9 +106,10 @@ class CompiledFunction:
     """A function made by :func:`jit_compile`. It is called as before; ``source(*args)`` shows its kernels."""
 
     def __init__(self, function: Callable[..., Any], fast_math: bool):
+        # What is noted on a function stays noted; attributes of an object may change, and have the names of these.
+        update_wrapper(self, function, updated=("__dict__",) if isroutine(function) else ())
         self.function = function
         self.fast_math = fast_math
-        update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if fusing_modes.mode is not None:  # called by a function that is compiled itself
@@ -118,7 +120,8 @@ class CompiledFunction:
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else CompiledFunction(self.function.__get__(instance, owner), self.fast_math)
+        bind = getattr(self.function, "__get__", None)
+        return self if instance is None or bind is None else CompiledFunction(bind(instance, owner), self.fast_math)
 
     def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
         """Call the function, and its gradients where an argument requires them, and tell what was launched."""

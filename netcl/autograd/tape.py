@@ -11,6 +11,7 @@ import heapq
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from functools import partial
@@ -263,12 +264,14 @@ class _Walk:
         self.pending: dict[Node, list[Tensor | None]] = {}
         self.heap: list[tuple[int, Node]] = []
         self.wanted = wanted
-        self.targets = {} if wanted is None else {_key(_edge(t)): i for i, t in enumerate(wanted)}
-        self.found: list[Tensor | None] = [] if wanted is None else [None] * len(wanted)
+        self.targets = [] if wanted is None else [_key(_edge(t)) for t in wanted]
+        self.found: dict[tuple[int, int], Tensor | None] = dict.fromkeys(self.targets)
         self.handed: dict[int, Any] = {}
         self.leaves: list[Tensor] = []
+        self.held: dict[Tensor, Tensor] = {}  # gradients of leaves with hooks, so far
+        self.due: Counter[Tensor] | None = None  # how many more such a leaf can get
 
-    def start(self, out: Tensor, gradient: Tensor | None) -> None:
+    def start(self, out: Tensor, gradient: Any) -> None:
         if not out.requires_grad:
             what = "the tensor does not require grad, so there is nothing to walk back through"
             raise ValueError(message("backward", what, "set requires_grad=True on the leaves before the forward pass", shape=out.shape))
@@ -277,6 +280,9 @@ class _Walk:
                 what = "a gradient is needed for a tensor with more than one element"
                 raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
             gradient = Tensor.ones(out.shape, out.dtype, queue=out.queue)
+        elif not isinstance(gradient, Tensor):
+            what = "the gradient is no tensor"
+            raise TypeError(message("backward", what, "pass ag.tensor(...)", gradient=type(gradient).__name__, tensor=out.shape))
         elif gradient.shape != out.shape:
             raise ShapeError(
                 message("backward", "the gradient has another shape than the tensor", gradient=gradient.shape, tensor=out.shape)
@@ -288,11 +294,14 @@ class _Walk:
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """A gradient arrives at a leaf or at an output of a node."""
         target, index = edge
-        if self.targets and _key(edge) in self.targets:
-            slot = self.targets[_key(edge)]
-            self.found[slot] = _sum(self.F, self.found[slot], gradient)
+        if self.found and (key := _key(edge)) in self.found:
+            self.found[key] = _sum(self.F, self.found[key], gradient)
         if isinstance(target, Tensor):
-            if self.wanted is None:
+            if self.wanted is not None:
+                return
+            if target._hooks:
+                self.held[target] = _sum(self.F, self.held.get(target), gradient)
+            else:
                 self.accumulate(target, gradient)
             return
         if target not in self.pending:
@@ -335,11 +344,24 @@ class _Walk:
                 gradient = grads[index]
                 if gradient is not None:
                     grads[index] = _replaced(gradient, hook(gradient))
+            edges = node.edges
             if node.fusing is None:
                 self.step(node, grads)
             else:
                 with fusion.in_mode(node.fusing):
                     self.step(node, grads)
+            if self.due is not None:
+                self.due.subtract(_hooked(edges))
+            if self.held and self.heap:
+                self.hand_over()
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give leaves with hooks the gradients that nothing can be added to any more: a hook sees the whole, and once."""
+        if self.heap and self.due is None:
+            self.due = _still_due(self.pending)
+        for leaf in [leaf for leaf in self.held if not self.heap or not self.due or self.due[leaf] <= 0]:
+            self.accumulate(leaf, self.held.pop(leaf))
 
     def step(self, node: Node, grads: list[Tensor | None]) -> None:
         assert node.rule is not None
@@ -357,10 +379,28 @@ class _Walk:
 
     def finish(self) -> None:
         """Gradients that wait to be computed are computed together, now that nothing else is kept for them."""
-        fusion.flush(*(leaf.grad for leaf in self.leaves), *self.found)
+        fusion.flush(*(leaf.grad for leaf in self.leaves), *self.found.values(), None)
 
     def captured(self) -> list[Tensor | None]:
-        return self.found
+        return [self.found[key] for key in self.targets]
+
+
+def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
+    """The leaves with hooks at the ends of edges."""
+    return [edge[0] for edge in edges if edge is not None and isinstance(edge[0], Tensor) and edge[0]._hooks]
+
+
+def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
+    """How many edges lead to each leaf with hooks from nodes that are to be walked."""
+    due: Counter[Tensor] = Counter()
+    reached, nodes = set(pending), list(pending)
+    while nodes:
+        node = nodes.pop()
+        due.update(_hooked(node.edges))
+        above = {edge[0] for edge in node.edges if edge is not None and isinstance(edge[0], Node)} - reached
+        reached |= above
+        nodes.extend(above)
+    return due
 
 
 def _key(edge: tuple[Any, int]) -> tuple[int, int]:

@@ -203,7 +203,10 @@ def _chain_numpy(region: Region) -> list[Tensor]:
         values = numpy_function(body, real)(*(as_compute(x, real) for x in (*region.leaves, *region.numbers)))
     if fusing_modes.shown is not None:
         fusing_modes.shown.append(numpy_source(body, PythonText(COMPUTE[real])))
-    return [from_compute(v, region.shape, DTYPES[n.dtype], queue, region.leaves) for v, n in zip(values, region.kept, strict=True)]
+    made: list[Tensor] = []
+    for value, node in zip(values, region.kept, strict=True):  # a formula that changes nothing gives the array it was given
+        made.append(from_compute(value, region.shape, DTYPES[node.dtype], queue, (*region.leaves, *made)))
+    return made
 
 
 def _show(kernel: Any) -> None:
@@ -267,11 +270,11 @@ def _rows_numpy(region: Region) -> list[Tensor]:
         fusing_modes.shown.append(
             "\n".join(f"s{k} = {step.name}({', '.join(ref or 'number' for ref in step.refs)})" for k, step in enumerate(region.steps))
         )
-    made = []
+    made: list[Tensor] = []
     for slot, node in zip(region.slots, region.kept, strict=True):
         value = np.asarray(values[f"s{slot}"])
         seen = node.shape if node.kind == "columns" else space.kept if node.narrow else space.shape
         if value.shape != seen:
             value = np.broadcast_to(value, seen)
-        made.append(from_compute(value.reshape(node.shape), node.shape, DTYPES[node.dtype], queue, region.leaves))
+        made.append(from_compute(value.reshape(node.shape), node.shape, DTYPES[node.dtype], queue, (*region.leaves, *made)))
     return made

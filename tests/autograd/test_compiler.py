@@ -340,6 +340,33 @@ def test_methods_and_nested_functions_compile(device):
     assert layer.forward(x).tolist() == [4.0, 6.0]
 
 
+def test_objects_compile_whatever_they_are_called(device):
+    class Twice:
+        def __init__(self):
+            self.function = self.source = None  # names a compiled function has, too
+
+        def __call__(self, x):
+            return x * 2.0
+
+    class Model:
+        act = ag.jit_compile(Twice())  # an object, unlike a function, is no method of the class it lies in
+
+    x = ag.tensor([1.0], queue=device.queue)
+    assert Model().act(x).tolist() == Model.act(x).tolist() == [2.0] and Model.act.source(x)
+    assert ag.jit_compile(ag.jit_compile(Twice()), fast_math=True).fast_math
+
+
+def test_results_have_memory_of_their_own(device):
+    @ag.jit_compile
+    def function(x):
+        y = x + 1
+        return y, ag.floor(y)  # of integers the same
+
+    y, same = function(ag.tensor(np.arange(3, dtype=np.int32), queue=device.queue))
+    same.fill_(7)
+    assert y.tolist() == [1, 2, 3]
+
+
 def test_second_derivatives_go_through(device, rng):
     x = ag.tensor(rng.normal(size=(3, 4)).astype(np.float32), requires_grad=True, queue=device.queue)
 

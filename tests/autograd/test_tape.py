@@ -115,6 +115,7 @@ def test_grad_touches_no_leaf(leaf):
     (g,) = ag.grad((x * x).sum(), x)
     assert g.tolist() == [4.0]
     assert x.grad is None
+    assert [g.tolist() for g in ag.grad((x * x).sum(), [x, x])] == [[4.0], [4.0]]
     with pytest.raises(ValueError, match=r"\[grad\] input 1 was not used to compute the outputs; shape=\(1,\); pass allow_unused=True"):
         ag.grad((x * x).sum(), [x, z])
     assert ag.grad((x * x).sum(), [x, z], allow_unused=True)[1] is None
@@ -135,6 +136,8 @@ def test_errors(leaf, device):
         Tensor.ones((1,), queue=device.queue).backward()
     with pytest.raises(ShapeError, match=r"\[backward\] the gradient has another shape than the tensor; gradient=\(3,\), tensor=\(2,\)"):
         (x * 2.0).backward(Tensor.ones((3,), queue=device.queue))
+    with pytest.raises(TypeError, match=r"\[backward\] the gradient is no tensor; gradient=ndarray, tensor=\(2,\); pass ag.tensor"):
+        (x * 2.0).backward(np.ones(2, np.float32))
     y = (x * x).sum()
     y.backward()
     with pytest.raises(RuntimeError, match=r"the graph was already walked and its memory released; op=sum; pass retain_graph=True"):
@@ -162,6 +165,18 @@ def test_hooks(leaf):
     x.zero_grad()
     (x * 1.0).sum().backward()
     assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_hook_sees_the_whole_gradient_once(leaf):
+    x, w = leaf([1.0]), leaf([1.0])
+    seen = []
+    x.register_hook(lambda g: seen.append(("x", g.tolist())))
+    w.register_hook(lambda g: seen.append(("w", g.tolist())))
+    y = x * 2.0 + x * 3.0
+    (y * w + w).sum().backward()
+    assert seen == [("w", [6.0]), ("x", [5.0])]  # each as soon as nothing can be added to it
+    x.backward()
+    assert seen[2:] == [("x", [1.0])] and x.grad.tolist() == [6.0]
 
 
 def test_retain_grad(leaf):
