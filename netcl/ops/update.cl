@@ -18,16 +18,7 @@
 //   GUARD                   ends the work-group where a number on the device says that nothing is to change
 //   BIND                    picks the group's buffers out of the slots and moves them to its first element
 //   NUMBERS, LOADS, LINES, STORES   of the formula: numbers as reals, values read, assignments, values written
-//   AHEAD                   asks for what is read soon
-
-#ifndef FETCHES  // 1: the compiler knows __builtin_prefetch
-#define FETCHES 0
-#endif
-#if FETCHES  // by itself a core asks for too little of so many streams
-#define FETCH(p) __builtin_prefetch((const void*)(size_t)((p) + 256))
-#else
-#define FETCH(p) ((void)0)
-#endif
+//   AHEAD                   asks for what is read soon: by itself a core asks for too little of so many streams
 
 #define STEP (LOCAL * WIDTH)
 #define BLOCK_OF_GROUP                                        \

@@ -199,8 +199,8 @@ def _kernel(
     defines: Mapping[str, Any],
 ) -> program.Kernel:
     compute = _compute(rule.name, queue, [*kinds, *given])
-    layout = codegen.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue))
-    macros = {**defines, "LOCAL": spread.local, "FETCHES": int(launch.fetches(queue))}
+    layout = codegen.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue), ahead=launch.ahead(queue))
+    macros = {**defines, "LOCAL": spread.local}
     source = rule_source(rule, kinds, given, compute, layout, slots, macros)
     return program.get(queue, source, "fold" if defines["FOLD"] else "update")
 
@@ -229,6 +229,7 @@ def rule_source(
     values = codegen.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
     lines = codegen.statements(rule.body, compute)
     words = _words(rule, of, given, compute, slots, lines)
+    words["AHEAD"] = " ".join(codegen.prefetches((f"t_{name} + i" for name in rule.reads), layout))
     text = _HEADER.sub("", primitives.cl_source(__file__, "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
     head = "".join(f"#define {name} {value}\n" for name, value in {"WIDTH": width, **lanes, **defines}.items())
@@ -258,7 +259,6 @@ def _words(
         "GUARD": f"if (d_{rule.unless}[0] != 0) return;" if rule.unless else "",
         "BIND": "\n  ".join(bind),
         "NUMBERS": "\n  ".join([*numbers, *lines[:once]]),
-        "AHEAD": " ".join(f"FETCH(t_{name} + i);" for name in rule.reads),
         "LOADS": "\n    ".join(f"const real {c_name(name)} = load_{of[name].name}(t_{name}, i, left);" for name in rule.reads),
         "LINES": "\n    ".join(lines[once:]),
         "STORES": "\n    ".join(f"store_{of[t].name}(t_{t}, i, left, {c_name(line)});" for t, line in rule.writes.items()),
