@@ -1,7 +1,8 @@
 """How times are taken: several ways to do the same thing, checked against each other, then interleaved in one run.
 
 Machines are shared and drift, so only ratios of interleaved measurements mean anything; of each way the best round counts. Ways are
-measured awake, as a program that computes is: a sample follows uncounted calls of the same way.
+measured awake, as a program that computes is: a sample follows uncounted calls of the same way. Every round has another order, since a way
+finds the caches as the one before it left them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -232,7 +234,7 @@ def _in_turns(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
     for round_ in range(repeats):
         if round_ and time.perf_counter() - start > PATIENCE:
             break
-        for name, way in ways.items():
+        for name, way in random.Random(round_).sample(list(ways.items()), len(ways)):
             time.sleep(SETTLE)
             _sample(way, max(1, calls[name] // AWAKE))
             best[name] = min(best[name], _sample(way, calls[name]) / way.units)
