@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from netcl.ops.registry import Pointwise
 
 Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)
+INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
 _MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 _MOST_INT = 2**31 - 2**17
 CPU_WIDTH = 16
@@ -303,7 +304,7 @@ def prepare(
     tensors = tuple(given)
     numbers = (*(i for i in range(len(values)) if i not in given), *range(len(values), len(values) + scalars))
     n = math.prod(shape)
-    cast = int if compute in ("int", "long") else float
+    cast = partial(_integer, op, compute) if compute in INTEGRAL else float
     names = tuple(dtype.name for dtype in outputs)
     if n == 0:
         return Plan(shape, names, None, 0, 0, tensors, numbers, cast, ())
@@ -447,11 +448,24 @@ def _forward_types(
     shape = broadcast(row.name, [s for _, s in tensors], [name for name, _ in tensors])
     working = _working_dtype(row, values, params)
     result = DTYPES["bool"] if row.result == "bool" else working
-    if working.c_compute == "int":
-        for x in (*values, *params):
-            if not isinstance(x, Tensor) and abs(x) >= 2**31:
-                raise DtypeError(message(row.name, f"{x} does not fit into {working.name}", 'cast first: x.to("int64")'))
+    _check_integers(row, working.c_compute, values, params)
     return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
+
+
+def _integer(op: str, compute: str, value: Any) -> int:
+    """A number as an integer of a compute type."""
+    name, most = INTEGRAL[compute]
+    if not -most <= value < most:
+        remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
+        raise DtypeError(message(op, f"{value} does not fit into {name}", remedy))
+    return int(value)
+
+
+def _check_integers(row: Pointwise, compute: str, values: Sequence[Operand], params: Sequence[Any]) -> None:
+    if compute in INTEGRAL:
+        for x in (*values, *params):
+            if not isinstance(x, Tensor):
+                _integer(row.name, compute, x)
 
 
 def _check_params(row: Pointwise, params: Sequence[Any]) -> None:
@@ -485,8 +499,6 @@ _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
 
 def _fused_types(key: tuple[Any, ...], row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Any:
     """Shape, compute type and dtype of a value that can wait; ``None`` for one that cannot."""
-    if any(isinstance(x, int) and abs(x) >= 2**31 for x in (*values, *params)):
-        return _forward_types(row, values, params, dtype)  # numbers that may not fit are looked at every time
     if key not in _types:
         if len(_types) >= _MOST_PLANS:
             _types.clear()
@@ -506,6 +518,7 @@ def deferred(row: Pointwise, queue: Any, values: Sequence[Any], params: Sequence
         launch(plan, queue, (*values, *params), (result,))
         return result
     shape, compute, result_dtype = types
+    _check_integers(row, compute, values, params)  # types are known by those of numbers, not by the numbers
     return later.defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 
 

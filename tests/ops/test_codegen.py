@@ -313,8 +313,12 @@ def test_errors(device):
         ops.gelu(a, approximate="exact")
     with pytest.raises(ValueError, match=r"^\[clamp\] at least one of min and max must be a number"):
         ops.clamp(a)
-    with pytest.raises(DtypeError, match=r"^\[add\] 4294967296 does not fit into int32"):
-        ops.add(Tensor.from_host(queue, np.ones(3, np.int32)), 2**32)
+    for number, name in ((2**32, "int32"), (2**63, "int64")):
+        x = Tensor.from_host(queue, np.ones(3, name))
+        for fits in (1, -(2 ** (31 if name == "int32" else 63))):  # what was called before decides nothing
+            assert ops.add(x, fits).tolist() == [1 + fits] * 3
+        with pytest.raises(DtypeError, match=rf"^\[add\] {number} does not fit into {name}"):
+            ops.add(x, number)
 
 
 def test_tensors_of_different_devices(cl_device):
