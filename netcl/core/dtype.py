@@ -60,6 +60,7 @@ DTYPES: dict[str, DType] = {
         _row("float64", "float64", "double", "double", 60),
     )
 }
+HALVES = ("float16", "bfloat16")  # stored in 16 bits, computed with in float32
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
 _BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
 _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat16"}  # a dtype's .name costs microseconds
@@ -94,6 +95,11 @@ def promote(a: DType, b: DType) -> DType:
     if {a.name, b.name} == {"float16", "bfloat16"}:
         return DTYPES["float32"]
     return a if a.rank >= b.rank else b
+
+
+def sum_dtype(dtype: str) -> str:
+    """The dtype in which sums over floats of ``dtype`` are made, and kept where rounding them would lose what they are for."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def encode(array: np.ndarray, dtype: DType) -> np.ndarray:

@@ -21,8 +21,6 @@ from netcl.ops import update
 
 Tensors = Sequence[Tensor]
 
-HALVES = ("float16", "bfloat16")  # their sums are made in float32
-
 _ON_DEVICE = {"sum": ops.add, "mean": ops.add, "max": ops.maximum, "min": ops.minimum}
 
 
@@ -64,12 +62,12 @@ def _one_queue(given: Tensors) -> bool:
 def reduced(given: Sequence[Tensor], op: str, copies: Sequence[Any] = ()) -> np.ndarray:
     """The reduction over all tensors, on the host, in the dtype sums are made in; ``copies`` are theirs, if they are under way already."""
     under_way = copies or [t.to_host_async() for t in given]
-    wide = np.dtype(np.float32) if given[0].dtype in HALVES else dtypes.DTYPES[given[0].dtype].host
+    wide = np.dtype(np.float32) if given[0].dtype in dtypes.HALVES else dtypes.DTYPES[given[0].dtype].host
     return combine(op, [copy.wait().astype(wide, copy=False) for copy in under_way])
 
 
 def _reduced_on_device(given: Sequence[Tensor], op: str) -> Tensor:
-    total, *others = [t.detach().to("float32") if t.dtype in HALVES else t for t in given]
+    total, *others = [t.detach().to("float32") if t.dtype in dtypes.HALVES else t for t in given]
     for t in others:
         total = _ON_DEVICE[op](total, t)
     return ops.mul(total, 1.0 / len(given)) if op == "mean" else total

@@ -130,7 +130,7 @@ def _gathered_state(sharded: ShardedOptimizer) -> dict[str, Any]:
     for number, options, tensors in sorted((row for rows in told for row in rows), key=lambda row: row[0]):
         p, rank = sharded.params[number], sharded.owner[number]
         found = dict(options)
-        kind = "float64" if p.dtype == "float64" else "float32"  # as an optimizer keeps it, also for halves
+        kind = dtypes.sum_dtype(p.dtype)  # as an optimizer keeps it
         for name in tensors:
             own = inner["state"][numbers.index(number)][name].to_host() if rank == sharded.world.rank else np.empty(p.shape, kind)
             found[name] = Tensor.from_host(p.queue, sharded.world.spread("state_dict", own, rank), kind)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 
@@ -24,13 +25,12 @@ _TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573
 
 def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
     """Random numbers for a tensor, in float64 on the host; drawn as float32 (or float64), so that every dtype starts alike."""
-    wide = "float64" if tensor.dtype == "float64" else "float32"
     draw = ag.rand if kind == "uniform" else ag.randn
-    return draw(tensor.shape, dtype=wide, queue=tensor.queue).to_host().astype(np.float64)
+    return draw(tensor.shape, dtype=sum_dtype(tensor.dtype), queue=tensor.queue).to_host().astype(np.float64)
 
 
 def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
-    return tensor.from_host(values.astype(np.float64 if tensor.dtype == "float64" else np.float32))
+    return tensor.from_host(values.astype(sum_dtype(tensor.dtype)))
 
 
 # ---- given values

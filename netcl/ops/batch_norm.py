@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, wrote
 from netcl.ops import fused_rows, fusion, launch, rows
@@ -30,7 +30,6 @@ from netcl.ops.norm import (
     run_join,
     run_rows,
     shaped,
-    statistics_dtype,
     sums,
     through_statistics,
     weight_gradients,
@@ -126,7 +125,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
                 t.array[...] = ((1 - momentum) * t.array + momentum * new).astype(t.array.dtype)
         return y.reshape(a.shape), mean.reshape(-1), rstd.reshape(-1)
 
-    dtype = statistics_dtype(x)
+    dtype = sum_dtype(x.dtype)
     return launch.run_cpu(compute, x, weight, bias, dtype=(x.dtype, dtype, dtype))
 
 
@@ -163,7 +162,7 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
 def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and one over the standard deviation of every channel, with what becomes of the running ones."""
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
-    mean, rstd = pair(x.shape[1:2], x, statistics_dtype(x))
+    mean, rstd = pair(x.shape[1:2], x, sum_dtype(x.dtype))
     operands = operands_of(x, x, x, None, None, mean, running_mean)
     defines = defines_of(None, None, per_element=sizes.span == 1, columns=sizes.span == 1)
     update = _update(mean, running_mean, running_var, momentum, eps)
@@ -195,7 +194,7 @@ def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momen
     affine = (x if weight is None else weight, x if bias is None else bias)
     defines = defines_of(weight, bias, per_element=span == 1, columns=span == 1)
     if _fuses(x.queue, x, span):
-        mean, rstd = pair(x.shape[1:2], x, statistics_dtype(x))
+        mean, rstd = pair(x.shape[1:2], x, sum_dtype(x.dtype))
         operands, sizes = operands_of(x, x, y, weight, bias, mean, running[0]), Channels(x.shape[0], x.shape[1], span, x.shape[0], 1)
         args = (x, *affine, y, mean, rstd, *_update(mean, *running, momentum, eps))
         run_channels("batch_norm_channels", operands, defines, x.queue, sizes, sizes.channels, *args)
@@ -291,7 +290,7 @@ def batch_norm_train(
     if x.backend == "cpu":
         return _train_cpu(x, weight, bias, running, momentum, eps)
     if not x.size:
-        dtype, channels = statistics_dtype(x), x.shape[1:2]
+        dtype, channels = sum_dtype(x.dtype), x.shape[1:2]
         rstd = Tensor.full(channels, eps**-0.5, dtype, queue=x.queue)
         return Tensor.empty(x.shape, x.dtype, queue=x.queue), Tensor.zeros(channels, dtype, queue=x.queue), rstd
     if running_mean is not None:

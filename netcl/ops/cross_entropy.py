@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
@@ -178,7 +179,7 @@ def _kernel(queue: Any, kernel: str, p: Problem, dtypes: dict[str, str], spread:
 
 
 def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: Problem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    sums = "float64" if logits.dtype == "float64" else "float32"
+    sums = sum_dtype(logits.dtype)
     queue = logits.queue
     losses, logs, counts = (Tensor._result(shape, sums, queue) for _ in range(3))
     operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
@@ -333,7 +334,7 @@ def cross_entropy_forward(
     p = _problem("cross_entropy", logits, target, weight, **options)
     shape = logits.shape[:1] + logits.shape[2:] if logits.ndim > 1 else ()
     if logits.backend == "cpu":
-        sums = "float64" if logits.dtype == "float64" else "float32"
+        sums = sum_dtype(logits.dtype)
         return launch.run_cpu(_forward_cpu, logits, target, weight, dtype=(logits.dtype, sums, sums), p=p, shape=shape)
     return _forward_cl(logits, target, weight, p, shape) if p.rows and p.classes else _empty(logits, p, shape)
 
@@ -341,7 +342,7 @@ def cross_entropy_forward(
 def _empty(logits: Tensor, p: Problem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """No rows, or no classes: the mean of nothing is NaN, its sum 0."""
     where = {"queue": logits.queue}
-    sums = "float64" if logits.dtype == "float64" else "float32"
+    sums = sum_dtype(logits.dtype)
     loss = Tensor.full(shape if p.reduction == "none" else (), math.nan if p.reduction == "mean" else 0, logits.dtype, **where)
     return loss, Tensor.full(shape, -math.inf, sums, **where), Tensor.full((), math.inf if p.reduction == "mean" else 1, sums, **where)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from netcl.core.dtype import DTYPES, promote
+from netcl.core.dtype import HALVES as HALVES
 from netcl.ops.codegen import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions
 from netcl.ops.registry import REGISTRY, Pointwise
-
-HALVES = ("float16", "bfloat16")
 
 
 class Finish(NamedTuple):

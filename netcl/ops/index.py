@@ -442,7 +442,7 @@ def _scatter(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
         return _add_numpy(out, flat.reshape(-1), src, 1, out.size, 1, -1)
     queue, on_cpu = out.queue, launch.on_cpu_device(out.queue)
     flag, code = faults_of(queue).next("scatter_add", n)
-    if outer * inner >= _MANY_COLUMNS[on_cpu] and out.dtype not in ("float16", "bfloat16"):
+    if outer * inner >= _MANY_COLUMNS[on_cpu] and out.dtype not in dtypes.HALVES:
         kernel = _kernel(queue, "add_columns", index.dtype, out.dtype)
         kernel(queue, outer * inner, launch.LOCAL_1D, out, index, src, flag, code, outer * inner, n, count, inner)
     else:

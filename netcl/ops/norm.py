@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch, rows
@@ -96,10 +97,6 @@ def _check_row(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None,
     if not groups and not 1 <= axes <= x.ndim:
         raise ShapeError(message(name, f"x has {x.ndim} axes, {axes} cannot be normalised over", x=x.shape))
     check_affine(name, x.shape[1:2] if groups else x.shape[x.ndim - axes :], weight, bias)
-
-
-def statistics_dtype(x: Tensor) -> str:
-    return "float64" if x.dtype == "float64" else "float32"
 
 
 # ---- the plain definitions
@@ -422,7 +419,7 @@ def row_norm(
     """
     x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
     _check_row("row_norm", x, weight, bias, axes, groups)
-    dtype, stats = statistics_dtype(x), _stats_shape(x.shape, axes, groups)
+    dtype, stats = sum_dtype(x.dtype), _stats_shape(x.shape, axes, groups)
     if x.backend == "cpu":
         return launch.run_cpu(
             _row_norm_cpu, x, weight, bias, dtype=(x.dtype, dtype, dtype), axes=axes, groups=groups, centered=centered, eps=eps

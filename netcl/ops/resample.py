@@ -433,7 +433,7 @@ def grid_sample_input_grad(
         raise ShapeError(message(name, "dy and grid differ in height and width", **{"dy.shape": dy.shape, "grid.shape": grid.shape}))
     if dy.backend == "cpu":
         return launch.run_cpu(cpu_grid_sample_grad, dy, grid, size=wanted, **_flags(mode, padding_mode, align_corners))
-    sums = "float64" if dy.dtype == "float64" else "float32"
+    sums = dtypes.sum_dtype(dy.dtype)
     dx = Tensor.empty((*dy.shape[:2], *wanted), sums, queue=dy.queue)
     local, points = 1 if launch.on_cpu_device(dy.queue) else launch.LOCAL_1D, dy.shape[2] * dy.shape[3]
     numbers = (*dy.shape[:2], *wanted, points, _how(mode, align_corners, padding_mode))

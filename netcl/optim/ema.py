@@ -13,7 +13,7 @@ from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
-from netcl.optim.optimizer import HALVES, check_number
+from netcl.optim.optimizer import check_number
 
 _RULE = update.Rule("ema", ("e", "p"), ("take",), {"new_e": "e + (p - e) * take"}, {"e": "new_e"})
 
@@ -61,7 +61,8 @@ class ModelEMA:
         self.warmup = warmup
         self.updates = 0
         self._parameters = _named(model)
-        self.shadow = {name: Tensor.empty(p.shape, _kind(p), queue=p.queue, persistent=True) for name, p in self._parameters.items()}
+        kinds = {name: dtypes.sum_dtype(p.dtype) for name, p in self._parameters.items()}
+        self.shadow = {name: Tensor.empty(p.shape, kinds[name], queue=p.queue, persistent=True) for name, p in self._parameters.items()}
         self._kept: list[Tensor] | None = None
         update.copy(list(self.shadow.values()), list(self._parameters.values()))
 
@@ -119,7 +120,3 @@ class ModelEMA:
         self.warmup = bool(state_dict.get("warmup", self.warmup))
         for name, t in self.shadow.items():
             t.from_host(values[name])
-
-
-def _kind(p: Tensor) -> str:
-    return "float32" if p.dtype in HALVES else p.dtype

@@ -18,7 +18,6 @@ from netcl.ops import update
 from netcl.optim.clip import clip_factor
 
 Group = dict[str, Any]
-HALVES = ("float16", "bfloat16")
 #: Switches of torch's implementation that mean nothing here; they are dropped when a torch state is loaded.
 TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", "param_names"})
 
@@ -265,7 +264,7 @@ class Optimizer:
             return
         lots: dict[tuple[int, bool], list[int]] = {}
         for i, p in enumerate(params):
-            lots.setdefault((ages[i], group["master_weights"] and p.dtype in HALVES), []).append(i)
+            lots.setdefault((ages[i], group["master_weights"] and p.dtype in dtypes.HALVES), []).append(i)
         for (age, mastered), lot in lots.items():
             yield age, mastered, [params[i] for i in lot], [states[i] for i in lot]
 
@@ -308,7 +307,7 @@ class Optimizer:
         if name in state:
             state[name] = state[name].to(p.queue)
         else:
-            state[name] = Tensor.zeros(p.shape, "float64" if p.dtype == "float64" else "float32", queue=p.queue, persistent=True)
+            state[name] = Tensor.zeros(p.shape, dtypes.sum_dtype(p.dtype), queue=p.queue, persistent=True)
 
     def _master(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         if "master" not in state:
@@ -409,8 +408,7 @@ class Optimizer:
         if values.shape != p.shape:
             what = f"{name!r} of parameter {number} has another shape than the parameter"
             raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
-        kind = "float64" if p.dtype == "float64" else "float32"
-        return Tensor.from_host(p.queue, values, kind, persistent=True)
+        return Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
 
     def __repr__(self) -> str:
         lines = [f"  group {i}: {len(group['params'])} parameters, " + ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")

@@ -10,9 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from netcl.core.device import handle_of
+from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
@@ -24,6 +23,7 @@ from netcl.ops.attention.dense import (
     attention_grad_vjp,
     attention_ref,
     mask_gradient,
+    masked,
 )
 from netcl.ops.attention.geometry import Geometry, Mask, geometry, mask_of, score_scale
 from netcl.ops.attention.rope import rope
@@ -91,9 +91,9 @@ class _Call(NamedTuple):
 
     def kernel(self, name: str) -> Any:
         dtype = self.like.dtype
-        operands = {"X": dtype, "M": (self.like if self.mask.tensor is None else self.mask.tensor).dtype, "S": _sums_dtype(dtype)}
+        operands = {"X": dtype, "M": (self.like if self.mask.tensor is None else self.mask.tensor).dtype, "S": sum_dtype(dtype)}
         defines: dict[str, Any] = {
-            "REAL": "double" if dtype == "float64" else "float",
+            "REAL": DTYPES[dtype].c_compute,
             "MASK": self.mask.kind,
             "PART": PARTS[name],
             **self.config.defines,
@@ -116,11 +116,7 @@ class _Call(NamedTuple):
 def quad_macros(dtype: str) -> dict[str, str]:
     """How ``simt.cl`` reads four elements at once, and writes them."""
     read = {"X_QUAD(p)": launch.QUADS.get(dtype, "(*(__global const real4*)(p))")}
-    return read if dtype in ("float16", "bfloat16") else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
-
-
-def _sums_dtype(dtype: str) -> str:
-    return "float64" if dtype == "float64" else "float32"
+    return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
 def _call(q: Tensor, k: Tensor, sizes: Geometry, mask: Mask, causal: bool, scale: float) -> _Call:
@@ -173,7 +169,7 @@ def attention(
     """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
     q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
     sizes = geometry("attention", q, k, v)
-    place, factor, sums = mask_of("attention", mask, q, sizes), score_scale(scale, sizes.depth), _sums_dtype(q.dtype)
+    place, factor, sums = mask_of("attention", mask, q, sizes), score_scale(scale, sizes.depth), sum_dtype(q.dtype)
     if q.backend == "cpu":
         dtypes = (q.dtype, sums)
         return launch.run_cpu(attention_cpu, q, k, v, place.tensor, dtype=dtypes, sizes=sizes, place=place, causal=causal, scale=factor)
@@ -192,7 +188,7 @@ def attention(
 
 def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     """On a CPU float32 in place of half and bfloat16: its kernel reads every element often, and each reading would convert it."""
-    halves = tensors[0].dtype in ("float16", "bfloat16") and launch.on_cpu_device(tensors[0].queue)
+    halves = tensors[0].dtype in HALVES and launch.on_cpu_device(tensors[0].queue)
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 
 
@@ -216,7 +212,7 @@ def attention_grad(
     if not (q.size or k.size or v.size) or not sizes.n or not sizes.m:
         return tuple(cast(t.fill_(0), dtype) for t in results)
     call = _call(q, k, sizes, place, causal, factor)
-    sums = _sums_dtype(q.dtype)
+    sums = sum_dtype(q.dtype)
     through = None if through is None else cast(through, sums)
     _run_grad(call, cast(upstream, q.dtype), q, k, v, cast(result, q.dtype), cast(logarithms, sums), through, results)
     return tuple(cast(t, dtype) for t in results)
@@ -274,12 +270,7 @@ def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
     if sizes.sharing > 1:
         k, v = (_repeated_heads(F, t, sizes.sharing) for t in (k, v))
     scores = F.mul(F.matmul(q, k, transpose_b=True), score_scale(scale, sizes.depth))
-    if mask is not None:
-        scores = F.where(mask, scores, -math.inf) if mask.dtype == "bool" else F.add(scores, mask)
-    if causal:
-        below = np.arange(sizes.m) <= np.arange(sizes.n)[:, None]
-        scores = F.where(Tensor.from_host(q.queue, below), scores, -math.inf)
-    return F.matmul(F.dropout(F.softmax(scores, axis=-1), p), v)
+    return F.matmul(F.dropout(F.softmax(masked(F, scores, mask, causal), axis=-1), p), v)
 
 
 def _repeated_heads(F: Any, x: Tensor, times: int) -> Any:

@@ -97,7 +97,7 @@ def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mas
     """Forward, a block of queries at a time."""
     out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
-    out5, logs4 = out.reshape(grouped(out, sizes, sizes.n, sizes.depth_v, True)), logarithms.reshape(sizes.batch, *sizes.query_shape)
+    out5, logs4 = out.reshape(grouped(sizes, sizes.n, sizes.depth_v, True)), logarithms.reshape(sizes.batch, *sizes.query_shape)
     for part in _blocks(sizes.n):
         scores = _scores(q5, k5, mask5, place.kind, part, causal, scale)
         most = scores.max(-1, keepdims=True, initial=-np.inf)
@@ -109,8 +109,8 @@ def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mas
 
 
 def _views(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mask) -> tuple[Any, ...]:
-    return (q.reshape(grouped(q, sizes, sizes.n, sizes.depth, True)), k.reshape(grouped(k, sizes, sizes.m, sizes.depth, False)),
-            v.reshape(grouped(v, sizes, sizes.m, sizes.depth_v, False)), _grouped_mask(mask, place, sizes))  # fmt: skip
+    return (q.reshape(grouped(sizes, sizes.n, sizes.depth, True)), k.reshape(grouped(sizes, sizes.m, sizes.depth, False)),
+            v.reshape(grouped(sizes, sizes.m, sizes.depth_v, False)), _grouped_mask(mask, place, sizes))  # fmt: skip
 
 
 def attention_grad_cpu(
@@ -119,7 +119,7 @@ def attention_grad_cpu(
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Backward, a block of queries at a time."""
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
-    g5 = g.reshape(grouped(g, sizes, sizes.n, sizes.depth_v, True))
+    g5 = g.reshape(grouped(sizes, sizes.n, sizes.depth_v, True))
     logs = np.where(np.isneginf(logarithms), np.inf, logarithms).reshape(sizes.batch, *sizes.query_shape, 1)
     delta = ((g * out).sum(-1) - (0 if through is None else through)).reshape(logs.shape)
     d_q, d_k, d_v = np.empty_like(q5), np.zeros_like(k5), np.zeros_like(v5)
@@ -135,6 +135,16 @@ def attention_grad_cpu(
 # ---- over F: what has no kernel of its own
 
 
+def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
+    """Scores with minus infinity where a query may not see a key, or with what a mask adds."""
+    if mask is not None:
+        scores = F.where(mask, scores, -math.inf) if mask.dtype == "bool" else F.add(scores, mask)
+    if causal:
+        below = np.tri(*scores.shape[-2:], dtype=np.bool_)
+        scores = F.where(Tensor.from_host(scores.queue, below), scores, -math.inf)
+    return scores
+
+
 class Dense:
     """Probabilities and the gradient of the scores as whole matrices over the ops ``F``."""
 
@@ -144,10 +154,10 @@ class Dense:
         self.F, self.q_shape = F, q.shape
         self.sizes = sizes = geometry("attention", q, k, v)
         self.scale = score_scale(scale, sizes.depth)
-        self.g, self.out = (F.reshape(t, grouped(t, sizes, sizes.n, sizes.depth_v, True)) for t in (g, out))
-        self.q = F.reshape(q, grouped(q, sizes, sizes.n, sizes.depth, True))
-        self.k = F.reshape(k, grouped(k, sizes, sizes.m, sizes.depth, False))
-        self.v = F.reshape(v, grouped(v, sizes, sizes.m, sizes.depth_v, False))
+        self.g, self.out = (F.reshape(t, grouped(sizes, sizes.n, sizes.depth_v, True)) for t in (g, out))
+        self.q = F.reshape(q, grouped(sizes, sizes.n, sizes.depth, True))
+        self.k = F.reshape(k, grouped(sizes, sizes.m, sizes.depth, False))
+        self.v = F.reshape(v, grouped(sizes, sizes.m, sizes.depth_v, False))
         rows = (sizes.batch, *sizes.query_shape, 1)
         logs = F.reshape(logarithms, rows)
         scores = self._masked(F.mul(F.matmul(self.q, self.k, transpose_b=True), self.scale), mask, q, causal)
@@ -158,15 +168,9 @@ class Dense:
         self.d_s = F.mul(self.p, self.rest)
 
     def _masked(self, scores: Any, mask: Any, q: Any, causal: bool) -> Any:
-        F, sizes = self.F, self.sizes
-        place = mask_of("attention", mask, q, sizes)
-        if place.tensor is not None:
-            here = F.reshape(place.tensor, _mask_shape(place, sizes))
-            scores = F.where(here, scores, -math.inf) if place.kind == 1 else F.add(scores, here)
-        if causal:
-            below = np.arange(sizes.m) <= np.arange(sizes.n)[:, None]
-            scores = F.where(Tensor.from_host(q.queue, below), scores, -math.inf)
-        return scores
+        place = mask_of("attention", mask, q, self.sizes)
+        here = None if place.tensor is None else self.F.reshape(place.tensor, _mask_shape(place, self.sizes))
+        return masked(self.F, scores, here, causal)
 
 
 def mask_gradient(

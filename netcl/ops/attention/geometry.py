@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
@@ -97,6 +97,6 @@ def score_scale(scale: float | None, depth: int) -> float:
     return 1 / math.sqrt(max(depth, 1)) if scale is None else float(scale)
 
 
-def grouped(x: Any, sizes: Geometry, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
+def grouped(sizes: Geometry, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
     """The shape ``(batch, heads of keys, sharing, rows, depth)`` in which queries meet their keys."""
     return (sizes.batch, sizes.kv_heads, sizes.sharing if queries else 1, rows, depth)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
@@ -21,7 +22,7 @@ def frequencies(depth: int, base: float) -> np.ndarray:
 
 def _frequencies_on(x: Tensor, base: float) -> Tensor:
     """The table on the device; kept, since a model asks for the same one in every layer."""
-    dtype = "float64" if x.dtype == "float64" else "float32"
+    dtype = sum_dtype(x.dtype)
     key = ("rope", x.shape[-1], float(base), dtype)
     state = program.state(x.queue)
     if key not in state:
@@ -97,7 +98,7 @@ def rope(
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if x.size:
         operands = {"X": x.dtype, "P": "int32" if positions is None else positions.dtype}
-        defines = {"REAL": "double" if x.dtype == "float64" else "float", "INTERLEAVED": interleaved, "POSITIONS": positions is not None}
+        defines: dict[str, Any] = {"REAL": DTYPES[x.dtype].c_compute, "INTERLEAVED": interleaved, "POSITIONS": positions is not None}
         kernel = launch.kernel(x.queue, __file__, "rope.cl", "rope", operands, defines)
         sizes = (outer, heads, n, x.shape[-1], n if outer > 1 else 0, offset, -1 if inverse else 1)
         tables = (x if positions is None else positions, _frequencies_on(x, base))

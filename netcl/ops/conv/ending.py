@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.codegen import loose_halves
 from netcl.ops.conv.job import INPUT_GRAD, Job
 from netcl.ops.elementwise import run
-from netcl.ops.finish import HALVES, Finish
+from netcl.ops.finish import Finish
 from netcl.ops.pointwise import cast
 from netcl.ops.registry import REGISTRY
 

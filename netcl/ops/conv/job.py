@@ -65,4 +65,4 @@ class Job(NamedTuple):
     @property
     def accumulator(self) -> str:
         """The dtype of sums."""
-        return "float64" if self.compute == "double" else "float32"
+        return dtypes.sum_dtype(self.dtype)

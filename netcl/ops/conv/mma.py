@@ -13,6 +13,7 @@ import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
+from netcl.core.dtype import HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor
@@ -20,7 +21,6 @@ from netcl.ops import launch
 from netcl.ops.conv import arrays, ending
 from netcl.ops.conv.geometry import geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
-from netcl.ops.finish import HALVES
 from netcl.ops.matmul import nvidia
 from netcl.ops.strided import alignment
 

@@ -17,14 +17,14 @@ from netcl.core import recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.codegen import loose_halves
-from netcl.ops.finish import HALVES, Finish
+from netcl.ops.finish import Finish
 from netcl.ops.pointwise import cast
 from netcl.ops.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
 

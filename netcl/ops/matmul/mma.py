@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
 from netcl.ops import launch
-from netcl.ops.finish import HALVES
 from netcl.ops.matmul import gemm, nvidia
 from netcl.ops.matmul.gemm import Launch, Plan, Product
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
-from netcl.ops.finish import HALVES
 from netcl.ops.matmul import gemm, mma, nvidia
 from netcl.ops.matmul.gemm import Launch, Plan, Product
 
