@@ -443,7 +443,8 @@ def _check_finite(node: Node, value: Tensor, verb: str) -> None:
     if len(bad):
         first = tuple(bad[0].tolist())
         what = f"the op {verb} a value that is not finite"
-        raise FloatingPointError(message(node.name, what, f"called at {node.site}", index=first, value=values[first], shape=value.shape))
+        where = f"called at {node.site}" if node.site else "to be told where it was called, go forward inside detect_anomaly() too"
+        raise FloatingPointError(message(node.name, what, where, index=first, value=values[first], shape=value.shape))
 
 
 # ---- what users call

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from netcl.core import dispatch
+from netcl.core.errors import DeviceError, message
 
 #: Told (name, begin, end) of every region that ends, in seconds of ``time.perf_counter``; a trace listens here.
 listeners: list[Callable[[str, float, float], None]] = []
@@ -102,6 +103,10 @@ def timing_region(name: str, into: PerfCounter | None = None, queue: Any = None)
 
 
 def _finish(queue: Any) -> None:
-    if queue is not None:
-        dispatch.call("flush")
-        getattr(queue, "queue", queue).finish()
+    if queue is None:
+        return
+    target = getattr(queue, "queue", queue)
+    if not hasattr(target, "finish"):
+        raise DeviceError(message("timing_region", "this is neither a queue nor a device handle", "pass handle.queue", queue=repr(queue)))
+    dispatch.call("flush")
+    target.finish()

@@ -203,6 +203,9 @@ def test_anomaly_names_op_site_and_index(leaf):
     assert "ag.log(x)" in text
     with ag.detect_anomaly(), pytest.raises(FloatingPointError, match=r"\[sqrt\] the op gave, walking back, a value"):
         ag.sqrt(x).sum().backward()
+    loss = ag.sqrt(x).sum()
+    with ag.detect_anomaly(), pytest.raises(FloatingPointError, match=r"\[sqrt\] .*; to be told where it was called, go forward inside"):
+        loss.backward()
 
 
 def test_debug_tape(leaf):

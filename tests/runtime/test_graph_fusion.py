@@ -103,6 +103,40 @@ def test_without_an_example_only_what_is_sure_is_folded(rng):
             np.testing.assert_allclose(fused(x).to_host(), model(x).to_host(), rtol=1e-4, atol=1e-5)
 
 
+def test_outputs_of_any_size_and_kind_tell_a_wrong_fold(rng):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.norm, self.last, self.other = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            y = self.layer(x)
+            z = self.other(self.last(self.norm(y) + y))
+            return z * 1e-5, z > 0.0
+
+    with nn.parameter.placed("cpu"):
+        model = settled(Both(), rng)
+    assert fuse_graph(model, ag.tensor(rng.normal(size=(2, 3)).astype(np.float32), queue=model.queue)).folded == ["last"]
+
+
+def test_features_of_linear_layers_are_channels_of_vectors_only(rng):
+    with nn.parameter.placed("cpu"):
+        model, other = (settled(nn.Sequential(nn.Linear(2, n), nn.BatchNorm1d(4)), rng) for n in (4, 3))
+        training = settled(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), rng)
+    training[1].train()
+    x = ag.tensor(rng.normal(size=(5, 4, 2)).astype(np.float32), queue=model.queue)
+    assert fuse_graph(model, x).folded == fuse_graph(other, x).folded == fuse_graph(other).folded == fuse_graph(training).folded == []
+    with pytest.raises(ShapeError, match=r"\[fuse_graph\] a norm over channels was folded into a linear layer.*shape=\(5, 4, 4\)"):
+        fuse_graph(model, x[0])(x)
+
+
+def test_float64_is_folded_in_float64(rng):
+    with nn.parameter.placed("cpu"):
+        model = settled(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), rng).to("float64")
+    x = ag.tensor(rng.normal(size=(3, 2)), "float64", queue=model.queue)
+    np.testing.assert_allclose(fuse_graph(model, x)(x).to_host(), model(x).to_host(), rtol=1e-13)
+
+
 class Rectified(nn.Linear):
     def forward(self, x):
         return ag.relu(super().forward(x))

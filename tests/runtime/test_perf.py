@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from netcl.core.errors import DeviceError
 from netcl.runtime import perf
 from netcl.runtime.perf import PerfCounter, timing_region
 
@@ -38,6 +39,8 @@ def test_a_region_waits_for_its_queue_and_counts_failures_too():
     with pytest.raises(ValueError, match="stop"), timing_region("fails", counter):
         raise ValueError("stop")
     assert counter["fails"].calls == 1
+    with pytest.raises(DeviceError, match=r"\[timing_region\] this is neither a queue nor a device handle; queue='gpu'"):
+        counter.region("named", "gpu").__enter__()
 
 
 def test_the_default_counter_and_listeners():
