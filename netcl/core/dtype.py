@@ -60,6 +60,7 @@ DTYPES: dict[str, DType] = {
         _row("float64", "float64", "double", "double", 60),
     )
 }
+STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage == row.c_compute}  # what a compute type is stored as
 HALVES = ("float16", "bfloat16")  # stored in 16 bits, computed with in float32
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
 _BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
@@ -98,8 +99,8 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def sum_dtype(dtype: str) -> str:
-    """The dtype in which sums over floats of ``dtype`` are made, and kept where rounding them would lose what they are for."""
-    return "float64" if dtype == "float64" else "float32"
+    """The dtype in which sums over values of ``dtype`` are made, and kept where rounding them would lose what they are for."""
+    return STORED[DTYPES[dtype].c_compute]
 
 
 def encode(array: np.ndarray, dtype: DType) -> np.ndarray:

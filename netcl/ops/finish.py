@@ -6,11 +6,16 @@ is rounded by itself, halves between the steps too, and activations are computed
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES, promote
 from netcl.core.dtype import HALVES as HALVES
+from netcl.core.tensor import Tensor
 from netcl.ops.codegen import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions
+from netcl.ops.elementwise import run
+from netcl.ops.expression import compose
+from netcl.ops.pointwise import cast
 from netcl.ops.registry import REGISTRY, Pointwise
 
 
@@ -41,7 +46,7 @@ class Finish(NamedTuple):
 
         Without ``scaled`` the factor is not looked at: a product of few terms would feel it.
         """
-        row = REGISTRY[self.activation] if self.activation else None
+        row = _row(self.activation) if self.activation else None
         lines, held = ["x *= scale;"] * scaled + ["if (has_bias) x += bias;"], self.dtype
         rounds: list[str] = []
 
@@ -55,7 +60,6 @@ class Finish(NamedTuple):
             lines.append("x += residual;")
             held = self.total
         if row is not None:
-            assert isinstance(row, Pointwise)
             hold()
             lines += ["const real v0 = x;", *statements(forward_body(row), real), "x = out;"]
         if self.stored != held:
@@ -70,3 +74,25 @@ static inline real finish(real x, const element scale, const int has_bias, const
   return x;
 }}
 """
+
+
+def apart(y: Tensor, finish: Finish, residual: Tensor | None = None, scale: float = 1) -> Tensor:
+    """What follows a product whose kernel does not end in it, by the ops themselves."""
+    y = y if scale == 1 else run(_row("mul"), (y, scale))
+    y = y if residual is None else run(_row("add"), (y, residual))
+    y = run(_row(finish.activation), (y,)) if finish.activation else y
+    return cast(y, finish.stored)
+
+
+def _row(name: str) -> Pointwise:
+    row = REGISTRY[name]
+    assert isinstance(row, Pointwise)
+    return row
+
+
+def activation_vjp(F: Any, activation: str, g: Any, out: Any, before: Callable[[], Any] = lambda: None) -> Any:
+    """The gradient from before an activation, by the formula of its row; ``before()`` is what it was applied to, where that is asked."""
+    row = _row(activation)
+    assert row.vjp[0]
+    known = {"g": g, "out": out} | ({"v0": before()} if "v0" in row.saved() else {})
+    return compose(row.vjp[0], known, F, row.let)

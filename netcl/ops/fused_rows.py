@@ -12,16 +12,15 @@ from functools import lru_cache, partial, wraps
 from typing import Any
 
 from netcl.core.device import CPUQueue
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor
-from netcl.ops import elementwise, fusion, reduce, region, rows
+from netcl.ops import elementwise, fusion, launch, reduce, region, rows
 from netcl.ops.codegen import Body
 from netcl.ops.elementwise import fusable, fusing_modes, later
-from netcl.ops.reduce import STORED, Axis, axes_of, types_of
+from netcl.ops.reduce import Axis, axes_of, types_of
 from netcl.ops.registry import REGISTRY, Reduction, names, parse
 from netcl.ops.row_source import Fold
 
-FLOATS = ("float32", "float16", "bfloat16", "float64")
 TWICE = ("sum", "mean", "max", "min", "any", "all")  # folds whose folds are the fold of the whole
 LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, and a reduction that cuts rows is faster
 
@@ -115,7 +114,7 @@ later.fold = defer_rows
 
 def _last(x: Any, axis: int) -> bool:
     """Whether an op along an axis is one along rows of a float tensor that the device can work on."""
-    if not isinstance(x, Tensor) or x.dtype not in FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
+    if not isinstance(x, Tensor) or x.dtype not in launch.FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
         return False
     real = DTYPES[x.dtype].c_compute
     count = x.size // x.shape[-1]
@@ -172,7 +171,7 @@ def _log_softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
 
 def _normal(x: Any, axes: int, groups: int, *others: Any) -> bool:
     """Whether a row norm is one of trailing axes, its operands as they should be."""
-    if groups or not isinstance(x, Tensor) or not 1 <= axes <= x.ndim or x.dtype not in FLOATS or not x.size:
+    if groups or not isinstance(x, Tensor) or not 1 <= axes <= x.ndim or x.dtype not in launch.FLOATS or not x.size:
         return False
     count = math.prod(x.shape[: x.ndim - axes])
     fits = all(t is None or (isinstance(t, Tensor) and t.shape == x.shape[x.ndim - axes :]) for t in others)

@@ -17,6 +17,7 @@ import numpy as np
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
+from netcl.core.dtype import STORED as STORED
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
@@ -40,7 +41,6 @@ from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, op, par
 
 Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduce.cl").read_text()
-STORED = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 _INFINITE = ("-INFINITY", "INFINITY")
 LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 _MOST_INT = 2**31 - 2**17

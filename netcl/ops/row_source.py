@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, STORED
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import rows
 from netcl.ops.codegen import SEPARATE, Body, Layout, Port, helper_functions, renamed, rounded, scalar_load, statements, value_functions
 from netcl.ops.elementwise import merged_axes, steps_of
-from netcl.ops.reduce import LIMITS, STORED, rotated
+from netcl.ops.reduce import LIMITS, rotated
 from netcl.ops.registry import parse
 
 _MOST_INT = 2**31 - 2**17

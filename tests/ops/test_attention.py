@@ -65,12 +65,13 @@ def test_few_queries_take_tiles_of_few_rows():
     assert rows == [16, 16, 32, 64, 64]
 
 
-def test_a_row_that_sees_no_key_gives_zero_and_no_gradient(device):
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_row_that_sees_no_key_gives_zero_and_no_gradient(dropout, device):
     rng = np.random.default_rng(0)
     q, k, v = (Tensor.from_host(device.queue, rng.standard_normal((2, 5, 8)), requires_grad=True) for _ in range(3))
     seen = np.ones((5, 5), bool)
     seen[3] = False
-    out = ag.scaled_dot_product_attention(q, k, v, seen)
+    out = ag.scaled_dot_product_attention(q, k, v, seen, dropout_p=dropout)
     out.backward(Tensor.ones(out.shape, queue=device.queue))
     assert not out.to_host()[:, 3].any() and not q.grad.to_host()[:, 3].any()
     assert all(np.isfinite(t.grad.to_host()).all() for t in (q, k, v))

@@ -10,9 +10,9 @@ import pytest
 
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
-from netcl.ops.conv import arrays, columns, ending, plans
+from netcl.ops.conv import arrays, columns, plans
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.finish import Finish
+from netcl.ops.finish import Finish, apart
 from netcl.ops.matmul import nvidia
 
 CONFIG = KernelConfig(KernelVariant.CONV2D_IM2COL, extra={"tier": "simt"})
@@ -78,7 +78,7 @@ def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
     if bias:  # which is not scaled
         plans.run(job._replace(bias=False), cl_queue, first, w, w, plain, config=CONFIG)
         plain = Tensor.from_host(cl_queue, plain.to_host() * np.float32(0.5) + added.to_host().reshape(1, -1, 1, 1))
-    np.testing.assert_array_equal(got.to_host(), ending.apart(plain, finish, residual, 1 if bias else 0.5).to_host())
+    np.testing.assert_array_equal(got.to_host(), apart(plain, finish, residual, 1 if bias else 0.5).to_host())
 
 
 def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):

@@ -7,9 +7,9 @@ import pytest
 
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
-from netcl.ops.conv import ending, plans, winograd
+from netcl.ops.conv import plans, winograd
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.finish import Finish
+from netcl.ops.finish import Finish, apart
 
 CONFIG = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1})
 
@@ -98,7 +98,7 @@ def test_it_ends_in_what_follows(cl_queue, rng, finish):
     plans.run(job, cl_queue, x, w, bias, plain, config=CONFIG)
     added = residual if finish.residual else None
     plans.plan(job._replace(finish=finish), cl_queue, CONFIG)(cl_queue, x, w, bias, got, added)
-    np.testing.assert_array_equal(got.to_host(), ending.apart(plain, finish, added, 1).to_host())
+    np.testing.assert_array_equal(got.to_host(), apart(plain, finish, added, 1).to_host())
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

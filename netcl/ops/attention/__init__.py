@@ -270,7 +270,12 @@ def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
     if sizes.sharing > 1:
         k, v = (_repeated_heads(F, t, sizes.sharing) for t in (k, v))
     scores = F.mul(F.matmul(q, k, transpose_b=True), score_scale(scale, sizes.depth))
-    return F.matmul(F.dropout(F.softmax(masked(F, scores, mask, causal), axis=-1), p), v)
+    scores = masked(F, scores, mask, causal)
+    if mask is None:
+        return F.matmul(F.dropout(F.softmax(scores, axis=-1), p), v)
+    blind = F.eq(F.max(scores, axis=-1, keepdims=True), -math.inf)  # rows that see no key, whose softmax is NaN
+    shares = F.where(blind, 0.0, F.softmax(F.where(blind, 0.0, scores), axis=-1))
+    return F.matmul(F.dropout(shares, p), v)
 
 
 def _repeated_heads(F: Any, x: Tensor, times: int) -> Any:

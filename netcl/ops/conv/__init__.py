@@ -8,9 +8,9 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv import arrays, columns, plans
-from netcl.ops.conv.ending import Ending, apart
+from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
-from netcl.ops.finish import Finish
+from netcl.ops.finish import Finish, activation_vjp, apart
 from netcl.ops.matmul.gemm import Extras
 from netcl.ops.registry import S, composite, op
 
@@ -62,7 +62,7 @@ def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
     return apart(y, finish, residual, scale)
 
 
-def _backward(name: str, dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
+def _backward(dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
     if dy.backend == "cpu":
         return launch.run_cpu(arrays.input_grad, dy, w, bias, g=g)
     dx = Tensor.empty(g.x_shape, dy.dtype, queue=dy.queue)
@@ -133,7 +133,8 @@ def conv2d(
 
 
 def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilation, groups, pad):
-    return _conv2d_vjp(F, F.where(F.gt(out, 0), g, 0.0), x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
+    g = activation_vjp(F, "relu", g, out)
+    return _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
 
 
 @op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", variants=plans.VARIANTS, samples=_SAMPLES[1:5])
@@ -177,7 +178,7 @@ def conv2d_input_grad(
     """The gradient of :func:`conv2d` with respect to an input of height and width ``size``, given that of its output."""
     name = "conv2d_input_grad"
     dy, w = _checked(name, dy=dy, w=w)
-    return _backward(name, dy, w, None, _geometry_of_input(name, dy, w, frozen(size), _options(stride, padding, dilation, groups)))
+    return _backward(dy, w, None, _geometry_of_input(name, dy, w, frozen(size), _options(stride, padding, dilation, groups)))
 
 
 def _geometry_of_input(name: str, dy: Tensor, w: Tensor, size: Any, options: tuple[Any, ...]) -> Geometry:
@@ -286,7 +287,7 @@ def conv_transpose2d(
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "w.shape": w.shape}))
     g = _geometry_of_input(name, x, w, size, options)
     _check_bias(name, bias, g.c)
-    return _backward(name, x, w, bias, g)
+    return _backward(x, w, bias, g)
 
 
 # ---- one dimension

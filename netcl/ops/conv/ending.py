@@ -12,10 +12,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.codegen import loose_halves
 from netcl.ops.conv.job import INPUT_GRAD, Job
-from netcl.ops.elementwise import run
-from netcl.ops.finish import Finish
 from netcl.ops.pointwise import cast
-from netcl.ops.registry import REGISTRY
 
 
 @dataclass(frozen=True)
@@ -64,15 +61,3 @@ def _access(residual: str, stored: str, real: str, lanes: int) -> tuple[dict[str
             macros[macro] = paired.format(dtype, lanes)
     halves = dict.fromkeys(dtype for dtype in (residual, stored) if dtype in HALVES and real == "float")
     return macros, "".join(loose_halves(dtype, lanes) for dtype in halves)
-
-
-def apart(y: Tensor, finish: Finish, residual: Tensor | None, scale: float) -> Tensor:
-    """What follows a convolution whose kernel does not end in it, by the ops themselves."""
-    y = y if scale == 1 else run(_row("mul"), (y, scale))
-    y = y if residual is None else run(_row("add"), (y, residual))
-    y = run(_row(finish.activation), (y,)) if finish.activation else y
-    return cast(y, finish.stored)
-
-
-def _row(name: str) -> Any:
-    return REGISTRY[name]

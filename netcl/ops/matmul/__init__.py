@@ -14,8 +14,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.finish import Finish
-from netcl.ops.functions import erf
+from netcl.ops.finish import Finish, activation_vjp, apart
 from netcl.ops.matmul import amx, mma, wgmma  # noqa: F401, add their tiers
 from netcl.ops.matmul.einsum import einsum
 from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, Extras, product
@@ -25,13 +24,6 @@ from netcl.ops.registry import S, composite, op
 __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum", "linear", "matmul", "outer"]
 
 TYPES = (*launch.FLOATS, *launch.INTEGERS)
-_NUMPY_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "relu": lambda x: np.where(x < 0, x.dtype.type(0), x),
-    "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu": lambda x: x.dtype.type(0.5) * x * (1 + erf(x * x.dtype.type(math.sqrt(0.5)))),
-}
 
 
 # ---- matmul
@@ -79,11 +71,7 @@ def _result_dtype(name: str, *operands: Tensor) -> str:
     return result.name
 
 
-def _compute_type(dtype: str) -> np.dtype:
-    return np.dtype({"float16": "float32", "bfloat16": "float32", "uint8": "int32"}.get(dtype, dtype))
-
-
-def _numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, kind: np.dtype) -> np.ndarray:
+def _numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, kind: str) -> np.ndarray:
     left = np.swapaxes(a, -1, -2) if trans_a and a.ndim > 1 else a
     right = np.swapaxes(b, -1, -2) if trans_b and b.ndim > 1 else b
     return np.matmul(left.astype(kind, copy=False), right.astype(kind, copy=False))
@@ -157,7 +145,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     dtype = _result_dtype("matmul", a, b)
     if a.array is not None:
         _shapes(a.shape, b.shape, transpose_a, transpose_b)
-        return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=_compute_type(dtype), dtype=dtype)
+        return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=dtypes.sum_dtype(dtype), dtype=dtype)
     return matmul_with(a, b, Extras(Finish(dtype)), transpose_a, transpose_b)
 
 
@@ -222,9 +210,10 @@ def _affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     x, w, bias = launch.as_tensors("linear", x, w, bias)
     dtype = _result_dtype("linear", x, w) if bias is None else _result_dtype("linear", x, w, bias)
     _check_linear(x, w, bias)
+    finish = Finish(dtype, activation=ACTIVATIONS[activation] if activation else "")
     if x.array is not None:
-        return launch.run_cpu(_affine_numpy, x, w, bias, activation=activation, dtype=dtype)
-    return affine_with(x, w, Extras(Finish(dtype, activation=ACTIVATIONS[activation] if activation else ""), bias))
+        return apart(launch.run_cpu(_affine_numpy, x, w, bias, dtype=dtype), finish)
+    return affine_with(x, w, Extras(finish, bias))
 
 
 def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
@@ -235,10 +224,9 @@ def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
     return _shaped(product(_shaped(x, (rows, x.shape[-1])), w, (rows, w.shape[0]), extras, False, True), shape)
 
 
-def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, activation: str | None) -> np.ndarray:
+def _affine_numpy(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     out = np.matmul(x, w.T)
-    out = out if bias is None else out + bias
-    return out if activation is None else _NUMPY_ACTIVATIONS[activation](out)
+    return out if bias is None else out + bias
 
 
 def _affine_vjp(F, g, x, w, bias_shape, needs):
@@ -279,32 +267,8 @@ def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return _affine(x, w, bias, None)
 
 
-def _sigmoid_slope(F, out):
-    return F.mul(out, F.sub(1.0, out))
-
-
-def _silu_slope(F, z):
-    s = F.sigmoid(z)
-    return F.mul(s, F.add(1.0, F.mul(z, F.sub(1.0, s))))
-
-
-def _gelu_slope(F, z):
-    density = F.mul(F.exp(F.mul(F.square(z), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return F.add(F.mul(F.add(F.erf(F.mul(z, math.sqrt(0.5))), 1.0), 0.5), F.mul(z, density))
-
-
-# The slope of an activation: from its own value where that suffices, else from what it was applied to, computed again.
-_FROM_OUT = {"tanh": lambda F, out: F.sub(1.0, F.square(out)), "sigmoid": _sigmoid_slope}
-_FROM_INPUT = {"silu": _silu_slope, "gelu": _gelu_slope}
-
-
 def _activated_vjp(F, g, x, w, bias, out, activation, needs):
-    if activation == "relu":
-        g = F.where(F.gt(out, 0.0), g, 0.0)
-    elif activation in _FROM_OUT:
-        g = F.mul(g, _FROM_OUT[activation](F, out))
-    else:
-        g = F.mul(g, _FROM_INPUT[activation](F, F.affine(x, w, bias)))
+    g = activation_vjp(F, ACTIVATIONS[activation], g, out, lambda: F.affine(x, w, bias))
     return _affine_vjp(F, g, x, w, None if bias is None else bias.shape, needs)
 
 

@@ -17,7 +17,7 @@ from netcl.core import recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.dtype import DTYPES, HALVES
+from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector
 from netcl.core.kernels import program
@@ -127,7 +127,7 @@ class Product:
 
     def bare(self, **changes: Any) -> Product:
         """The sums alone, in the type they are kept in."""
-        return replace(self, c=sum_dtype(self.real), bias=None, finish=None, scaled=False, **changes)
+        return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
     def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
         """The macro by which kernels read vectors of an operand, and the functions it needs; none for a dtype they read value by value."""
@@ -174,11 +174,6 @@ class Plan(NamedTuple):
     packed: int = 0
     sums: int = 0
     widens: bool = False
-
-
-def sum_dtype(real: str) -> str:
-    """The dtype of a C type that sums are kept in."""
-    return {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}[real]
 
 
 def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text: str = "", **defines: Any) -> Any:
@@ -438,7 +433,7 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     splits = 1 if packed else _cpu_splits(p, panels * -(-p.m // tile.rows), profile)
     if splits > 1:
         return _split_panels(queue, p, tile, depth, splits, profile)
-    inner = replace(p, a=sum_dtype(p.real)) if packed else p
+    inner = replace(p, a=sum_dtype(p.c)) if packed else p
     rows = _rows(p, tile, panels, profile)
     sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
@@ -646,7 +641,7 @@ def product(
             return product(a, b, out_shape, extras, trans_a, trans_b, config)
         plan = remember(state, "matmul", key, plan_for(queue, described, config))
     if plan.widens:
-        a = cast(a, sum_dtype(DTYPES[finish.dtype].c_compute))
+        a = cast(a, sum_dtype(finish.dtype))
         return product(a, b, out_shape, extras, trans_a, trans_b, config)
     return run(plan, queue, a, b, extras, Tensor._result(out_shape, finish.stored, queue))
 
@@ -657,7 +652,7 @@ def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, extras: Extras | None, out
     buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias, "r": out if residual is None else residual}
     for letter, size in (("p", plan.packed), ("s", plan.sums)):
         if size:
-            buffers[letter] = Tensor._result((size,), sum_dtype(DTYPES[out.dtype].c_compute), queue)
+            buffers[letter] = Tensor._result((size,), sum_dtype(out.dtype), queue)
     for step in plan.launches:
         args = (*step.args, scale if step.ends else 1) if "d" in step.buffers else step.args
         step.kernel(queue, step.global_size, step.local_size, *[buffers[letter] for letter in step.buffers], *args)
