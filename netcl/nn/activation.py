@@ -21,16 +21,28 @@ class Activation(Module):
         return output.size
 
 
-class ReLU(Activation):
+class _Plain(Activation):
+    """Activations without settings."""
+
+    def __init__(self, inplace: bool = False):
+        super().__init__()
+
+
+class _AlongAxis(Activation):
+    """Activations of the values along an axis."""
+
+    def __init__(self, dim: int = -1):
+        super().__init__()
+        self.dim = dim
+
+
+class ReLU(_Plain):
     """The positive part: ``max(x, 0)``.
 
     >>> from netcl import nn
     >>> nn.ReLU()([-1.0, 2.0]).tolist()
     [0.0, 2.0]
     """
-
-    def __init__(self, inplace: bool = False):
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.relu(x)
@@ -39,16 +51,13 @@ class ReLU(Activation):
         return ""
 
 
-class ReLU6(Activation):
+class ReLU6(_Plain):
     """The positive part, cut at 6: ``min(max(x, 0), 6)``.
 
     >>> from netcl import nn
     >>> nn.ReLU6()([-1.0, 8.0]).tolist()
     [0.0, 6.0]
     """
-
-    def __init__(self, inplace: bool = False):
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.relu6(x)
@@ -121,16 +130,13 @@ class CELU(Activation):
         return ag.mul(ag.elu(ag.div(x, self.alpha)), self.alpha)
 
 
-class SELU(Activation):
+class SELU(_Plain):
     """ELU scaled so that activations keep mean 0 and variance 1 from layer to layer.
 
     >>> from netcl import nn
     >>> nn.SELU()([0.0]).tolist()
     [0.0]
     """
-
-    def __init__(self, inplace: bool = False):
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.selu(x)
@@ -152,7 +158,7 @@ class GELU(Activation):
         return ag.gelu(x, approximate=self.approximate)
 
 
-class SiLU(Activation):
+class SiLU(_Plain):
     """``x * sigmoid(x)``, also called swish.
 
     >>> from netcl import nn
@@ -160,23 +166,17 @@ class SiLU(Activation):
     [0.0]
     """
 
-    def __init__(self, inplace: bool = False):
-        super().__init__()
-
     def forward(self, x: Tensor) -> Tensor:
         return ag.silu(x)
 
 
-class Mish(Activation):
+class Mish(_Plain):
     """``x * tanh(softplus(x))``.
 
     >>> from netcl import nn
     >>> nn.Mish()([0.0]).tolist()
     [0.0]
     """
-
-    def __init__(self, inplace: bool = False):
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.mish(x)
@@ -246,7 +246,7 @@ class Softsign(Activation):
         return ag.softsign(x)
 
 
-class Hardsigmoid(Activation):
+class Hardsigmoid(_Plain):
     """A sigmoid of three straight pieces: ``relu6(x + 3) / 6``.
 
     >>> from netcl import nn
@@ -254,23 +254,17 @@ class Hardsigmoid(Activation):
     [0.0, 0.5, 1.0]
     """
 
-    def __init__(self, inplace: bool = False):
-        super().__init__()
-
     def forward(self, x: Tensor) -> Tensor:
         return ag.hard_sigmoid(x)
 
 
-class Hardswish(Activation):
+class Hardswish(_Plain):
     """``x * hardsigmoid(x)``.
 
     >>> from netcl import nn
     >>> nn.Hardswish()([0.0, 4.0]).tolist()
     [0.0, 4.0]
     """
-
-    def __init__(self, inplace: bool = False):
-        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.hard_swish(x)
@@ -292,7 +286,7 @@ class Hardtanh(Activation):
         return ag.hard_tanh(x, min_val=self.min_val, max_val=self.max_val)
 
 
-class GLU(Activation):
+class GLU(_AlongAxis):
     """A gate: the first half along ``dim`` times the sigmoid of the second.
 
     Shapes: the axis ``dim`` of the output is half of the input's.
@@ -302,10 +296,6 @@ class GLU(Activation):
     [[2.0]]
     """
 
-    def __init__(self, dim: int = -1):
-        super().__init__()
-        self.dim = dim
-
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[self.dim] % 2:
             raise ShapeError(message("GLU", "the axis has no two halves", dim=self.dim, shape=x.shape))
@@ -313,7 +303,7 @@ class GLU(Activation):
         return ag.mul(value, ag.sigmoid(gate))
 
 
-class Softmax(Activation):
+class Softmax(_AlongAxis):
     """Exponentials that sum to one along ``dim``: ``exp(x) / sum(exp(x))``.
 
     >>> from netcl import nn
@@ -321,25 +311,17 @@ class Softmax(Activation):
     [[0.5, 0.5]]
     """
 
-    def __init__(self, dim: int = -1):
-        super().__init__()
-        self.dim = dim
-
     def forward(self, x: Tensor) -> Tensor:
         return ag.softmax(x, axis=self.dim)
 
 
-class LogSoftmax(Activation):
+class LogSoftmax(_AlongAxis):
     """The logarithm of the softmax along ``dim``.
 
     >>> from netcl import nn
     >>> nn.LogSoftmax()([[0.0]]).tolist()
     [[0.0]]
     """
-
-    def __init__(self, dim: int = -1):
-        super().__init__()
-        self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.log_softmax(x, axis=self.dim)

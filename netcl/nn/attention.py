@@ -121,7 +121,25 @@ class _Attention(Module):
         return 4 * batch * queries * keys * width
 
 
-class CausalSelfAttention(_Attention):
+class _Causal(_Attention):
+    """What self-attention of a decoder shares: the cache, the dropout, the projection of the result."""
+
+    n_embd: int
+    dropout: float
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, projection: Linear, cache: KVCache | None, layer: int) -> Tensor:
+        seen = 0 if cache is None else cache.seen(layer)
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+        out = attend(q, k, v, seen, self.dropout if self.training else 0.0)
+        return ag.dropout(projection(join_heads(out)), self.dropout, self.training)
+
+    def flops(self, args: tuple[Any, ...], output: Any) -> int:
+        batch, positions, _ = output.shape
+        return self._product_flops(batch, positions, positions, self.n_embd)
+
+
+class CausalSelfAttention(_Causal):
     """Self-attention in which a position sees itself and what came before.
 
     - **n_embd**: width of the input and the output.
@@ -146,18 +164,10 @@ class CausalSelfAttention(_Attention):
 
     def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
         q, k, v = split_projections(self.c_attn(x), self.n_head)
-        seen = 0 if cache is None else cache.seen(layer)
-        if cache is not None:
-            k, v = cache.append(layer, k, v)
-        out = attend(q, k, v, seen, self.dropout if self.training else 0.0)
-        return ag.dropout(self.c_proj(join_heads(out)), self.dropout, self.training)
-
-    def flops(self, args: tuple[Any, ...], output: Any) -> int:
-        batch, positions, _ = output.shape
-        return self._product_flops(batch, positions, positions, self.n_embd)
+        return self._attended(q, k, v, self.c_proj, cache, layer)
 
 
-class RotaryAttention(_Attention):
+class RotaryAttention(_Causal):
     """Causal self-attention whose queries and keys are turned by an angle that grows with their position (RoPE).
 
     - **n_embd**, **n_head**: width and number of heads.
@@ -192,14 +202,7 @@ class RotaryAttention(_Attention):
         q = ag.rope(split_heads(self.q_proj(x), self.n_head), base=self.base, offset=seen)
         k = ag.rope(split_heads(self.k_proj(x), self.n_kv_head), base=self.base, offset=seen)
         v = split_heads(self.v_proj(x), self.n_kv_head)
-        if cache is not None:
-            k, v = cache.append(layer, k, v)
-        out = attend(q, k, v, seen, self.dropout if self.training else 0.0)
-        return ag.dropout(self.o_proj(join_heads(out)), self.dropout, self.training)
-
-    def flops(self, args: tuple[Any, ...], output: Any) -> int:
-        batch, positions, _ = output.shape
-        return self._product_flops(batch, positions, positions, self.n_embd)
+        return self._attended(q, k, v, self.o_proj, cache, layer)
 
 
 class MultiheadAttention(_Attention):

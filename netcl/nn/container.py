@@ -46,7 +46,7 @@ class _Ordered(_Container):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return type(self)._of(list(self)[index])
+            return self._of(list(self)[index])
         return self.__dict__[self._name(index)]
 
     def __setitem__(self, index: int, module: Module) -> None:
@@ -57,9 +57,9 @@ class _Ordered(_Container):
         del kept[index]
         self._become(kept)
 
-    @classmethod
-    def _of(cls, modules: list[Module]) -> Any:
-        raise NotImplementedError
+    def _of(self, modules: list[Module]) -> Any:
+        """A container like this one, of other modules."""
+        return type(self)(*modules)
 
     def _become(self, modules: list[Module]) -> None:
         """Hold exactly these, numbered."""
@@ -127,10 +127,6 @@ class Sequential(_Ordered):
         else:
             self.extend(layers)
 
-    @classmethod
-    def _of(cls, modules: list[Module]) -> Any:
-        return cls(*modules)
-
     def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
         return (list(self) if self._numbered() else [self._named()]), {}
 
@@ -153,9 +149,8 @@ class ModuleList(_Ordered):
         super().__init__()
         self.extend(modules)
 
-    @classmethod
-    def _of(cls, modules: list[Module]) -> Any:
-        return cls(modules)
+    def _of(self, modules: list[Module]) -> Any:
+        return type(self)(modules)
 
     def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
         return [list(self)], {}
@@ -247,9 +242,8 @@ class Concat(_Ordered):
         self.dim = dim
         self.extend(branches)
 
-    @classmethod
-    def _of(cls, modules: list[Module]) -> Any:
-        return cls(*modules)
+    def _of(self, modules: list[Module]) -> Any:
+        return type(self)(*modules, dim=self.dim)
 
     def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
         return list(self), {"dim": self.dim}

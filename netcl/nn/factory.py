@@ -182,10 +182,9 @@ def _check_row(row: Any, depth: int) -> None:
 def _check_arguments(name: str, make: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Tell a wrong argument with the layer's name and what it takes."""
     signature = inspect.signature(make)
-    free = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    place = {key: value for key, value in named.items() if key in ("dtype",) and key not in signature.parameters and not free}
+    own = {key: value for key, value in named.items() if key != "dtype" or key in signature.parameters}  # every constructor takes a dtype
     try:
-        signature.bind(*positional, **{key: value for key, value in named.items() if key not in place})
+        signature.bind(*positional, **own)
     except TypeError as fault:
         raise ValueError(message("factory", f"wrong arguments for {name}: {fault}", f"it takes {signature}")) from None
 

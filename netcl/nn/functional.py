@@ -13,7 +13,7 @@ from typing import Any
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.nn.activation import GLU
+from netcl.nn.activation import CELU, GLU
 from netcl.nn.norm import EPSILON
 
 #: torch's names of ops that are called otherwise here.
@@ -72,7 +72,7 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
-    return ag.mul(ag.elu(ag.div(input, alpha)), alpha)
+    return CELU(alpha)(input)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:

@@ -17,6 +17,7 @@ from netcl.core.device import manager
 from netcl.core.errors import DeviceError, ShapeError
 from netcl.core.tensor import Tensor
 from netcl.distributed import DataParallel, data_parallel_step, prepare_replicas, replicate_params, shard_batch
+from netcl.nn.summary import evaluating
 from netcl.trainer import ModelCheckpoint, Progress, Trainer
 from tests.distributed import job
 
@@ -185,3 +186,10 @@ def test_replicas_work_in_half_where_the_caller_does():
         assert parallel(np.ones((4, 2), np.float32)).dtype == "bfloat16"
     with pytest.raises(ShapeError, match=r"\[DataParallel\] the batch has no rows"):
         parallel(np.ones((0, 2), np.float32))
+
+
+def test_evaluation_ends_on_all_replicas():
+    parallel = DataParallel(nn.Dropout(0.5), devices=["cpu", "cpu"])
+    with evaluating(parallel):
+        assert not any(replica.training for replica in parallel.replicas)
+    assert all(replica.training for replica in parallel.replicas)

@@ -49,5 +49,6 @@ def test_module_list_and_dict():
 def test_concat_and_residual(device):
     x = np.float32([[1.0, -2.0]])
     assert nn.Concat(nn.Identity(), nn.ReLU())(x).tolist() == [[1.0, -2.0, 1.0, 0.0]]
-    assert nn.Concat(nn.Identity(), nn.ReLU(), dim=0)(x).shape == (2, 2)
+    rows = nn.Concat(nn.Identity(), nn.ReLU(), nn.Tanh(), dim=0)
+    assert rows(x).shape == (3, 2) and rows[:2](x).shape == (2, 2)
     assert nn.Residual(nn.ReLU(), nn.Tanh(), nn.ReLU())(x).shape == (1, 2)
