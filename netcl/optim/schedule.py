@@ -81,6 +81,7 @@ class Scheduler:
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of every group, as this scheduler set it last."""
+        recording.host_work("get_last_lr() of a scheduler")
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:

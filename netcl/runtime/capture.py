@@ -31,6 +31,7 @@ __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 log = logging.getLogger("netcl")
 
 MOST_CASES = 16  # kinds of arguments that are recorded; more would hold too much memory
+MOST_LESSONS = 64  # times that functions nobody knew of are found
 MOST_TRIALS = 8  # recordings that do not lead to a replay until a step is left alone
 
 
@@ -188,6 +189,7 @@ class CompiledFunction:
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._queue: Any = None
+        self._lessons = 0
         self._surroundings = Surroundings(function)
 
     def __repr__(self) -> str:
@@ -208,18 +210,36 @@ class CompiledFunction:
             return self._plain(args, kwargs)  # part of a step that is being recorded
         with self._lock:
             call = _Calls(args, kwargs, self._queue)
-            if call.on_numpy or call.with_history:
+            if call.on_numpy or call.with_history or self._lessons > MOST_LESSONS:
                 return self._left_alone(call)
-            around, kept = self._surroundings(call.objects)
-            key = (call.key, around)
-            case = self._cases.get(key)
+            around, _ = self._surroundings(call.objects)
+            case = self._cases.get((call.key, around))
             if case is None:
                 if len(self._cases) >= MOST_CASES:
                     kinds = f"more than {MOST_CASES} kinds of arguments and numbers around it"
                     self._refuse(f"it was called with {kinds}; one that counts is another each time")
                     return self._plain(call.args, call.kwargs)
-                case = self._cases[key] = _Case([*call.objects, *kept])
+                self._knows_more(call)
+                case = self._place(_Case(call.objects), call)
             return self._run(case, call)
+
+    def _knows_more(self, call: _Calls) -> bool:
+        """Look which functions take part. If they read more than was told, nothing is known to be as before: all is recorded again."""
+        more = self._surroundings.search(call.objects)
+        if more:
+            self._cases.clear()
+            self._lessons += 1
+        if self._lessons > MOST_LESSONS:
+            self._refuse("the functions it calls are others at every call")
+        return more
+
+    def _place(self, case: _Case, call: _Calls) -> _Case:
+        """Put a case where calls like this one find it, from what is around by now."""
+        around, kept = self._surroundings(call.objects)
+        case.objects += kept
+        case.programs.clear()
+        self._cases[call.key, around] = case
+        return case
 
     def _left_alone(self, call: _Calls) -> Any:
         if call.with_history:
@@ -264,11 +284,14 @@ class CompiledFunction:
         """Run as it is, listening; the first time of a case only to see what its state is made of."""
         recorder = Recorder(call.tensors)
         gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
-        with recorder:
+        with recorder, self._surroundings.observed():
             run = _Run(self._plain(call.args, call.kwargs), recorder)
         recorder.finish()
         known = case.seen
         case.watch(recorder)
+        if self._knows_more(call):
+            self._place(case, call)
+            return run.result
         if recorder.queue is not None:
             self._queue = recorder.queue
             if known:

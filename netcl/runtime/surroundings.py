@@ -1,23 +1,32 @@
 """What a function reads from around it: closures, globals, attributes, settings in dicts and lists, and that of the functions it calls.
 
 A recording rests on all of it, and nothing of it shows in the launches. So it is told at every call, and another answer is another
-recording. Of netcl's own objects only plain attributes that the function names are told: the rest they tell themselves, and much of what
-they hold (learning rates, gradients) may change.
+recording. Which functions take part is read off the code, and seen while it runs: those that are found in containers, come as arguments or
+belong to a class above have no name in it. Of netcl's own objects only what the function names is told, and no tensors: the rest they tell
+themselves, and much of what they hold (learning rates, gradients) may change.
 """
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Mapping, Sequence
+import gc
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl.core.tensor import Tensor
 
-PLAIN = (bool, int, float, str, bytes, complex, np.generic)
+PLAIN = (bool, int, float, str, bytes, complex, np.generic, type(None))
+CONTAINERS = (dict, list, tuple, deque)
+#: Python's, and what netcl itself calls: their functions are not followed where they are seen to run.
+LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
 MOST_ITEMS = 64  # of a container that is looked into, and
 MOST_DEPTH = 4  # containers or objects in each other
 MOST_BYTES = 4096  # of an array whose values are compared
@@ -31,17 +40,14 @@ class Surroundings:
     """Calling it gives what a function reads around it, as a key, and the objects whose numbers are in that key."""
 
     def __init__(self, function: Callable[..., Any]):
-        self._function = function
-        self._watched: list[tuple[Place, list[Path]]] | None = None
+        self._search = _Search(function)
+        self._watched: list[tuple[Place, list[Path]]] = []
         self._loose: frozenset[str] = frozenset()
+        self._of_class: dict[type, frozenset[str]] = {}
         self._told: list[Any] = []
         self._kept: list[Any] = []
 
     def __call__(self, arguments: Sequence[Any] = ()) -> tuple[tuple[Any, ...], list[Any]]:
-        if self._watched is None:
-            search = _Search(self._function)
-            self._loose = frozenset(search.loose)
-            self._watched = search.watched()
         self._told, self._kept = [], []
         for place, paths in self._watched:
             root = _found(place)
@@ -49,30 +55,55 @@ class Surroundings:
             for path in paths:
                 self._follow(root, path)
         for value in arguments:  # objects, of which the function may read what it names
-            if self._loose and not isinstance(value, Tensor) and not _is_own(value):
-                self._tell_loose(value, 0)
+            if not isinstance(value, Tensor):
+                self._tell(value, 0)
         return tuple(self._told), self._kept
+
+    def search(self, arguments: Sequence[Any]) -> bool:
+        """Look again which functions take part, as things are now; whether more is told from now on."""
+        before = self._search.extent
+        self._search.walk([value for value in arguments if not isinstance(value, Tensor)])
+        if self._search.extent == before:
+            return False
+        self._watched, self._loose = self._search.watched(), frozenset(self._search.loose)
+        self._of_class.clear()
+        return True
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Note which functions run inside the block, in this thread. A profiler that is at work there is left to it."""
+        if sys.getprofile() is not None:
+            yield
+            return
+        seen = _Seen()
+        sys.setprofile(seen)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            self._search.add(seen.calls)
 
     def _follow(self, value: Any, path: Path) -> None:
         """Tell what is reached from a value by attributes."""
         for name in path:
             own, of_layer = _is_own(value), _is_layer(value)
             value = _attribute(value, name)
-            if not own or isinstance(value, PLAIN) or (of_layer and (isinstance(value, Tensor) or not _is_own(value))):
+            if not own or (isinstance(value, Tensor) or not _is_own(value) if of_layer else not isinstance(value, Tensor)):
                 self._tell(value, 0)
 
     def _tell(self, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN):
             self._told += (type(value), value if value and value == value else repr(value))  # 0.0 is not -0.0, and NaN is itself
         elif isinstance(value, Tensor):
-            self._told += (id(value), value.requires_grad)  # not kept: a recording has an eye of its own on whether it is still there
-        elif isinstance(value, (dict, list, tuple)):
+            # not kept: a recording has an eye of its own on whether it is still there
+            self._told += (id(value), id(value.buffer), value.requires_grad)
+        elif isinstance(value, CONTAINERS):
             self._tell_items(value, depth)
         elif isinstance(value, (set, frozenset)):
             self._told.append(frozenset(value) if len(value) <= MOST_ITEMS else len(value))
         elif isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             self._told += (value.shape, value.dtype, value.tobytes())
-        elif value is not None:
+        else:
             self._told.append(id(value))
             self._kept.append(value)
             if self._loose and depth < MOST_DEPTH and not _is_own(value):
@@ -82,18 +113,25 @@ class Surroundings:
         self._told += (type(value), len(value))
         if len(value) > MOST_ITEMS or depth >= MOST_DEPTH:
             return
-        if isinstance(value, dict):
-            self._told += value.keys()
-        for item in value.values() if isinstance(value, dict) else value:
+        for item in _items(value):
             self._tell(item, depth + 1)
 
     def _tell_loose(self, value: Any, depth: int) -> None:
         """The attributes that are read of something that is not known by name, which this may be."""
+        own: Mapping[str, Any] = getattr(value, "__dict__", {})
+        of_class = self._of_class.get(type(value))
+        if of_class is None:
+            of_class = self._of_class[type(value)] = frozenset(name for name in self._loose if hasattr(type(value), name))
         for name in self._loose:
-            part = _attribute(value, name)
+            part = _attribute(value, name) if name in own or name in of_class else None
             if part is not None:
                 self._told.append(name)
                 self._tell(part, depth + 1)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """What is in a container, the keys of a dictionary too."""
+    return (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
 
 
 def _found(place: Place) -> Any:
@@ -119,6 +157,11 @@ def _attribute(value: Any, name: str) -> Any:
                 return getattr(value, name, None)
             return found if isinstance(found, (*PLAIN, Tensor, np.ndarray, dict, list, tuple, set)) else None
     return None
+
+
+def _is_there(value: Any, name: str) -> bool:
+    """Whether it has the attribute, though it be ``None``: it may be something else at the next call."""
+    return _attribute(value, name) is not None or name in getattr(value, "__dict__", ())
 
 
 def _of_netcl(module: str | None) -> bool:
@@ -154,24 +197,31 @@ class _Reads(NamedTuple):
 
 
 _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
 
 def _reads(code: CodeType) -> _Reads:
-    """Of a function and those inside it; what is only set is left out, and so are methods of things without a name of their own."""
+    """Of a function and those inside it; what is only set, or always before it is read, is left out, and so are methods of things without a
+    name of their own."""
     local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
     local |= dict.fromkeys(code.co_varnames[: min(1, code.co_argcount)], (_FIRST,))
     reads = _Reads(set(), set())
     path: Path = ()
+    made: set[Path] = set()
+    branched = False
     for step in dis.get_instructions(code):
+        branched = branched or step.opcode in _JUMPS
         if step.opname.startswith(_NAMED):
             name = step.argval if isinstance(step.argval, str) else step.argval[-1]  # some load two
             path = local.get(name, (name,))
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             if not path and step.opname == "LOAD_ATTR" and "NULL" not in step.argrepr:
                 reads.loose.add(step.argval)
-            path = (*path, step.argval) if path else ()
+            path = (*path, step.argval) if path and (*path, step.argval) not in made else ()
         else:
+            if step.opname == "STORE_ATTR" and path and not branched and (*path, step.argval) not in reads.paths:
+                made.add((*path, step.argval))
             path = ()
         reads.paths.add(path)
     for part in code.co_consts:
@@ -183,26 +233,81 @@ def _reads(code: CodeType) -> _Reads:
                 if start:
                     reads.paths.add((*start, *rest))
                 else:
-                    reads.loose.update(rest[:1])
+                    reads.loose.update(rest)
     return _Reads(reads.paths - {()}, reads.loose)
 
 
+class _Seen:
+    """A profiler that notes which functions of others run, and of which layers; layers that were not called, but their ``forward``, tell
+    what they rest on all the same."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[int, CodeType], Callable[[], Any]] = {}  # with the layer, weakly: those the step makes are gone after it
+        self._passed: set[CodeType] = set()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code in self._passed:
+            return
+        forward = code.co_name == "forward"
+        name = frame.f_globals.get("__name__")
+        foreign = name in sys.modules and name.partition(".")[0] not in LIBRARIES and (code.co_name[0] != "<" or code.co_name == "<lambda>")
+        if not forward and not foreign:
+            self._passed.add(code)
+            return
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        owner: Any = first if _is_layer(first) and not isinstance(first, type) else None
+        if forward and hasattr(owner, "_tell_recorder"):
+            owner._tell_recorder()
+        if foreign:
+            self.calls[id(owner), code] = _nobody if owner is None else weakref.ref(owner)
+
+
+def _nobody() -> None:
+    return None
+
+
 class _Search:
-    """The functions that take part in a call, as far as they can be seen, and where they read."""
+    """The functions that take part in a call, as far as they can be seen, and where they read. What was found stays."""
 
     def __init__(self, function: Callable[..., Any]):
         self.loose: set[str] = set()
         self._roots: dict[tuple[int, str | None], tuple[Place, set[Path]]] = {}
         self._holders: dict[int, dict[str, Any]] = {}
-        self._waiting: list[Any] = [function]
+        self._function = function
         self._first = getattr(function, "__self__", None)
-        seen: dict[tuple[int, int], Any] = {}  # with the functions themselves, whose numbers stay their own then
-        while self._waiting and len(seen) < MOST_FUNCTIONS:
+        self._observed: list[Any] = []
+        self._waiting: list[Any] = []
+        self._reach: dict[tuple[Any, ...], Path] = {}
+        self._seen: dict[tuple[int, int], Any] = {}  # with the functions themselves, whose numbers stay their own then
+
+    def walk(self, arguments: Sequence[Any]) -> None:
+        """From the function, its arguments and what was seen to run, over all that can be called."""
+        self._waiting, self._seen = [self._function, *self._observed], {}
+        self._go_on(list(arguments))
+        while self._waiting and len(self._seen) < MOST_FUNCTIONS:
             one = self._waiting.pop()
             owner, code = getattr(one, "__self__", None), getattr(one, "__func__", one)
-            if (id(owner), id(code)) not in seen:
-                seen[id(owner), id(code)] = one
+            if (id(owner), id(code)) not in self._seen:
+                self._seen[id(owner), id(code)] = one
                 self._open(owner, code)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """How much was found: it only grows."""
+        return len(self.loose), sum(len(paths) for _, paths in self._roots.values())
+
+    def add(self, calls: Mapping[tuple[int, CodeType], Callable[[], Any]]) -> None:
+        """Functions that were seen to run: those that the walk had not come to. Code does not know whose it is, and the collector does."""
+        known = {(id(owner if _is_layer(owner := getattr(one, "__self__", None)) else None), getattr(one, "__code__", None))
+                 for one in self._seen.values()}  # fmt: skip
+        new = [(code, owner()) for (number, code), owner in calls.items()
+               if (number, code) not in known and (owner is _nobody or owner() is not None)]  # fmt: skip
+        codes = {code for code, _ in new}
+        functions = [f for f in gc.get_referrers(*codes) if isinstance(f, FunctionType) and f.__code__ in codes] if codes else []
+        for code, owner in new:
+            found = [f for f in functions if f.__code__ is code]
+            self._observed += found if owner is None else [MethodType(f, owner) for f in found]
 
     def watched(self) -> list[tuple[Place, list[Path]]]:
         """The places that are told at every call, each with the attributes that are read from there on."""
@@ -222,7 +327,7 @@ class _Search:
         reads = _reads(function.__code__)
         self.loose |= reads.loose
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for first, *rest in reads.paths:
+        for first, *rest in sorted(reads.paths):
             if first == _FIRST:
                 if rest:
                     self._note_attribute(owner, rest)
@@ -234,7 +339,7 @@ class _Search:
     def _note_values(self, values: Sequence[Any]) -> None:
         """Arguments that are fixed, as objects that may change."""
         for value in values:
-            if value is not None and not isinstance(value, PLAIN):
+            if not isinstance(value, PLAIN):
                 self._note((self._held(value), ""), ())
 
     def _note(self, place: Place, path: Path) -> None:
@@ -243,8 +348,9 @@ class _Search:
             if path and not _of_netcl(value.__name__) and path[0] in vars(value):
                 self._note((vars(value), path[0]), path[1:])
             return
-        real = _reached(value, path)
-        if real or not isinstance(value, type):
+        # as it was found first: an attribute that comes later is one that the step sets
+        real = self._reach.setdefault((id(place[0]), place[1], id(value), path), _reached(value, path))
+        if real or not (isinstance(value, type) or (path and place[1] == "")):
             self._roots.setdefault((id(place[0]), place[1]), (place, set()))[1].add(real)
         self._go_on(value)
         for name in path[: len(real) + 1]:
@@ -255,12 +361,12 @@ class _Search:
     def _note_attribute(self, owner: Any, path: list[str]) -> None:
         name, *rest = path
         if owner is None:  # of whatever comes as the first argument
-            self.loose.add(name)
+            self.loose.update(path)
             return
         part = _attribute(owner, name)
         told = (isinstance(part, (*PLAIN, Tensor)) and name[0] != "_") or _is_layer(part)
-        itself = told if _is_layer(owner) else _of_netcl(type(owner).__module__) and not isinstance(part, PLAIN) and not rest
-        if part is not None and not itself:  # a layer tells its numbers, parameters and parts itself, unless they are private
+        itself = told if _is_layer(owner) else _of_netcl(type(owner).__module__) and isinstance(part, (*CONTAINERS, set)) and not rest
+        if not itself:  # a layer tells its numbers, parameters and parts itself, unless they are private
             self._note((self._held(owner), ""), tuple(path))
         self._method(owner, name)
 
@@ -274,10 +380,13 @@ class _Search:
         if isinstance(method, FunctionType) and (_is_foreign(method) or owner is self._first):
             self._waiting.append(MethodType(method, owner))
 
-    def _go_on(self, value: Any) -> None:
-        """Follow a value that may be called."""
+    def _go_on(self, value: Any, depth: int = 0) -> None:
+        """Follow a value that may be called, or holds some that may."""
         if _is_foreign(value):
             self._waiting.append(value)
+        elif isinstance(value, CONTAINERS):
+            for item in _items(value) if depth < MOST_DEPTH and len(value) <= MOST_ITEMS else ():
+                self._go_on(item, depth + 1)
         elif _is_layer(value) and not isinstance(value, type):
             for layer in value.modules():
                 self._method(layer, "forward")
@@ -288,7 +397,7 @@ class _Search:
 def _reached(value: Any, path: Path) -> Path:
     """The part of a path that leads over attributes of objects; the rest are methods, or of things made when they are asked for."""
     for i, name in enumerate(path):
-        if isinstance(value, (ModuleType, FunctionType)) or _attribute(value, name) is None:
+        if isinstance(value, (ModuleType, FunctionType)) or not _is_there(value, name):
             return path[:i]
         value = _attribute(value, name)
     return path

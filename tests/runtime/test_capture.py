@@ -388,9 +388,10 @@ def test_what_stands_around_is_never_frozen(cl_device):
     assert told == [5.0] * (RECORDED + 1) and by_object.graphs and by_object(x, holder.inner).tolist() == [7.0, 7.0]
 
 
-@pytest.mark.parametrize("kind", ["module", "gradient", "result"])
+@pytest.mark.parametrize("kind", ["module", "gradient", "result", "rate"])
 def test_python_that_a_replay_would_leave_out_is_told(cl_device, kind, warnings_of):
     layer, calls = nn.Linear(6, 3), []
+    schedule = optim.StepLR(optim.SGD(layer.parameters(), 1.0), 5)
     if kind == "module":
         layer.register_forward_hook(lambda module, inputs, output: calls.append(1))
     elif kind == "gradient":
@@ -401,12 +402,15 @@ def test_python_that_a_replay_would_leave_out_is_told(cl_device, kind, warnings_
         layer.zero_grad()
         loss = ag.cross_entropy(layer(x), y)
         loss.backward()
+        if kind == "rate":
+            return loss * schedule.get_last_lr()[0]
         return (loss, 0.5) if kind == "result" else loss
 
     for x, y in batches(6):
         step(x, y)
     assert step.graphs == [] and len(warnings_of()) == 1
-    assert "the result holds a float" in warnings_of()[0] if kind == "result" else len(calls) == 6
+    named = {"result": "the result holds a float", "rate": "get_last_lr() of a scheduler"}
+    assert named[kind] in warnings_of()[0] if kind in named else len(calls) == 6
 
 
 def test_a_tensor_that_is_reached_on_two_ways(cl_device):

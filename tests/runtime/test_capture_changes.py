@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict, deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from netcl.amp import GradScaler
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops import fusion
+from netcl.trainer import Trainer
 from tests.runtime.test_capture import RECORDED, both_ways
 
 
@@ -202,3 +204,95 @@ def test_arguments_are_not_what_has_their_names_outside(cl_device):
         script["x"], script["y"] = (Tensor.full((3,), float(i + k), queue=cl_device.queue) for k in range(2))
         assert run(script["x"], script["y"]).item() == 3 * i * (i + 2) + 6 * (i + 1)
     assert len(run._cases) == len(run.graphs) == 1
+
+
+class Scaled:
+    def __init__(self):
+        self.scale = 1.0
+
+    def __call__(self, x):
+        return self.apply(x)
+
+    def apply(self, x):
+        return x * self.scale
+
+    def __getitem__(self, name):
+        return self.scale
+
+    def change(self):
+        self.scale = 5.0
+
+
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scales = [1.0]
+
+    def forward(self, x):
+        return x * self.scales[0] if self.training else x * 5.0
+
+    def change(self):
+        self.scales[0] = 5.0
+
+
+class Below(Listed):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def without_a_name(x):
+    """Functions, their arguments, and what changes their answer from 1 to 5."""
+    scaled, layers, tables = [Scaled() for _ in range(3)], [Listed(), Listed(), Below()], [OrderedDict(scale=1.0) for _ in range(3)]
+    nested, late = SimpleNamespace(inner=scaled[2]), SimpleNamespace(clip=None)
+    tensors, optimizer = [Tensor.ones((2,)), Tensor.full((2,), 5.0)], optim.SGD([Tensor.ones(1)], 1.0)
+    lined, functions = deque(tensors), {"f": lambda x: x * tables[0]["scale"]}
+    return {
+        "a callable in a list": (lambda x: next(f(x) for f in scaled[:1]), (x,), scaled[0].change),
+        "a function in a dict": (lambda x: functions["f"](x), (x,), lambda: tables[0].update(scale=5.0)),
+        "a function that is given": (lambda x, f: f(x), (x, lambda x: x * tables[1]["scale"]), lambda: tables[1].update(scale=5.0)),
+        "a method of an argument": (lambda x, of: of.apply(x), (x, scaled[1]), scaled[1].change),
+        "a dict of another class": (lambda x, of: x * of["scale"], (x, tables[2]), lambda: tables[2].update(scale=5.0)),
+        "in the first argument": (lambda of, x: x * of.inner.scale, (nested, x), scaled[2].change),
+        "a deque": (lambda x: x * lined[0], (x,), lambda: lined.rotate(1)),
+        "a layer in a list": (lambda x: next(layer(x) for layer in layers[:1]), (x,), layers[0].change),
+        "forward without a call": (lambda x: layers[1].forward(x), (x,), layers[1].eval),
+        "forward of the class above": (layers[2], (x,), layers[2].change),
+        "what was nothing": (lambda x: x * (late.clip or 1.0), (x,), lambda: setattr(late, "clip", 5.0)),
+        "a rate": (lambda x: x * optimizer.param_groups[0]["lr"], (x,), lambda: optimizer.param_groups[0].update(lr=5.0)),
+    }
+
+
+def test_what_no_name_leads_to_is_never_frozen(cl_device):
+    """Functions out of containers, from arguments and classes above; attributes that were nothing at first; numbers of netcl's objects."""
+    for name, (function, args, change) in without_a_name(Tensor.ones((2,))).items():
+        compiled = netcl.compile(function)
+        assert [compiled(*args).tolist()[0] for _ in range(RECORDED + 1)] == [1.0] * (RECORDED + 1) and compiled.graphs, name
+        change()
+        assert compiled(*args).tolist() == [5.0, 5.0], name
+
+
+@pytest.mark.parametrize("change", ["loss", "what the loss reads", "clipping", "what the model reads"])
+def test_a_compiled_trainer_follows_its_functions_and_settings(cl_device, change):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scales = nn.Linear(3, 2), [1.0]
+
+        def forward(self, x):
+            return self.layer(x) * self.scales[0]
+
+    def losses(compiled):
+        netcl.manual_seed(5)
+        net, weight = Net(), [1.0]
+        trainer = Trainer(net, optim.SGD(net.parameters(), 0.5), loss_fn=lambda o, y: ag.cross_entropy(o, y) * weight[0], compile=compiled)
+        for i in range(RECORDED + 3):
+            if i == RECORDED + 1:
+                if change == "loss":
+                    trainer.loss_fn = lambda o, y: ag.cross_entropy(o, y) * 0.1
+                elif change == "clipping":
+                    trainer.grad_clip = 1e-3
+                else:
+                    (weight if change == "what the loss reads" else net.scales)[0] = 3.0
+            yield trainer.train_on_batch(np.ones((2, 3), np.float32), np.array([0, 1])).item()
+
+    assert list(losses(False)) == list(losses(True))
