@@ -122,12 +122,14 @@ class Followed(_Waiting):
 
     def run(self) -> Tensor:
         first, of = self.product(), self.of
-        self.of = None  # let go of: what is held is computed before its inputs change
         if first is not None:
-            return first.ending_in(self.extras)
-        assert of is not None and self.alone is not None
-        with fusion.in_mode(self.mode):  # formulas, which become one kernel
-            return self.alone(of.run() if of.skippable() else of.compute())
+            made = first.ending_in(self.extras)
+        else:
+            assert of is not None and self.alone is not None
+            with fusion.in_mode(self.mode):  # formulas, which become one kernel
+                made = self.alone(of.run() if of.skippable() else of.compute())
+        self.of = None  # let go of: what is held is computed before its inputs change. Not earlier: who found no memory may ask again
+        return made
 
     def product(self) -> Product | None:
         """The product this is computed with; ``None`` if someone holds what lies between, or the product itself."""
@@ -139,11 +141,12 @@ class Followed(_Waiting):
     def as_formula(self) -> Tensor:
         """The op on what it is applied to as any op would be, so that others join it."""
         if self.made is None:
-            of, self.of = self.of, None
+            of = self.of
             assert of is not None and self.alone is not None
             again = type(of) is Followed and of.skippable()
             below = of.as_formula() if again else Tensor._deferred(of, of.shape, of.extras.finish.stored, self.queue)  # type: ignore[attr-defined]
             self.made = self.alone(below)
+            self.of = None
             self.release()
         return self.made
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.device import manager
+from netcl.core.errors import OutOfMemoryError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import fusion, rows
+from netcl.ops import epilogue, fusion, rows
 from netcl.ops.registry import REGISTRY, Choice, Pointwise
 
 ROWS = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
@@ -642,6 +643,20 @@ def test_what_backward_or_the_program_holds_is_computed_by_itself(cl_device, rng
             results.append(values + [None if g is None else g.to_host() for g in gradients])
         assert len(seen.names) == launches, seen.names
         compare(*results, True)
+
+
+def test_a_product_that_found_no_memory_may_be_asked_again(cl_device, monkeypatch, rng):
+    def no_memory(*given):
+        raise OutOfMemoryError("none left")
+
+    t = ends_operands(cl_device, rng)
+    with fusion.eager_fusion(1):
+        y = ag.relu(ag.linear(t["x"], t["w"], t["b"]) + t["r"])
+    with monkeypatch.context() as patched, pytest.raises(OutOfMemoryError):
+        patched.setattr(epilogue.Product, "ending_in", no_memory)
+        y.to_host()
+    want = np.maximum(t["x"].to_host() @ t["w"].to_host().T + t["b"].to_host() + t["r"].to_host(), 0)
+    np.testing.assert_allclose(y.to_host(), want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_product_that_waits_sees_its_weight_as_it_was(device):
