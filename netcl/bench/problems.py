@@ -29,6 +29,13 @@ __kernel void copied(__global const LANES* x, __global LANES* y, const int run) 
 #endif
 }
 """
+READ = """
+__kernel void read_all(__global const LANES* a, __global const LANES* b, __global const LANES* c, __global float* never, const int run) {
+    LANES sum = (LANES)(0.0f);
+    for (int i = get_global_id(0) * run, end = i + run; i < end; ++i) sum += a[i] + b[i] + c[i];
+    if (sum.s0 == 1e38f) never[0] = sum.s0 + sum.s1 + sum.s2 + sum.s3;
+}
+"""
 _DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
 
 
@@ -166,7 +173,7 @@ def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, str
 
 
 def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
-    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, as a kernel written for it, and what copying as many bytes takes."""
+    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, as a kernel written for it; what copying as many bytes, and what reading takes."""
 
     def make(where: Setting) -> dict[str, Way]:
         data = [values(n, seed=i) for i in range(3)]
@@ -176,12 +183,13 @@ def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
             return ag.relu(a * b + c) * 0.5 + a
 
         ways = {"ours": where.ours(lambda: formula(a, b, c)), "compiled": Compiled(formula, a, b, c).way(where)}
-        ways |= {"kernel": _chain_kernel(where, a, b, c), "copy": _copy(where, 2 * n)}
+        ways |= {"kernel": _chain_kernel(where, a, b, c), "copy": _copy(where, 2 * n), "read": _read(where, a, b, c)}
         u, v, w = (where.torch_tensor(z) if where.torch else z for z in data)
         return ways | {"torch": where.theirs(lambda: where.torch.relu(u * v + w) * 0.5 + u)}
 
     rows = [Comparison(name, targets=(targets or {}).get(name, {})) for name in ("ours", "compiled", "kernel")]
     rows += [Comparison(name, "copy", dict.fromkeys(("cpu", "gpu"), NEAR_COPY)) for name in ("ours", "compiled")]
+    rows += [Comparison("read", "copy")]
     return Case(f"chain 2^{round(math.log2(n), 1):g}", make, rows, work={"bytes": 16.0 * n, "flop": 5.0 * n})
 
 
@@ -202,12 +210,21 @@ def _chain_kernel(where: Setting, a: Any, b: Any, c: Any) -> Way:
 
 def _copy(where: Setting, n: int) -> Way:
     """A kernel that copies n floats; on CPUs in whole lines past the caches, in runs as long as those of a formula."""
+    source, target = (Tensor.zeros((n,), queue=where.handle.queue) for _ in range(2))
+    return _moving(where, COPY, "copied", n, source, target)
+
+
+def _read(where: Setting, a: Tensor, b: Tensor, c: Tensor) -> Way:
+    """A kernel that reads three tensors and writes nothing."""
+    return _moving(where, READ, "read_all", a.size, a, b, c, Tensor.zeros((1,), queue=where.handle.queue))
+
+
+def _moving(where: Setting, source: str, name: str, n: int, *tensors: Tensor) -> Way:
     if where.handle.backend != "cl":
         return Way(missing="there are no kernels without OpenCL")
     lanes, run, local = (4, 1, 256) if where.is_gpu else (16, 1024, 1)
-    kernel = program.get(where.handle.queue, COPY.replace("LANES", f"float{lanes}"), "copied", () if where.is_gpu else ("-DSTREAM",))
-    source, target = (Tensor.zeros((n,), queue=where.handle.queue) for _ in range(2))
-    return Way(lambda: kernel(where.handle.queue, n // lanes // run, local, source, target, run), where.sync)
+    kernel = program.get(where.handle.queue, source.replace("LANES", f"float{lanes}"), name, () if where.is_gpu else ("-DSTREAM",))
+    return Way(lambda: kernel(where.handle.queue, n // lanes // run, local, *tensors, run), where.sync)
 
 
 def softmax(rows: int, columns: int, targets: Targets | None = None) -> Case:
