@@ -24,7 +24,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.runtime.graph import CONSTANT, MADE, OUTSIDE, Graph, Output
 from netcl.runtime.recorder import CaptureError, Recorder, difference
-from netcl.runtime.surroundings import Surroundings
+from netcl.runtime.surroundings import Left, Surroundings
 
 __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 
@@ -106,8 +106,9 @@ class _Program:
 class Guards:
     """What must still hold for a graph to be replayed, and what the host notes after a replay: gradients of leaves."""
 
-    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]]):
+    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left]):
         self.facts = recorder.facts
+        self.left = [one for one in left if not (one.name == "grad" and id(one.owner) in recorder.leaves)]
         used = {id(v.buffer) for v in recorder.values if v.kind == OUTSIDE and v.first >= 0}
         self.gradients = [(leaf, buffer) for leaf, buffer in gradients if id(buffer) in used]
         dependencies = recorder.dependencies.values()
@@ -123,6 +124,9 @@ class Guards:
         """Whether the recorded launches still mean what they did."""
         for attributes, name, part in self.parts:
             if attributes.get(name) is not part:
+                return False
+        for one in self.left:
+            if not one.is_there():
                 return False
         for t, buffer in self.owned:
             if t.buffer is not buffer:
@@ -256,6 +260,8 @@ class CompiledFunction:
         state = case.state()
         program = case.programs.get(state)
         if program is not None and program.graph is not None:
+            if program.graph.meets(call.tensors) is not None:
+                return self._plain(call.args, call.kwargs)
             result, done = self._replayed(program, call.tensors)
             if done:
                 return result
@@ -296,10 +302,13 @@ class CompiledFunction:
             self._queue = recorder.queue
             if known:
                 program = case.programs.setdefault(state, _Program())
+                left = self._surroundings.left(call.objects)
+                for one in left:
+                    recorder.leaves_behind(one.name, one.tensors())
                 if self._agrees(program, recorder, run, call.tensors):
                     run.copy_result(recorder)
                     program.graph = Graph().build(recorder, call.tensors, run.tree)
-                    program.guards = Guards(recorder, gradients)
+                    program.guards = Guards(recorder, gradients, left)
         return run.result
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor]) -> bool:

@@ -246,6 +246,8 @@ class Graph:
         self._place_values()
         written = {value for node in self.nodes for value in node.writes}
         self._rewritten = [i for i, value in enumerate(self.inputs) if value in written]
+        self._written = {id(value.buffer) for value in written if value.kind != INPUT and value.buffer is not None}
+        self._outside = {id(value.buffer) for value in self.values if value.kind == OUTSIDE} if self._rewritten else set()
         self._overwritten = {id(lease): lease for value in written if value.kind != INPUT and (lease := value.held()) is not None}
         self._prepare()
         return self
@@ -406,6 +408,14 @@ class Graph:
         for mark in self._marks:
             mark[0] = now
 
+    def meets(self, inputs: Sequence[Tensor]) -> int | None:
+        """The first input in memory that the step writes, or reads under another name while it writes the input: its commands are in no order
+        for that."""
+        for i, t in enumerate(inputs):
+            if id(t.buffer) in self._written or (self._outside and i in self._rewritten and id(t.buffer) in self._outside):
+                return i
+        return None
+
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         if platforms.forked_child:
             platforms.check_process()
@@ -419,6 +429,11 @@ class Graph:
                 raise kind(message("replay", f"input {i} is unlike the recorded one", "record again for this kind", **seen))
             if t.queue is not self.queue:
                 self._check_place(i, t)
+        met = self.meets(inputs)
+        if met is not None:
+            raise ValueError(
+                message("replay", f"input {met} lies in memory that the step writes", "give it a clone()", shape=inputs[met].shape)
+            )
 
     def _check_place(self, i: int, t: Tensor) -> None:
         if t.context != self.queue.context:

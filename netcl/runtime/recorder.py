@@ -223,6 +223,12 @@ class Recorder:
         self._touch(value)
         return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
 
+    def leaves_behind(self, name: str, tensors: Iterable[Tensor]) -> None:
+        """The step has set ``name`` to these tensors: a replay sets nothing, and of an argument the next one is another."""
+        inputs = {id(value.buffer) for value in self.inputs}
+        if any(t.array is None and id(t.buffer) in inputs for t in tensors):
+            self.problem = self.problem or f"it leaves an argument behind ({name}), which a replay would not"
+
     def finish(self) -> None:
         """After the run: memory that only transfers touched has no known owner, and could go to somebody else."""
         if any(v.kind == OUTSIDE and v.lease is None and not v.owners and v.first >= 0 for v in self.values):

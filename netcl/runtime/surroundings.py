@@ -36,6 +36,32 @@ Place = tuple[Any, str | None]  # a closure's cell and None, or a dictionary of 
 Path = tuple[str, ...]
 
 
+class Left:
+    """Something that a function sets, and what is there now. Replays write its memory, and do not set it."""
+
+    def __init__(self, place: Place, path: Path):
+        self._place, self._path = place, path
+        self.owner = self._at(path[:-1])
+        self.value = self._at(path)
+        self.name = path[-1] if path else place[1] or ""
+
+    def _at(self, path: Path) -> Any:
+        value = _found(self._place)
+        for name in path:
+            value = _attribute(value, name)
+        return value
+
+    def is_there(self) -> bool:
+        """Whether it is what it was."""
+        now, was = self._at(self._path), self.value
+        return now is was or (isinstance(was, PLAIN) and type(now) is type(was) and now == was)
+
+    def tensors(self) -> list[Tensor]:
+        """It, or those in it."""
+        held = self.value if isinstance(self.value, (list, tuple)) else [self.value]
+        return [t for t in held if isinstance(t, Tensor)]
+
+
 class Surroundings:
     """Calling it gives what a function reads around it, as a key, and the objects whose numbers are in that key."""
 
@@ -82,6 +108,14 @@ class Surroundings:
         finally:
             sys.setprofile(None)
             self._search.add(seen.calls)
+
+    def left(self, arguments: Sequence[Any]) -> list[Left]:
+        """What the functions set, as it is now."""
+        places: list[tuple[Place, Path]] = list(self._search.sets.values())
+        for value in arguments:
+            if not isinstance(value, Tensor) and not _is_own(value):
+                places += [(({"": value}, ""), (name,)) for name in self._search.sets_loose if name in getattr(value, "__dict__", ())]
+        return [Left(place, path) for place, path in places]
 
     def _follow(self, value: Any, path: Path) -> None:
         """Tell what is reached from a value by attributes."""
@@ -190,10 +224,12 @@ def _is_foreign(value: Any) -> bool:
 
 
 class _Reads(NamedTuple):
-    """What code reads: attributes by way of names (``a``, ``a.b``, ``a.b.c``), and those of things without a name."""
+    """What code reads: attributes by way of names (``a``, ``a.b``, ``a.b.c``), and those of things without a name; and what it sets."""
 
-    paths: set[tuple[str, ...]]
+    paths: set[Path]
     loose: set[str]
+    sets: set[Path]
+    sets_loose: set[str]
 
 
 _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")
@@ -206,7 +242,7 @@ def _reads(code: CodeType) -> _Reads:
     name of their own."""
     local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
     local |= dict.fromkeys(code.co_varnames[: min(1, code.co_argcount)], (_FIRST,))
-    reads = _Reads(set(), set())
+    reads = _Reads(set(), set(), set(), set())
     path: Path = ()
     made: set[Path] = set()
     branched = False
@@ -220,21 +256,32 @@ def _reads(code: CodeType) -> _Reads:
                 reads.loose.add(step.argval)
             path = (*path, step.argval) if path and (*path, step.argval) not in made else ()
         else:
-            if step.opname == "STORE_ATTR" and path and not branched and (*path, step.argval) not in reads.paths:
-                made.add((*path, step.argval))
+            if step.opname == "STORE_ATTR":
+                if path and not branched and (*path, step.argval) not in reads.paths:
+                    made.add((*path, step.argval))
+                reads.sets.add((*path, step.argval)) if path else reads.sets_loose.add(step.argval)
+            elif step.opname == "STORE_GLOBAL" or (step.opname == "STORE_DEREF" and step.argval in code.co_freevars):
+                reads.sets.add((step.argval,))
             path = ()
         reads.paths.add(path)
+    reads.paths.discard(())
     for part in code.co_consts:
         if isinstance(part, CodeType):
-            inner = _reads(part)
-            reads.loose.update(inner.loose)
-            for name, *rest in inner.paths:
-                start = () if name == _FIRST else local.get(name, (name,))
-                if start:
-                    reads.paths.add((*start, *rest))
-                else:
-                    reads.loose.update(rest)
-    return _Reads(reads.paths - {()}, reads.loose)
+            _include(reads, _reads(part), local)
+    return reads
+
+
+def _include(reads: _Reads, inner: _Reads, local: Mapping[str, Path]) -> None:
+    """What a function inside another one reads and sets, as the other one sees it."""
+    reads.loose.update(inner.loose)
+    reads.sets_loose.update(inner.sets_loose)
+    for paths, found, loose in ((inner.paths, reads.paths, reads.loose), (inner.sets, reads.sets, reads.sets_loose)):
+        for name, *rest in paths:
+            start = () if name == _FIRST else local.get(name, (name,))
+            if start:
+                found.add((*start, *rest))
+            else:
+                loose.update(rest)
 
 
 class _Seen:
@@ -272,6 +319,8 @@ class _Search:
 
     def __init__(self, function: Callable[..., Any]):
         self.loose: set[str] = set()
+        self.sets: dict[tuple[int, str | None, Path], tuple[Place, Path]] = {}
+        self.sets_loose: set[str] = set()
         self._roots: dict[tuple[int, str | None], tuple[Place, set[Path]]] = {}
         self._holders: dict[int, dict[str, Any]] = {}
         self._function = function
@@ -327,6 +376,9 @@ class _Search:
         reads = _reads(function.__code__)
         self.loose |= reads.loose
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        self.sets_loose |= reads.sets_loose
+        for first, *rest in reads.sets:
+            self._note_set(owner, (cells[first], None) if first in cells else (function.__globals__, first), tuple(rest))
         for first, *rest in sorted(reads.paths):
             if first == _FIRST:
                 if rest:
@@ -369,6 +421,15 @@ class _Search:
         if not itself:  # a layer tells its numbers, parameters and parts itself, unless they are private
             self._note((self._held(owner), ""), tuple(path))
         self._method(owner, name)
+
+    def _note_set(self, owner: Any, place: Place, path: Path) -> None:
+        if place[1] == _FIRST:
+            if owner is None:
+                self.sets_loose.add(path[-1])
+            if owner is None or _is_layer(owner):  # which tells its tensors itself
+                return
+            place = self._held(owner), ""
+        self.sets[id(place[0]), place[1], path] = place, path
 
     def _held(self, value: Any) -> dict[str, Any]:
         """A place for something that has no name here."""

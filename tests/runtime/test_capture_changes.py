@@ -16,6 +16,7 @@ from netcl.amp import GradScaler
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.ops import fusion
+from netcl.runtime.capture import capture_graph
 from netcl.trainer import Trainer
 from tests.runtime.test_capture import RECORDED, both_ways
 
@@ -296,3 +297,60 @@ def test_a_compiled_trainer_follows_its_functions_and_settings(cl_device, change
             yield trainer.train_on_batch(np.ones((2, 3), np.float32), np.array([0, 1])).item()
 
     assert list(losses(False)) == list(losses(True))
+
+
+def test_what_a_step_sets_is_there_after_every_call(cl_device):
+    """Also if it was another thing in between, which a replay does not see; or if it is an argument, which is another one each time."""
+
+    def run(way):
+        box, given, last, told = SimpleNamespace(), SimpleNamespace(), None, []
+        weight = Tensor.ones((3,), requires_grad=True)
+
+        def step(x, of):
+            nonlocal last
+            box.twice = last = of.more = x * 2.0
+            return x + 1.0
+
+        def keep(x):
+            box.argument = weight.grad = x
+            return x + 1.0
+
+        step, keep = way(step), way(keep)
+        for i in range(RECORDED + 3):
+            box.twice, given.more, last = None, None, None
+            step(Tensor.full((3,), float(i)), given)
+            keep(Tensor.full((3,), float(i)))
+            told += [t.to_host() for t in (box.twice, given.more, last, box.argument, weight.grad)]
+        return told
+
+    both_ways(run)
+
+
+def test_an_argument_may_be_what_the_step_left_behind_or_changes(cl_device):
+    """Its memory is written by every replay, before the last command that reads the argument."""
+
+    def run(way):
+        start = np.random.default_rng(0).random((48, 48), np.float32)
+        weight, box, told = Tensor.ones((48, 48), requires_grad=True), SimpleNamespace(), []
+
+        def step(x):
+            box.mixed = (x @ x) * 0.01 + x
+            weight.grad = None
+            (weight @ x).sum().backward()
+            return (x + box.mixed).sum()
+
+        step = way(step)
+        for i in range(RECORDED + 1):
+            told.append(step(Tensor.from_host(start + i)))
+        for _ in range(2):
+            told += [step(box.mixed), box.mixed.clone(), step(weight.grad), weight.grad.clone()]
+        return told
+
+    both_ways(run)
+    a, total = Tensor.ones((3,)), Tensor.zeros((3,))
+    with capture_graph(inputs=[a]):
+        total += a * 1.0
+    with capture_graph(inputs=[a]) as graph:
+        total += a * 1.0
+    with pytest.raises(ValueError, match=r"\[replay\] input 0 lies in memory that the step writes; .*clone"):
+        graph.replay([total])
