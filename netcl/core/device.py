@@ -488,6 +488,11 @@ def get_active_device() -> DeviceHandle:
     return require("auto")
 
 
+def queue_of(place: Any = None) -> Any:
+    """The queue meant by a queue, a handle, a ``device(...)`` or a selector; ``None`` is that of the active device."""
+    return place if hasattr(place, "finish") else (get_active_device() if place is None else require(place)).queue
+
+
 def set_active_device(handle: Any) -> None:
     """Make a handle, or what a selector names, the device of this thread outside ``device(...)`` blocks; ``None``: the default."""
     _active.base = None if handle is None else require(handle)

@@ -18,8 +18,8 @@ from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, look
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.
 epilogue: Any = importlib.import_module("netcl.ops.epilogue")
-_NOT_OPS = {"codegen", "elementwise", "epilogue", "expression", "finish", "functions", "fused_rows", "fusion", "region", "registry",
-            "row_source"}  # fmt: skip
+_NOT_OPS = {"codegen", "elementwise", "epilogue", "expression", "finish", "functions", "fused_rows", "fusion", "images", "region",
+            "registry", "row_source"}  # fmt: skip
 
 
 def function(name: str) -> Callable[..., Any]:

@@ -15,8 +15,7 @@ import numpy as np
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
-from netcl.ops.index import flat_nonzero, joined_index
-from netcl.ops.index import put_flat as _put_flat
+from netcl.ops.index import flat_nonzero, joined_index, put_flat
 from netcl.ops.registry import composite, op
 from netcl.ops.strided import broadcast_strides, copy_block, dense
 
@@ -67,7 +66,7 @@ def _shown(index: Any) -> str:
     return f"tensor{index.shape}" if isinstance(index, (Tensor, np.ndarray)) else repr(index)
 
 
-def _positions(mask: Any, covered: tuple[int, ...], x: Tensor) -> Any:
+def _positions(mask: Any, covered: tuple[int, ...]) -> Any:
     """A mask as positions in the axes it covers, joined into one."""
     shape = mask.shape if isinstance(mask, Tensor) else np.shape(mask)
     if tuple(shape) != covered:
@@ -117,7 +116,7 @@ def plan_of(x: Tensor, index: Any) -> Plan:
         at += len(covered)
         shape.append(math.prod(covered))
         if _is_array(item) or (advanced and _is_integer(item)):
-            positions = _positions(item, covered, x) if _is_array(item) and _is_mask(item) else _check_array(item)
+            positions = _positions(item, covered) if _is_array(item) and _is_mask(item) else _check_array(item)
             walks.append(range(shape[-1]))
             arrays.append((axis, positions))
             places.append(place)
@@ -223,7 +222,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     places = _places(x, index)
     whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)
     copy_block(places.shape, given, 0, _broadcast(given, places.shape), whole, 0, dense(places.shape))
-    _put_flat("setitem", x, places, whole)
+    put_flat("setitem", x, places, whole)
     return x
 
 

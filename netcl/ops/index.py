@@ -15,6 +15,7 @@ import numpy as np
 
 from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
+from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -70,8 +71,7 @@ def faults_of(queue: Any) -> Faults:
 
 def check_indices(queue: Any = None) -> None:
     """Raise ``IndexError`` if an index in a tensor was out of range; waits for the device, if there was any index at all."""
-    queue = Tensor.empty((), queue=queue).queue
-    faults = getattr(queue, "_netcl_faults", None)
+    faults = getattr(queue_of(queue), "_netcl_faults", None)
     if faults is not None and faults.pending:
         faults.check()
 
@@ -182,22 +182,35 @@ def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: 
         return _add_numpy(out, index.array.reshape(-1), src, outer, n, inner, skipped)  # type: ignore[union-attr]
     if not src.size or not n:
         return out
-    queue, count = out.queue, index.size
-    keys = Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
-    key = {"KEY": "uint" if keys.dtype == "int32" else "ulong"}
-    flag, code = faults_of(queue).next(name, n)
-    _kernel(queue, "row_keys", index.dtype, **key)(queue, count, launch.LOCAL_1D, index, keys, flag, code, count, n, skipped)
-    _add_sorted(out, keys, src, outer, count, n, inner)
-    _checked(queue)
+    _add_sorted(out, _row_keys(name, index, n, skipped), src, outer, index.size, n, inner)
+    _checked(out.queue)
     return out
+
+
+def _empty_keys(count: int, n: int, queue: Any) -> Tensor:
+    """Room for unsigned numbers up to ``n``."""
+    return Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
+
+
+def _key(keys: Tensor) -> str:
+    """Their type in C."""
+    return "uint" if keys.dtype == "int32" else "ulong"
+
+
+def _row_keys(name: str, index: Tensor, n: int, skipped: int = -1) -> Tensor:
+    """Indices as keys to sort by: ``n`` for those that are out of range, or ``skipped``."""
+    queue, count = index.queue, index.size
+    keys, (flag, code) = _empty_keys(count, n, queue), faults_of(queue).next(name, n)
+    kernel = _kernel(queue, "row_keys", index.dtype, KEY=_key(keys))
+    kernel(queue, count, launch.LOCAL_1D, index, keys, flag, code, count, n, skipped)
+    return keys
 
 
 def _add_sorted(out: Tensor, keys: Tensor, src: Tensor, outer: int, count: int, n: int, inner: int) -> None:
     queue, lanes = out.queue, _LANES[launch.on_cpu_device(out.queue)]
     ordered, order = sort_keys(keys, 1, count)
-    defines = {"KEY": "uint" if keys.dtype == "int32" else "ulong", "LANES": lanes}
     items = outer * count * -(-inner // lanes)
-    kernel = _kernel(queue, "add_sorted", "int64", out.dtype, **defines)
+    kernel = _kernel(queue, "add_sorted", "int64", out.dtype, KEY=_key(keys), LANES=lanes)
     kernel(queue, items, launch.LOCAL_1D, out, ordered, order, src, count, n, inner, items)
 
 
@@ -446,8 +459,8 @@ def _scatter(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
         kernel = _kernel(queue, "add_columns", index.dtype, out.dtype)
         kernel(queue, outer * inner, launch.LOCAL_1D, out, index, src, flag, code, outer * inner, n, count, inner)
     else:
-        keys = Tensor.empty((index.size,), "int32" if out.size < 2**32 - 1 else "int64", queue=queue)
-        kernel = _kernel(queue, "scatter_keys", index.dtype, KEY="uint" if keys.dtype == "int32" else "ulong")
+        keys = _empty_keys(index.size, out.size, queue)
+        kernel = _kernel(queue, "scatter_keys", index.dtype, KEY=_key(keys))
         kernel(queue, index.size, launch.LOCAL_1D, index, keys, flag, code, index.size, n, count, inner, out.size)
         _add_sorted(out, keys, src, 1, index.size, out.size, 1)
     _checked(queue)
@@ -638,12 +651,8 @@ def put_flat(name: str, x: Tensor, index: Tensor, values: Tensor) -> None:
         return
     if not index.size:
         return
-    queue, count = x.queue, index.size
-    keys = Tensor.empty((count,), "int32" if x.size < 2**32 - 1 else "int64", queue=queue)
-    key = {"KEY": "uint" if keys.dtype == "int32" else "ulong"}
-    flag, code = faults_of(queue).next(name, x.size)
-    _kernel(queue, "row_keys", index.dtype, **key)(queue, count, launch.LOCAL_1D, index, keys, flag, code, count, x.size, -1)
+    queue, count, keys = x.queue, index.size, _row_keys(name, index, x.size)
     ordered, order = sort_keys(keys, 1, count)
-    kernel = _kernel(queue, "put_sorted", "int64", T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize], **key)
+    kernel = _kernel(queue, "put_sorted", "int64", T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize], KEY=_key(keys))
     kernel(queue, count, launch.LOCAL_1D, x, ordered, order, values, count, x.size)
     _checked(queue)

@@ -234,7 +234,7 @@ def run_channels(
     columns = bool(defines.get("COLUMNS"))
     wide = "float64" in operands.values()
     if columns:
-        spread = rows.column_spread(queue, 1, wide)
+        spread = rows.column_spread(queue, wide)
     else:
         quads = sizes.span % 4 == 0 and rows.aligned(args)
         spread = rows.channel_spread(queue, sizes.images * sizes.channels // folds * sizes.span, wide, quads)

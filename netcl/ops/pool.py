@@ -15,6 +15,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.elementwise import run
+from netcl.ops.images import for_image, from_signal, image, to_signal
 from netcl.ops.pointwise import DIV
 from netcl.ops.registry import S, composite, op
 from netcl.ops.strided import broadcast_to
@@ -81,14 +82,6 @@ def _adaptive(name: str, size: Any, output_size: Any) -> Windows:
     if min(size) < 1:
         raise ShapeError(message(name, "an empty image has no windows", size=size))
     return Windows(size, outs, adaptive=True)
-
-
-def _image(name: str, x: Any, allowed: tuple[str, ...] = launch.FLOATS) -> Tensor:
-    (x,) = launch.as_tensors(name, x)
-    if x.ndim != 4:
-        raise ShapeError(message(name, "x has four axes: batch, channels, height, width", **{"x.shape": x.shape}))
-    launch.check_dtype(name, x, allowed)
-    return x
 
 
 def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
@@ -258,7 +251,7 @@ def max_pool2d_with_indices(
     x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
-    x = _image("max_pool2d", x, ANY)
+    x = image("max_pool2d", x, ANY)
     w = _windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
     return _max(x, w)
 
@@ -394,7 +387,7 @@ def avg_pool2d(
 
     ``count_include_pad=False`` divides by the pixels that lie in the image only.
     """
-    x = _image("avg_pool2d", x)
+    x = image("avg_pool2d", x)
     w = _windows("avg_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
     return _average(x, w, count_include_pad)
 
@@ -430,7 +423,7 @@ def avg_pool2d_input_grad(
 
 
 def _average_grad(name: str, dy: Any, w: Windows, count_pad: bool = True) -> Tensor:
-    dy = _image(name, dy)
+    dy = image(name, dy)
     _check_gradient(name, dy, w)
     if dy.backend == "cpu":
         return launch.run_cpu(cpu_average_grad, dy, w=w, count_pad=count_pad)
@@ -466,7 +459,7 @@ def _adaptive_average_vjp(F, g, x_shape):
     ])  # fmt: skip
 def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
     """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
-    x = _image("adaptive_avg_pool2d", x)
+    x = image("adaptive_avg_pool2d", x)
     return _average(x, _adaptive("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
 
 
@@ -481,7 +474,7 @@ def _adaptive_average_grad_vjp(F, g, dy_shape):
 def adaptive_avg_pool2d_input_grad(dy: Tensor, *, size: Pair) -> Tensor:
     """The gradient of :func:`adaptive_avg_pool2d` with respect to an image of height and width ``size``."""
     name = "adaptive_avg_pool2d_input_grad"
-    dy = _image(name, dy)
+    dy = image(name, dy)
     return _average_grad(name, dy, _adaptive(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
 
 
@@ -492,7 +485,7 @@ def _adaptive_max_vjp(F, g, out, x_shape):
 @op(vjp=_adaptive_max_vjp, ref=None, cpu=cpu_max)
 def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
-    x = _image("adaptive_max_pool2d", x, ANY)
+    x = image("adaptive_max_pool2d", x, ANY)
     return _max(x, _adaptive("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
 
 
@@ -520,20 +513,11 @@ def _signal(F: Any, name: str, x: Any) -> Any:
     """``(batch, channels, length)`` as images of height 1."""
     if len(x.shape) != 3:
         raise ShapeError(message(name, "x has three axes: batch, channels, length", **{"x.shape": x.shape}))
-    return F.reshape(x, (*x.shape[:2], 1, x.shape[2]))
-
-
-def _flat(F: Any, y: Any) -> Any:
-    return F.reshape(y, (*y.shape[:2], y.shape[3]))
-
-
-def _wide(value: Any, one: int) -> Any:
-    value = frozen(value)
-    return None if value is None else (one, value[0] if isinstance(value, tuple) else value)
+    return from_signal(F, x)
 
 
 @composite(ref=lambda x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False: _ref_max(
-        x[:, :, None], (1, kernel_size), _wide(stride, 1), (0, padding), (1, dilation), ceil_mode)[:, :, 0],
+        x[:, :, None], (1, kernel_size), for_image(stride, 1), (0, padding), (1, dilation), ceil_mode)[:, :, 0],
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, ceil_mode=True)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[max_pool1d\] x has three axes: batch, channels, length; x.shape=")])  # fmt: skip
 def max_pool1d(
@@ -542,12 +526,14 @@ def max_pool1d(
 ) -> Any:  # fmt: skip
     """The largest value of each window of signals ``(batch, channels, length)``."""
     images = _signal(F, "max_pool1d", x)
-    y, places = F.max_pool2d_with_indices(images, _wide(kernel_size, 1), _wide(stride, 1), _wide(padding, 0), _wide(dilation, 1), ceil_mode)
-    return (_flat(F, y), _flat(F, places)) if return_indices else _flat(F, y)
+    y, places = F.max_pool2d_with_indices(
+        images, for_image(kernel_size, 1), for_image(stride, 1), for_image(padding, 0), for_image(dilation, 1), ceil_mode
+    )
+    return (to_signal(F, y), to_signal(F, places)) if return_indices else to_signal(F, y)
 
 
 @composite(ref=lambda x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True: _ref_average(
-        x[:, :, None], (1, kernel_size), _wide(stride, 1), (0, padding), ceil_mode, count_include_pad)[:, :, 0],
+        x[:, :, None], (1, kernel_size), for_image(stride, 1), (0, padding), ceil_mode, count_include_pad)[:, :, 0],
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x has three axes: ")])  # fmt: skip
 def avg_pool1d(
@@ -561,7 +547,9 @@ def avg_pool1d(
 ) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
     images = _signal(F, "avg_pool1d", x)
-    return _flat(F, F.avg_pool2d(images, _wide(kernel_size, 1), _wide(stride, 1), _wide(padding, 0), ceil_mode, count_include_pad))
+    return to_signal(
+        F, F.avg_pool2d(images, for_image(kernel_size, 1), for_image(stride, 1), for_image(padding, 0), ceil_mode, count_include_pad)
+    )
 
 
 @composite(ref=lambda x, output_size: _ref_adaptive(x[:, :, None], (1, output_size))[:, :, 0],
@@ -569,7 +557,7 @@ def avg_pool1d(
     errors=[(S((2, 3), output_size=1), r"\[adaptive_avg_pool1d\] x has three axes: ")])  # fmt: skip
 def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
     """Means over windows chosen so that ``output_size`` values of each signal remain."""
-    return _flat(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), _wide(output_size, 1)))
+    return to_signal(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), for_image(output_size, 1)))
 
 
 def _planes(name: str, x: Any) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import recording
+from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -149,21 +150,17 @@ def manual_seed(seed: int) -> None:
 
 def get_state(queue: Any = None) -> RandomState:
     """Where the stream of a queue (by default the active device's) stands: give it to :func:`set_state` to go on from here."""
-    return RandomState(stream_of(_queue(queue)).settle()._copy())
+    return RandomState(stream_of(queue_of(queue)).settle()._copy())
 
 
 def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None:
     """Continue from a state: one of :func:`get_state`, or its ``as_dict()``."""
-    stream = stream_of(_queue(queue))
+    stream = stream_of(queue_of(queue))
     if isinstance(state, RandomState) and state.snapshot.queue is stream.queue:
         copy_block((2,), state.snapshot, 0, (1,), stream.settle(), 0, (1,))  # in place: recorded launches hold this memory
         return
     values = state.as_dict() if isinstance(state, RandomState) else state
     stream.reset(int(values["seed"]), int(values["counter"]))
-
-
-def _queue(queue: Any) -> Any:
-    return Tensor.empty((), queue=queue).queue
 
 
 # ---- numbers
@@ -225,6 +222,12 @@ def _normal(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
 _NUMPY = {"uniform": _uniform, "normal": _normal}
 
 
+def _draws(stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+    """The next float32 numbers of a stream on the NumPy backend, for decisions."""
+    size = math.prod(shape)
+    return _uniform(stream.words(-(-size // 4)), False, 24).reshape(-1)[:size].reshape(shape)
+
+
 @op(vjp=None, ref=None)
 def rand(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
     """Values uniform in [0, 1).
@@ -282,7 +285,7 @@ def bernoulli(p: Tensor) -> Tensor:
         out = Tensor.empty(p.shape, p.dtype, queue=p.queue)
         stream.draw("bernoulli", blocks, {"OUT": p.dtype, "P": p.dtype}, {}, p, out, p.size)
         return out
-    draws = _uniform(stream.words(blocks), False, 24).reshape(-1)[: p.size].reshape(p.shape)
+    draws = _draws(stream, p.shape)
     return launch.run_cpu(lambda values: draws < values, p)
 
 
@@ -297,8 +300,7 @@ def keep_mask(shape: Sizes = (), p: float = 0.5, *, queue: Any = None) -> Tensor
     if out.array is None:
         stream.draw("keep_mask", blocks, {}, {}, out, out.size, float(p))
         return out
-    draws = _uniform(stream.words(blocks), False, 24).reshape(-1)[: out.size].reshape(out.shape)
-    return Tensor._of_array((draws >= np.float32(p)).astype(np.uint8), "uint8", out.queue)
+    return Tensor._of_array((_draws(stream, out.shape) >= np.float32(p)).astype(np.uint8), "uint8", out.queue)
 
 
 @op(

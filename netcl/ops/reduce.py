@@ -161,7 +161,7 @@ class Plan(NamedTuple):
     tile: int = 1
 
 
-def plan(shape: Shape3, kind: str, dtype: str, profile: DeviceProfile) -> Plan:
+def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
     """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage."""
     variant = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype).variant
     cpu = profile.device_type == "cpu"
@@ -261,7 +261,7 @@ def _launch(
 def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, args: tuple[Any, ...]) -> None:
     """Fold on a device, in one stage or two."""
     profile = profile_of(recipe.queue)
-    chosen = plan(shape, stage.row.name, recipe.tensors[x].dtype, profile)
+    chosen = plan(shape, recipe.tensors[x].dtype, profile)
     if chosen.slices == 1:
         _launch(recipe, stage, x, given, target, shape, chosen, shape.length, args)
         return
@@ -270,7 +270,7 @@ def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: in
     rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
     partial = recipe.empty(tuple(rest), STORED[stage.compute])
     _launch(recipe, stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
-    second = plan(rest, stage.row.name, STORED[stage.compute], profile)
+    second = plan(rest, STORED[stage.compute], profile)
     _launch(recipe, stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
 
 
@@ -278,7 +278,7 @@ def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tenso
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
     partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
     recipe = Recipe(x, partial)
-    chosen = plan(shape, "sum", x.dtype, profile_of(x.queue))
+    chosen = plan(shape, x.dtype, profile_of(x.queue))
     _launch(recipe, Stage(_SUM, compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
     recipe.finish()
     return partial

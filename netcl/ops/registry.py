@@ -234,8 +234,28 @@ class Choice:
         return next(row for row in self.rows if row.name == name), dict(rest)
 
 
+#: What a vjp calls one of several outputs, to keep that one and not the others.
+OUTPUTS = ("out0", "out1", "out2")
+
+
+class _WithFunction:
+    """Rows whose gradient is a function, which says by its parameter names what it wants."""
+
+    vjp: Callable[..., Any] | None
+    inputs: tuple[str, ...]
+
+    @cached_property
+    def asked(self) -> tuple[str, ...]:
+        """What ``vjp`` wants to be given, beside its ``F``; asked for once, for ``inspect`` costs more than most ops."""
+        return tuple(inspect.signature(self.vjp).parameters)[1:] if self.vjp else ()
+
+    def saved(self) -> frozenset[str]:
+        """Tensors that backward keeps: the parameter names of ``vjp``."""
+        return frozenset(self.asked) & {"out", *OUTPUTS, *self.inputs}
+
+
 @dataclass(frozen=True, eq=False)
-class Reduction:
+class Reduction(_WithFunction):
     """An op that folds axes: ``finish(combine over r of map(x[r]))``.
 
     ``map`` is in ``v0`` (the element), the parameters and, if ``given`` names another reduction, ``v1`` (that one's
@@ -276,15 +296,6 @@ class Reduction:
     def differentiable(self) -> bool:
         return self.vjp is not None
 
-    def saved(self) -> frozenset[str]:
-        """Tensors that backward keeps: the parameter names of ``vjp``."""
-        return _kept(self.vjp, self.inputs)
-
-    @cached_property
-    def asked(self) -> tuple[str, ...]:
-        """What ``vjp`` wants to be given: its parameter names; asked for once, for ``inspect`` costs more than most ops."""
-        return _asked(self.vjp)
-
     def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The tensor inputs and the keyword arguments of a call, defaults filled in."""
         names_ = ("x", "axis", "keepdims", *self.params)
@@ -293,19 +304,6 @@ class Reduction:
         known.update(kwargs)
         known.pop("out", None)
         return (known.pop("x"),), known
-
-
-#: What a vjp calls one of several outputs, to keep that one and not the others.
-OUTPUTS = ("out0", "out1", "out2")
-
-
-def _kept(vjp: Callable[..., Any] | None, inputs: Iterable[str]) -> frozenset[str]:
-    return frozenset(_asked(vjp)) & {"out", *OUTPUTS, *inputs}
-
-
-def _asked(vjp: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The parameter names of a ``vjp``, without its ``F``."""
-    return tuple(inspect.signature(vjp).parameters)[1:] if vjp else ()
 
 
 @dataclass(frozen=True)
@@ -355,7 +353,7 @@ def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwar
 
 
 @dataclass(frozen=True, eq=False)
-class Op:
+class Op(_WithFunction):
     """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
@@ -378,15 +376,6 @@ class Op:
     differentiable: bool = True
     tol: float = 1.0
     doc: str = ""
-
-    def saved(self) -> frozenset[str]:
-        """Tensors that backward keeps: the parameter names of ``vjp``."""
-        return _kept(self.vjp, self.inputs)
-
-    @cached_property
-    def asked(self) -> tuple[str, ...]:
-        """What ``vjp`` wants to be given: its parameter names; asked for once, for ``inspect`` costs more than most ops."""
-        return _asked(self.vjp)
 
     @cached_property
     def _signature(self) -> inspect.Signature:

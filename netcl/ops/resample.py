@@ -13,18 +13,11 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.geometry import Pair, frozen, pair
+from netcl.ops.images import from_signal, image, to_signal
 from netcl.ops.pointwise import cast
 from netcl.ops.registry import S, composite, op
 
 Steps = Sequence[float]
-
-
-def _image(name: str, x: Any, label: str = "x") -> Tensor:
-    (x,) = launch.as_tensors(name, x)
-    if x.ndim != 4:
-        raise ShapeError(message(name, f"{label} has four axes: batch, channels, height, width", **{f"{label}.shape": x.shape}))
-    launch.check_dtype(name, x, name=label)
-    return x
 
 
 def _one_of(name: str, label: str, value: Any, legal: Sequence[str]) -> None:
@@ -148,7 +141,7 @@ def _resample_vjp(F, g, x_shape, steps, mode, align_corners):
     ])  # fmt: skip
 def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False) -> Tensor:
     """Images of height and width ``size`` whose neighbours lie ``steps`` input pixels apart; what :func:`interpolate` is made of."""
-    x = _image("resample2d", x)
+    x = image("resample2d", x)
     wanted = pair("resample2d", "size", frozen(size), 1)
     if x.backend == "cpu":
         return launch.run_cpu(cpu_resample, x, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
@@ -168,7 +161,7 @@ def _resample_grad_vjp(F, g, dy_shape, steps, mode, align_corners):
     ])  # fmt: skip
 def resample2d_input_grad(dy: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False) -> Tensor:
     """The gradient of :func:`resample2d` with respect to an image of height and width ``size``."""
-    dy = _image("resample2d_input_grad", dy, "dy")
+    dy = image("resample2d_input_grad", dy, label="dy")
     wanted = pair("resample2d_input_grad", "size", frozen(size), 1)
     if dy.backend == "cpu":
         return launch.run_cpu(cpu_resample_grad, dy, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
@@ -239,11 +232,11 @@ def interpolate(
     if len(x.shape) not in (3, 4):
         raise ShapeError(message("interpolate", "x has three or four axes", **{"x.shape": x.shape}))
     signal = len(x.shape) == 3
-    images = F.reshape(x, (*x.shape[:2], 1, x.shape[2])) if signal else x
+    images = from_signal(F, x) if signal else x
     outs, steps = _target("interpolate", images.shape[2:], len(x.shape), frozen(size), frozen(scale_factor), mode, align_corners)
     kind = "nearest" if mode == "nearest" else "bilinear"
     y = F.resample2d(images, size=outs, steps=steps, mode=kind, align_corners=align_corners)
-    return F.reshape(y, (*y.shape[:2], y.shape[3])) if signal else y
+    return to_signal(F, y) if signal else y
 
 
 # ---- grids in NumPy
@@ -393,7 +386,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: s
     lie zeros, or with ``padding_mode="border"`` the nearest pixels.
     """
     x, grid = launch.as_tensors("grid_sample", x, grid)
-    x = _image("grid_sample", x)
+    x = image("grid_sample", x)
     _checked_grid("grid_sample", x, grid, mode, padding_mode)
     if x.backend == "cpu":
         return launch.run_cpu(cpu_grid_sample, x, grid, **_flags(mode, padding_mode, align_corners))
@@ -427,7 +420,7 @@ def grid_sample_input_grad(
     """
     name = "grid_sample_input_grad"
     dy, grid = launch.as_tensors(name, dy, grid)
-    dy, wanted = _image(name, dy, "dy"), pair(name, "size", frozen(size), 1)
+    dy, wanted = image(name, dy, label="dy"), pair(name, "size", frozen(size), 1)
     _checked_grid(name, dy, grid, mode, padding_mode, "dy")
     if dy.shape[2:] != grid.shape[1:3]:
         raise ShapeError(message(name, "dy and grid differ in height and width", **{"dy.shape": dy.shape, "grid.shape": grid.shape}))
@@ -463,7 +456,7 @@ def grid_sample_grid_grad(
     """The gradient of :func:`grid_sample` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
     name = "grid_sample_grid_grad"
     dy, x, grid = launch.as_tensors(name, dy, x, grid)
-    x, dy = _image(name, x), _image(name, dy, "dy")
+    x, dy = image(name, x), image(name, dy, label="dy")
     _checked_grid(name, x, grid, mode, padding_mode)
     if dy.shape != (*x.shape[:2], *grid.shape[1:3]):
         raise ShapeError(message(name, "dy is not the gradient of a sample of x under grid", **{"dy.shape": dy.shape, "x.shape": x.shape}))

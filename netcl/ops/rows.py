@@ -89,7 +89,7 @@ def device_of(queue: Any) -> tuple[bool, int, int]:
     return facts
 
 
-def column_spread(queue: Any, n: int, wide: bool) -> Spread:
+def column_spread(queue: Any, wide: bool) -> Spread:
     """Columns: a work-item takes a vector of neighbours on a CPU, one on a GPU."""
     cpu, most, _ = device_of(queue)
     return Spread(1, 1, 8 if wide else 16, 1) if cpu else Spread(min(COLUMN_LOCAL, most), 1, 1, 1)
@@ -196,7 +196,7 @@ def run_columns(
 ) -> None:
     """Launch a kernel over the columns of ``(outer, n, inner)``; its last arguments are ``outer, n, inner``."""
     outer, n, inner = sizes
-    spread = column_spread(queue, n, "float64" in operands.values())
+    spread = column_spread(queue, "float64" in operands.values())
     kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
     kernel(queue, outer * -(-inner // spread.vec), spread.local, *args, outer, n, inner)
 

@@ -126,6 +126,14 @@ def _log_softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> t
     return F.sub(g, F.sum(weighted, **along)), F.neg(F.mul(weighted, F.sum(upstream, **along)))
 
 
+def _forward(op_name: str, x: Any, axis: int, cpu: Any, log: bool) -> Tensor:
+    (x,) = launch.as_tensors(op_name, x)
+    if x.backend == "cpu":
+        launch.check_dtype(op_name, x)
+        return launch.run_cpu(cpu, x, axis=launch.check_axis(op_name, axis, x.ndim))
+    return _run(op_name, "softmax", axis, {"X": x}, log)
+
+
 @op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Exponentials that sum to one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
@@ -134,11 +142,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     >>> ops.softmax([[0.0, 0.0]]).tolist()
     [[0.5, 0.5]]
     """
-    (x,) = launch.as_tensors("softmax", x)
-    if x.backend == "cpu":
-        launch.check_dtype("softmax", x)
-        return launch.run_cpu(_softmax_cpu, x, axis=launch.check_axis("softmax", axis, x.ndim))
-    return _run("softmax", "softmax", axis, {"X": x}, log=False)
+    return _forward("softmax", x, axis, _softmax_cpu, log=False)
 
 
 @op(vjp=_log_softmax_vjp, ref=_log_softmax_ref, cpu=_log_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
@@ -149,11 +153,7 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     >>> ops.log_softmax([[0.0, -1000.0]]).tolist()
     [[0.0, -1000.0]]
     """
-    (x,) = launch.as_tensors("log_softmax", x)
-    if x.backend == "cpu":
-        launch.check_dtype("log_softmax", x)
-        return launch.run_cpu(_log_softmax_cpu, x, axis=launch.check_axis("log_softmax", axis, x.ndim))
-    return _run("log_softmax", "softmax", axis, {"X": x}, log=True)
+    return _forward("log_softmax", x, axis, _log_softmax_cpu, log=True)
 
 
 def _grad(op_name: str, upstream: Any, y: Any, axis: int, cpu: Any, log: bool) -> Tensor:

@@ -11,6 +11,7 @@ from netcl.ops.conv import arrays, columns, plans
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
 from netcl.ops.finish import Finish, activation_vjp, apart
+from netcl.ops.images import for_image, from_signal, to_signal
 from netcl.ops.matmul.gemm import Extras
 from netcl.ops.registry import S, composite, op
 
@@ -293,14 +294,6 @@ def conv_transpose2d(
 # ---- one dimension
 
 
-def _line(value: Any, zero: int) -> Any:
-    """The two-dimensional form of a one-dimensional option."""
-    value = frozen(value)
-    if isinstance(value, tuple) and len(value) == 1:
-        value = value[0]
-    return value if isinstance(value, str) else (zero, value)
-
-
 def _ref_conv1d(x, w, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
     options = {"stride": (1, stride), "padding": padding if isinstance(padding, str) else (0, padding), "dilation": (1, dilation)}
     return arrays.ref_conv2d(x[:, :, None], w[:, :, None], bias, groups=groups, **options)[:, :, 0]
@@ -310,6 +303,10 @@ def _check_1d(name: str, x: Any, w: Any) -> None:
     if len(x.shape) != 3 or len(w.shape) != 3:
         remedy = "x is (batch, channels, length), w is (filters, channels / groups, length)"
         raise ShapeError(message(name, "x and the weight have three axes", remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
+
+
+def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
+    return {"stride": for_image(stride, 1), "padding": for_image(padding, 0), "dilation": for_image(dilation, 1)}
 
 
 @composite(ref=_ref_conv1d, amp="half",
@@ -324,10 +321,8 @@ def conv1d(
 ) -> Tensor:
     """Convolution of signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, length)``."""
     _check_1d("conv1d", x, w)
-    images, weights = F.reshape(x, (*x.shape[:2], 1, x.shape[2])), F.reshape(w, (*w.shape[:2], 1, w.shape[2]))
-    options = {"stride": _line(stride, 1), "padding": _line(padding, 0), "dilation": _line(dilation, 1), "groups": groups}
-    y = F.conv2d(images, weights, bias, **options)
-    return F.reshape(y, (*y.shape[:2], y.shape[3]))
+    y = F.conv2d(from_signal(F, x), from_signal(F, w), bias, groups=groups, **_for_images(stride, padding, dilation))
+    return to_signal(F, y)
 
 
 def _ref_transpose1d(x, w, bias=None, *, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
@@ -344,10 +339,8 @@ def conv_transpose1d(
 ) -> Tensor:  # fmt: skip
     """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, length)``."""
     _check_1d("conv_transpose1d", x, w)
-    images, weights = F.reshape(x, (*x.shape[:2], 1, x.shape[2])), F.reshape(w, (*w.shape[:2], 1, w.shape[2]))
-    options = {"stride": _line(stride, 1), "padding": _line(padding, 0), "dilation": _line(dilation, 1), "groups": groups}
-    y = F.conv_transpose2d(images, weights, bias, output_padding=_line(output_padding, 0), **options)
-    return F.reshape(y, (*y.shape[:2], y.shape[3]))
+    options = {**_for_images(stride, padding, dilation), "output_padding": for_image(output_padding, 0), "groups": groups}
+    return to_signal(F, F.conv_transpose2d(from_signal(F, x), from_signal(F, w), bias, **options))
 
 
 # ---- columns

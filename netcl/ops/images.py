@@ -1,0 +1,41 @@
+"""Images ``(batch, channels, height, width)`` and signals ``(batch, channels, length)``, as ops over windows take them.
+
+A signal is an image of height 1, so one-dimensional ops are two-dimensional ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.conv.geometry import frozen
+
+
+def image(name: str, x: Any, allowed: Sequence[str] = launch.FLOATS, label: str = "x") -> Tensor:
+    """An argument as a tensor with the four axes of images, of an allowed dtype."""
+    (x,) = launch.as_tensors(name, x)
+    if x.ndim != 4:
+        raise ShapeError(message(name, f"{label} has four axes: batch, channels, height, width", **{f"{label}.shape": x.shape}))
+    launch.check_dtype(name, x, allowed, label)
+    return x
+
+
+def from_signal(F: Any, x: Any) -> Any:
+    """A signal as an image of height 1."""
+    return F.reshape(x, (*x.shape[:2], 1, x.shape[2]))
+
+
+def to_signal(F: Any, y: Any) -> Any:
+    """An image of height 1 as a signal."""
+    return F.reshape(y, (*y.shape[:2], y.shape[3]))
+
+
+def for_image(value: Any, high: int) -> Any:
+    """An option of a signal as that of images, ``high`` along their height; ``None`` and words stay."""
+    value = frozen(value)
+    if isinstance(value, tuple) and len(value) == 1:
+        value = value[0]
+    return value if value is None or isinstance(value, str) else (high, value)
