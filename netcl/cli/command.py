@@ -11,7 +11,7 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from netcl.core.device import DeviceHandle, require
@@ -108,6 +108,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0)
         widths = widths if room is None else _narrowed(widths, least, room - gaps - indent)
         lines = [line for row in cells for line in _lines(row, widths)]
     return "\n".join((" " * indent + line).rstrip() for line in lines)
+
+
+def facts(values: Mapping[str, object]) -> str:
+    """Names beside their values."""
+    return table(("", ""), [[name, str(value)] for name, value in values.items()]).strip("\n")
 
 
 def _word(cell: str) -> int:

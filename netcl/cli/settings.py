@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from netcl.cli.command import command, table
+from netcl.cli.command import command, facts, table
 from netcl.core import env
 from netcl.core.errors import EnvironmentVariableError
 
@@ -40,6 +40,5 @@ def cache(args: argparse.Namespace) -> int:
     if args.action == "clear":
         print(f"removed {store.clear()} files")
     else:
-        rows = [[str(key), str(value)] for key, value in store.info().items()]
-        print(table(("", ""), rows).strip("\n"))
+        print(facts(store.info()))
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.cli.command import CommandError, command, number, pick_device, table, whole
+from netcl.cli.command import CommandError, command, facts, number, pick_device, whole
 from netcl.core.errors import DtypeError, ShapeError, message
 
 SIZES = {"matmul": "M N K", "conv2d": "N C H W F KH KW [STRIDE [PAD]]"}
@@ -53,7 +53,7 @@ def tune(args: argparse.Namespace) -> int:
     if args.forget:
         print(f"removed the measurements of {store.clear()} devices")
     if args.what is None:
-        print(table(("", ""), [[name, str(value)] for name, value in store.info().items()]).strip("\n"))
+        print(facts(store.info()))
         return 0
     handle = pick_device(args.device)
     start, results = time.perf_counter(), list[Any]()

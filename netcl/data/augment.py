@@ -214,6 +214,13 @@ class ColorJitter(Augmentation):
         return x
 
 
+def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any) -> Drawn:
+    """From which row to which, and from which column to which, a box of the given sides lies, somewhere in each image."""
+    n, _, height, width = shape
+    top, left = (rng.integers(0, np.maximum(room - side, 0) + 1, n) for room, side in ((height, tall), (width, wide)))
+    return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
+
+
 class RandomErasing(Augmentation):
     """A rectangle set to ``value``, for a share ``p`` of the images.
 
@@ -233,8 +240,7 @@ class RandomErasing(Augmentation):
         ratio = np.exp(rng.uniform(np.log(self.ratio[0]), np.log(self.ratio[1]), n))
         tall = np.clip(np.rint(np.sqrt(area * ratio)), 1, height).astype(np.int64) * chosen
         wide = np.clip(np.rint(np.sqrt(area / ratio)), 1, width).astype(np.int64)
-        top, left = rng.integers(0, height - tall + 1), rng.integers(0, width - wide + 1)
-        return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
+        return _box(rng, shape, tall, wide)
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return np.where(inside(drawn, x.shape), np.asarray(self.value, x.dtype), x)
@@ -247,9 +253,7 @@ class Cutout(RandomErasing):
         self.size, self.value = size, value
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        n, _, height, width = shape
-        top, left = rng.integers(0, max(1, height - self.size + 1), n), rng.integers(0, max(1, width - self.size + 1), n)
-        return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + self.size, left, left + self.size))
+        return _box(rng, shape, self.size, self.size)
 
 
 def inside(box: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -309,8 +313,7 @@ class CutMix(Mixup):
         n, _, height, width = shape
         side = np.sqrt(rng.beta(self.alpha, self.alpha, n))
         tall, wide = (np.rint(side * size).astype(np.int64) for size in (height, width))
-        top, left = rng.integers(0, height - tall + 1), rng.integers(0, width - wide + 1)
-        box = (values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
+        box = _box(rng, shape, tall, wide)
         return rng.permutation(n), (tall * wide / (height * width)).astype(np.float32), *box
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:

@@ -164,9 +164,6 @@ class Mixup(augment.Mixup):
 
     on_device = True
 
-    def apply(self, x: Any, *drawn: np.ndarray) -> Any:
-        return self.mixed(x, *drawn)
-
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
         """``x`` with its partners, by shares."""
         weight = _like(x, share.reshape(-1, *[1] * (len(x.shape) - 1)))

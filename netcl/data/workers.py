@@ -203,6 +203,7 @@ class Pool:
     """Workers with tasks ahead of them. What the two kinds differ in: how a task is sent, and how its batch is received."""
 
     shares_memory = False
+    _workers: list[Any]
 
     def __init__(self, ahead: int, timeout: float):
         self.ahead, self.timeout = ahead, timeout
@@ -231,6 +232,23 @@ class Pool:
                     yield arrays
                 finally:
                     self._take_back(task)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no workers any more."""
+        return not self._workers
+
+    def pids(self) -> list[int]:
+        """The process numbers of the workers; threads have none."""
+        return []
+
+    def close(self) -> None:
+        """End the workers."""
+        self._pending.clear()
+
+    def _of(self, task: Task) -> Any:
+        """The worker of a task."""
+        return self._workers[task.batch % len(self._workers)]
 
     def _take_back(self, task: Task | None) -> None:
         if task is not None and self._lent is task:
@@ -267,7 +285,7 @@ class ProcessPool(Pool):
             what = "worker processes hand memory to each other as open files, which Windows cannot"
             raise WorkerError(message("DataLoader", what, "use_shared_mem=False makes the workers threads"))
         super().__init__(ahead, timeout)
-        self._workers: list[_Process] = []
+        self._workers = []
         self._rings: list[SharedBatchRingBuffer] = []
         self._slots: dict[tuple[int, ...], int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._workers, self._rings)
@@ -304,9 +322,6 @@ class ProcessPool(Pool):
         self._answer(self._of(task), task)
         self._release(task)
 
-    def _of(self, task: Task) -> _Process:
-        return self._workers[task.batch % len(self._workers)]
-
     def _answer(self, worker: _Process, task: Task) -> Any:
         return worker.receive(self._patience(worker, task, self.timeout))
 
@@ -331,17 +346,12 @@ class ProcessPool(Pool):
 
         return check
 
-    @property
-    def closed(self) -> bool:
-        return not self._workers
-
     def pids(self) -> list[int]:
-        """The process numbers of the workers."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     def close(self) -> None:
         """End the workers and give the shared memory back."""
-        self._pending.clear()
+        super().close()
         self._slots.clear()
         _close_all(self._workers, self._rings)
 
@@ -394,9 +404,6 @@ class ThreadPool(Pool):
     def _send(self, task: Task) -> None:
         self._of(task).inbox.put(task)
 
-    def _of(self, task: Task) -> _Thread:
-        return self._workers[task.batch % len(self._workers)]
-
     def _discard(self, task: Task) -> Any:
         worker = self._of(task)
         answer = worker.receive(self.timeout)
@@ -419,17 +426,9 @@ class ThreadPool(Pool):
             raise WorkerError(message("DataLoader", f"worker {worker.number} raised {error}", batch=task.batch)) from error
         return arrays
 
-    @property
-    def closed(self) -> bool:
-        return not self._workers
-
-    def pids(self) -> list[int]:
-        """Threads have no process numbers."""
-        return []
-
     def close(self) -> None:
         """Let the threads end; one that hangs in a dataset stays behind, as a daemon."""
-        self._pending.clear()
+        super().close()
         _stop_threads(self._workers)
 
 

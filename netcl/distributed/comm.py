@@ -28,7 +28,7 @@ PIECE = 1 << 26
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 _BFLOAT16 = dtypes.DTYPES["bfloat16"]
-_NOTHING = np.empty(0, np.uint8)
+NOTHING = np.empty(0, np.uint8)
 #: Characters of an error that the other ranks are told.
 _LAST_WORDS = 500
 
@@ -314,7 +314,7 @@ class ThreadWorld(World):
         return self._swap(op, text)
 
     def _from_root(self, op: str, pieces: Sequence[np.ndarray], root: int) -> np.ndarray:
-        return self.exchange(op, pieces if self.rank == root else [_NOTHING] * self.size)[root]
+        return self.exchange(op, pieces if self.rank == root else [NOTHING] * self.size)[root]
 
     def duplicate(self) -> World:
         return ThreadWorld(self.rank, self._swap("duplicate", _Table(self.size, self.table))[0], self.timeout)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from netcl.core import env
 from netcl.core.errors import DeviceError, message
+from netcl.distributed.mpi import INSTALL
 
 
 def mpiexec() -> str:
@@ -19,8 +20,7 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
     if found is None:
-        remedy = 'install the extra "mpi" of this checkout: pip install -e ".[mpi]"'
-        raise DeviceError(message("launch", "there is no mpiexec", remedy))
+        raise DeviceError(message("launch", "there is no mpiexec", INSTALL))
     return found
 
 

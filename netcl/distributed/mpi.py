@@ -16,8 +16,9 @@ import numpy as np
 
 from netcl.core import env
 from netcl.core.errors import message
-from netcl.distributed.comm import Arrays, Failures, LostRankError, World, late, wait_until
+from netcl.distributed.comm import NOTHING, Arrays, Failures, LostRankError, World, late, wait_until
 
+INSTALL = 'install the extra "mpi" of this checkout: pip install -e ".[mpi]"'
 #: Variables that mpiexec of MPICH, Intel MPI, Open MPI or Slurm sets for the processes it starts, with their number.
 _STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
@@ -45,8 +46,7 @@ def engine() -> Any:
     try:
         from mpi4py import MPI
     except ImportError as error:
-        remedy = 'install the extra "mpi" of this checkout: pip install -e ".[mpi]"'
-        raise ImportError(message("distributed", f"mpi4py required: {error}", remedy)) from error
+        raise ImportError(message("distributed", f"mpi4py required: {error}", INSTALL)) from error
     return MPI
 
 
@@ -84,10 +84,9 @@ class MPIWorld(World):
         self._wait(op, lambda: self.MPI.Request.Testall(requests))
 
     def _from_root(self, op: str, pieces: Sequence[np.ndarray], root: int) -> np.ndarray:
-        nothing = np.empty(0, np.uint8)
         mine = np.empty_like(pieces[self.rank])
-        out = pieces if self.rank == root else [nothing] * self.size
-        self._all_to_all(op, out, [mine if rank == root else nothing for rank in range(self.size)])
+        out = pieces if self.rank == root else [NOTHING] * self.size
+        self._all_to_all(op, out, [mine if rank == root else NOTHING for rank in range(self.size)])
         return mine
 
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dispatch, env, platforms, recording
-from netcl.core.device import get_active_device, handle_of
+from netcl.core.device import CPUQueue, get_active_device, handle_of, queue_of
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, get_matmul_precision
 from netcl.core.kernels import program
@@ -34,7 +34,6 @@ UNASKED_BUDGET = 10.0  # seconds per process under NETCL_AUTOTUNE=on
 SHARE = 3  # an unasked search takes at most this part of what is left
 # Seconds an unasked search expects a build to take at least: it cannot be interrupted, and some drivers compile at the first launch.
 LEAST_BUILD, LEAST_BUILD_AT_LAUNCH = 1.0, 3.0
-MARGIN = 0.97  # a winner must be this much faster than the policy's choice, or noise would choose
 FINALISTS = 3
 FINAL = 0.1  # part of a budget that is kept for the finalists
 SLOW_ROUND = 0.2  # seconds of a round of finalists above which one round must do when the budget is spent
@@ -97,8 +96,8 @@ class Autotuner:
 
     def __init__(self, queue: Any = None, budget: float = BUDGET, store: tuning.TuningStore | None = None,
                  families: Mapping[str, Family] | None = None):  # fmt: skip
-        self.queue = getattr(queue, "queue", queue) if queue is not None else get_active_device().queue
-        if getattr(self.queue, "backend", "cl") == "cpu":
+        self.queue = queue_of(queue)
+        if isinstance(self.queue, CPUQueue):
             platforms.opencl()
             raise DeviceError(message("autotune", "the NumPy backend has nothing to tune", "name an OpenCL device: netcl.device('cl')"))
         self.profile = handle_of(self.queue).profile
@@ -215,7 +214,7 @@ class _Search:
         best = min(few, key=lambda t: t.seconds)
         if policy.seconds == math.inf:
             return best, math.inf
-        return (best if best.seconds < MARGIN * few[0].seconds else few[0]), few[0].seconds
+        return (best if best.seconds < timing.MARGIN * few[0].seconds else few[0]), few[0].seconds
 
 
 class _Check:
@@ -228,7 +227,7 @@ class _Check:
     def __init__(self, family: Family, problem: Problem, queue: Any):
         self.family, self.problem = family, problem
         self.operands = family.operands(problem, queue)
-        part = _part(family, problem)
+        part = _part(problem)
         self.part, self.part_operands = part, self.operands if part is problem else family.operands(part, queue)
         self.exact = family.reference(part, *self.part_operands)
         self.bound = family.tolerance(part, *self.part_operands)
@@ -254,7 +253,7 @@ def _beyond(result: np.ndarray, exact: np.ndarray, bound: float) -> str:
     return "" if error <= bound else f"wrong: off by {error:.3g}, allowed is {bound:.3g}"
 
 
-def _part(family: Family, problem: Problem) -> Problem:
+def _part(problem: Problem) -> Problem:
     """A problem small enough for a reference: its first size (rows, images) reduced."""
     work = math.prod(problem.shape) * problem.flags.get("batches", 1)
     first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))

@@ -11,12 +11,11 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from netcl.core import dispatch, platforms
-from netcl.core.device import CPUQueue, get_active_device, handle_of
-from netcl.core.errors import DeviceError, message
+from netcl.core.device import CPUQueue, handle_of, queue_of
 from netcl.core.kernels import program, signature
 from netcl.runtime.scheduler import sibling_queue
 
@@ -102,7 +101,7 @@ class Observer:
 def _timed(launch: Launch, event: Any, offset: float) -> Launch:
     event.wait()
     start, end = (1e-9 * t + offset for t in (event.profile.start, event.profile.end))
-    return Launch(launch.name, launch.queue, start, end, launch.global_size, launch.local_size, launch.bytes, launch.flops)
+    return replace(launch, start=start, end=end)
 
 
 # ---- how much work a launch is
@@ -184,10 +183,7 @@ class EventTimer:
     """
 
     def __init__(self, queue: Any = None):
-        queue = get_active_device().queue if queue is None else getattr(queue, "queue", queue)
-        if not hasattr(queue, "finish"):
-            raise DeviceError(message("EventTimer", "this is neither a queue nor a device handle", queue=repr(queue)))
-        self.queue = queue
+        self.queue = queue_of(queue)
         self.seconds = self.wall = 0.0
         self.launches: list[Launch] = []
         self._observer: Observer | None = None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from netcl.core.device import CPUQueue, handle_of
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.profiling.events import Observer
 
 SMALLEST = 32 << 10  # bytes of the smallest size, per compute unit: the first cache of most
 MEMORY = 128 << 20  # and of the largest, if the caches are not larger
@@ -166,8 +167,6 @@ def _arithmetic(queue: Any, on_cpu: bool, units: int) -> float:
 
 def _best(queue: Any, calls: Sequence[tuple[Any, int, int, tuple[Any, ...]]]) -> Mapping[str, float]:
     """The shortest time of each kernel in a few rounds."""
-    from netcl.profiling.events import Observer
-
     observer = Observer()
     observer.begin()
     for _ in range(ROUNDS):

@@ -23,7 +23,6 @@ from netcl.runtime import tuning
 
 Sizes = tuple[int, ...]
 TOLERANCE = 1e-5  # of the largest value: another order of a sum, not another result
-MARGIN = 0.97
 _OUTER = (1, 2, 4, 8, 16, 32)
 
 
@@ -67,19 +66,22 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
             break
         if _same(_outcome(built, queue, sizes, local, args, tensors, before), expected):
             times[local] = timing.measure(partial(built.run, queue, sizes, local, *args), repeat=5, warmup=1, queue=queue).best
-    for tensor, values in zip(tensors, before, strict=True):
-        tensor.from_host(values)
+    _restore(tensors, before)
     best = min(times, key=lambda local: times[local]) if times else safe
-    chosen = best if times and times[best] < MARGIN * times.get(safe, math.inf) else safe
+    chosen = best if times and times[best] < timing.MARGIN * times.get(safe, math.inf) else safe
     tuning.store.put(handle_of(queue).profile, _key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
     built.kernel.program.state["local size", built.kernel.program.key, built.name, sizes] = chosen
     return chosen
 
 
-def _outcome(built: BuiltKernel, queue: Any, sizes: Sizes, local: Sizes, args: Sequence[Any], tensors: Sequence[Tensor],
-             before: Sequence[np.ndarray]) -> list[np.ndarray]:  # fmt: skip
+def _restore(tensors: Sequence[Tensor], before: Sequence[np.ndarray]) -> None:
     for tensor, values in zip(tensors, before, strict=True):
         tensor.from_host(values)
+
+
+def _outcome(built: BuiltKernel, queue: Any, sizes: Sizes, local: Sizes, args: Sequence[Any], tensors: Sequence[Tensor],
+             before: Sequence[np.ndarray]) -> list[np.ndarray]:  # fmt: skip
+    _restore(tensors, before)
     built.run(queue, sizes, local, *args)
     return [tensor.to_host().copy() for tensor in tensors]
 

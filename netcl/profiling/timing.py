@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from netcl.core import dispatch
-from netcl.core.device import get_active_device
+from netcl.core.device import queue_of
 from netcl.core.errors import message
+
+MARGIN = 0.97  # a way must take less than this much of the usual one's time to be chosen in its place, or noise would choose
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def compare(
     """
     if repeat < 1 or calls < 1:
         raise ValueError(message("measure", "at least one call in one round is needed", repeat=repeat, calls=calls))
-    finish = (get_active_device().queue if queue is None else queue).finish
+    finish = queue_of(queue).finish
     for way in ways.values():
         for _ in range(warmup):
             way()
