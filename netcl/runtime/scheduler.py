@@ -29,7 +29,8 @@ class Stream:
     """A queue of its own on a device, beside the device's default queue.
 
     ``Stream()`` is on the active device, ``Stream(device)`` on the one a selector, handle or queue names. Inside ``with stream:``
-    new tensors are made on it and ops over its tensors run on it; tensors of other streams come in by :meth:`use`.
+    new tensors are made on it and ops over its tensors run on it; tensors of other streams come in by :meth:`use`. A product or another
+    op with a kernel of its own that is given tensors of two streams lets each wait for the other; formulas refuse that.
     On the NumPy backend, where everything is done when a call returns, a stream is the default queue and waits for nothing.
 
     >>> import netcl
@@ -85,12 +86,14 @@ class Stream:
             platforms.opencl().enqueue_barrier(self.queue, wait_for=[event])
         return self
 
-    def use(self, tensor: Tensor) -> Tensor:
+    def use(self, tensor: Any) -> Tensor:
         """The tensor, over the same memory, for ops on this stream; they begin after what its own queue was given before.
 
         In-place changes are the caller's to order: :meth:`wait_for` in both directions. Gradients stay on their own side: what comes out
         is a leaf that requires none.
         """
+        if not isinstance(tensor, Tensor):
+            raise TypeError(message("Stream.use", "takes a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))
         if tensor.queue is self.queue or tensor.array is not None:
             return tensor
         if tensor.context != self.queue.context:

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from netcl import ops
 from netcl.core.device import get_active_device, manager
 from netcl.core.errors import DeviceError
 from netcl.core.tensor import Tensor
@@ -70,6 +71,21 @@ def test_waiting_both_ways_ends(cl_device):
     assert x.to_host()[0, 0] == pytest.approx(y.to_host()[0, 0], rel=1e-4)
 
 
+def test_kernels_over_tensors_of_two_streams_wait_both_ways(cl_device):
+    """Before it begins for what it reads, and what it reads is not changed before it has ended."""
+    stream, queue, n = Stream(cl_device), cl_device.queue, 512
+    mine, mean = Tensor.ones((n, n), queue=stream.queue), [Tensor.full((n, n), 1 / n, queue=q) for q in (queue, stream.queue)]
+    theirs = Tensor.ones((n, n), queue=queue)
+    for _ in range(6):
+        theirs, mine = ops.matmul(theirs, mean[0]), ops.matmul(mine, mean[1])  # ones, after a while
+    late = ops.matmul(Tensor.ones((n, n), queue=stream.queue), theirs)
+    read = Tensor.full((n, n), 2.0, queue=queue)
+    kept = ops.matmul(mine, read)
+    read.fill_(7.0)
+    np.testing.assert_allclose(late.to_host(), n, rtol=1e-4)
+    np.testing.assert_allclose(kept.to_host(), 2 * n, rtol=1e-4)
+
+
 def test_numpy_streams_do_nothing():
     handle = manager.default("cpu")
     stream, other = Stream("cpu"), Stream.of(handle.queue)
@@ -88,5 +104,7 @@ def test_devices_are_named_in_errors(cl_device):
     assert Stream().use(x) is x
     with pytest.raises(DeviceError, match=r"\[Stream.wait_for\] a stream waits for streams, .*; given=int"):
         Stream().wait_for(3)
+    with pytest.raises(TypeError, match=r"\[Stream.use\] takes a tensor; given=list"):
+        Stream().use([1.0])
     with pytest.raises(DeviceError, match=r"\[add\] .*take one into the other's stream"):
         Tensor.ones(3, queue=cl_device.queue) + Stream().use(Tensor.ones(3, queue=cl_device.queue))

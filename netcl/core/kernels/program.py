@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.core import env, platforms
+from netcl.core import env, platforms, recording
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 
@@ -239,13 +239,22 @@ class _Own:
     so without setters, a launch sets everything by ``set_args``.
     """
 
-    __slots__ = ("kernel", "numbers", "set_memory", "set_numbers")
+    __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
 
     def __init__(self, kernel: Any, typed: bool):
         self.kernel = kernel
+        self.lenders: list[Any] = []  # queues that tensors of the launch under way belong to, where it goes to another
         self.numbers: tuple[Any, ...] | None = None
         self.set_memory: Any = getattr(kernel, "_set_arg_multi", None)
         self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if typed and self.set_memory else None
+
+
+def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
+    """Let queues whose tensors a launch uses wait for it: they may change the values next, or hand the memory out again."""
+    queue.flush()
+    for lender in lenders:
+        platforms.opencl().enqueue_barrier(lender, wait_for=[event])
+    lenders.clear()
 
 
 class Kernel:
@@ -322,6 +331,8 @@ class Kernel:
         if not self.launched:
             self.launched = True
             self.program.save_after_launch(event)
+        if own.lenders:
+            _wait_before_more(own.lenders, target, event)
         for observer in launch_observers:
             observer(self, queue, sizes, local, args, event)
         return event
@@ -400,6 +411,13 @@ class Kernel:
             raise DeviceError(message(self.name, what, "move it with tensor.to(device)", tensor=tensor.device, shape=tensor.shape))
         if tensor.pending_event is not None:
             tensor.wait()
+        if tensor.queue != queue:
+            recording.host_work("a kernel uses a tensor of another queue")
+            lender, target = (of if launch_queue is None else launch_queue(of) for of in (tensor.queue, queue))
+            cl = platforms.opencl()
+            cl.enqueue_barrier(target, wait_for=[cl.enqueue_marker(lender)])
+            lender.flush()  # a marker that was never submitted would be waited for without an end
+            self._own().lenders.append(lender)
 
     def _remember_sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         found = self._sizes(global_size, local_size)
