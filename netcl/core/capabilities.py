@@ -39,7 +39,6 @@ class DeviceProfile:
     has_subgroups: bool = False
     fast_atomics: bool = False
     local_mem_size: int = 0
-    has_local_memory: bool = False  # in hardware; on CPUs local memory is ordinary memory
     max_work_group_size: int = 1
     max_work_item_sizes: tuple[int, ...] = (1, 1, 1)
     max_compute_units: int = 1
@@ -47,11 +46,8 @@ class DeviceProfile:
     global_mem_size: int = 0
     global_mem_cache_size: int = 0
     max_alloc_size: int = 0
-    base_address_align: int = 1  # bytes
     unified_memory: bool = False
-    image_support: bool = False
     vector_width: int = 1  # native, of float
-    opencl_c_version: tuple[int, int] = (1, 0)
     compute_capability: tuple[int, int] | None = None  # NVIDIA only
     available: bool = True  # and able to compile
     device: Any = field(default=None, repr=False, compare=False)  # the cl.Device; None for NumPy
@@ -60,6 +56,16 @@ class DeviceProfile:
     def supports_fp16(self) -> bool:
         """The same as ``has_fp16``."""
         return self.has_fp16
+
+    @property
+    def lanes(self) -> int:
+        """Floats of the vectors that kernels for CPUs are built with."""
+        return min(16, max(4, self.vector_width))
+
+    @property
+    def vector_registers(self) -> int:
+        """How many of those a CPU has: AVX2, with 8 lanes, 16; NEON and AVX-512 32."""
+        return 16 if self.lanes == 8 else 32
 
     @property
     def half_arithmetic(self) -> bool:
@@ -81,11 +87,6 @@ def _ask(cl_device: Any, attribute: str, default: Any) -> Any:
     except (AttributeError, driver_error):
         return default
     return default if value is None else value
-
-
-def _c_version(text: str) -> tuple[int, int]:
-    match = re.search(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (1, 0)
 
 
 def _compute_capability(cl_device: Any, extensions: tuple[str, ...]) -> tuple[int, int] | None:
@@ -124,7 +125,6 @@ def device_profile(cl_device: Any) -> DeviceProfile:
         extensions=extensions,
         **_extension_facts(extensions),
         local_mem_size=number("local_mem_size"),
-        has_local_memory=number("local_mem_type", 2) == 1,
         max_work_group_size=max(1, number("max_work_group_size", 1)),
         max_work_item_sizes=tuple(int(size) for size in _ask(cl_device, "max_work_item_sizes", (1, 1, 1))),
         max_compute_units=max(1, number("max_compute_units", 1)),
@@ -132,11 +132,8 @@ def device_profile(cl_device: Any) -> DeviceProfile:
         global_mem_size=number("global_mem_size"),
         global_mem_cache_size=number("global_mem_cache_size"),
         max_alloc_size=number("max_mem_alloc_size"),
-        base_address_align=max(1, number("mem_base_addr_align", 8) // 8),
         unified_memory=bool(number("host_unified_memory")),
-        image_support=bool(number("image_support")),
         vector_width=max(1, number("native_vector_width_float", 1)),
-        opencl_c_version=_c_version(_ask(cl_device, "opencl_c_version", "")),
         compute_capability=_compute_capability(cl_device, extensions),
         available=bool(number("available", 1)) and bool(number("compiler_available", 1)),
         device=cl_device,

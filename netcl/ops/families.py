@@ -101,10 +101,6 @@ def _like(value: Any, default: Any) -> Any:
     return (value, value) if isinstance(default, tuple) and isinstance(value, int) else value
 
 
-def _registers(profile: ExtendedDeviceProfile) -> int:
-    return 16 if min(16, max(4, profile.vector_width)) == 8 else 32
-
-
 def _simt(variant: KernelVariant) -> Iterator[KernelConfig]:
     for m, n, k, per_item in _SIMT_TILES:
         yield KernelConfig(variant, m, n, k, per_item, extra={"tier": "simt"})
@@ -122,7 +118,7 @@ def _matmul_space(problem: Problem) -> Iterator[KernelConfig]:
     flags = problem.flags
     for form in ("dot",) if flags["trans_b"] and not flags["trans_a"] else () if flags["trans_b"] else ("unpacked",):
         yield KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form})
-    for rows, vectors in _TILES[_registers(problem.profile)]:
+    for rows, vectors in _TILES[problem.profile.vector_registers]:
         for depth in (d for d in _DEPTHS if d < 2 * problem.shape[2] or d == _DEPTHS[0]):
             yield KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel", "MR": rows, "NV": vectors, "KC": depth})
 
@@ -151,7 +147,7 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
     winograd, panels = problem.shape[5:] == (3, 3) and problem.flags["groups"] == 1, problem.is_cpu and problem.op != plans.WEIGHT_GRAD
     if winograd and problem.flags["stride"] == problem.flags["dilation"] == (1, 1):
         yield KernelConfig(V.CONV2D_WINOGRAD, extra={"winograd_channels": 1})
-        for tile in _WINOGRAD_TILES[_registers(problem.profile)] if panels else ():
+        for tile in _WINOGRAD_TILES[problem.profile.vector_registers] if panels else ():
             yield KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **tile})
     if not problem.is_cpu:
         yield from conv_mma.configurations(problem.profile, problem.dtype)
@@ -164,7 +160,7 @@ def _conv_space(problem: Problem) -> Iterator[KernelConfig]:
     for form in ("filters",) if problem.op == plans.WEIGHT_GRAD else ("filters", "pixels"):
         yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": form})
     forms = ("rows", "panel") if problem.op == plans.WEIGHT_GRAD else ("panel",)
-    for rows, vectors in _TILES[_registers(problem.profile)]:
+    for rows, vectors in _TILES[problem.profile.vector_registers]:
         for form, depth in itertools.product(forms, _DEPTHS[1:]):
             block = {"KB": depth // 4} if problem.op == plans.WEIGHT_GRAD else {}
             yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": form, "MR": rows, "NV": vectors, "KC": depth, **block})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,13 @@ def check_axis(op: str, axis: int, ndim: int) -> int:
     return int(axis) % most
 
 
+def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
+    """``DtypeError`` where float64 is among the dtypes and the device does not compute in it."""
+    if "float64" in names and not handle_of(queue).profile.has_fp64:
+        remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
+        raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
+
+
 def on_cpu_device(queue: Any) -> bool:
     """Whether a queue's device is a CPU: one work-item then does a chunk, where a GPU's does an element."""
     state = program.state(queue)
@@ -173,9 +180,7 @@ def kernel(
 def _build(
     queue: Any, module_file: str, cl_file: str, kernel_name: str, operands: Mapping[str, str], defines: Mapping[str, Any], text: str
 ) -> program.Kernel:
-    if "float64" in operands.values() and not handle_of(queue).profile.has_fp64:
-        remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
-        raise DtypeError(message(kernel_name, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
+    check_double(kernel_name, queue, operands.values())
     lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
     files = [primitives.cl_source(module_file, part) for part in cl_file.split()]
     return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + text + "\n".join(files), kernel_name)

@@ -21,7 +21,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
-from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor, wrote
 from netcl.ops import codegen, launch
@@ -198,20 +198,13 @@ def _kernel(
     slots: int,
     defines: Mapping[str, Any],
 ) -> program.Kernel:
-    compute = _compute(rule.name, queue, [*kinds, *given])
+    used = [kind.name for kind in (*kinds, *given)]
+    launch.check_double(rule.name, queue, used)
+    compute = "double" if "float64" in used else "float"
     layout = codegen.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue), ahead=launch.ahead(queue))
     macros = {**defines, "LOCAL": spread.local}
     source = rule_source(rule, kinds, given, compute, layout, slots, macros)
     return program.get(queue, source, "fold" if defines["FOLD"] else "update")
-
-
-def _compute(name: str, queue: Any, kinds: Sequence[dtypes.DType]) -> str:
-    if all(kind.name != "float64" for kind in kinds):
-        return "float"
-    if not handle_of(queue).profile.has_fp64:
-        remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
-        raise DtypeError(message(name, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
-    return "double"
 
 
 def rule_source(

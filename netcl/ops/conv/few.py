@@ -46,10 +46,8 @@ class Share(NamedTuple):
 
 def vectors(job: Job, queue: Any) -> tuple[int, int, int]:
     """Bytes of an element, lanes of a vector and number of vector registers."""
-    size = 8 if job.compute == "double" else 4
-    lanes = min(16, max(4, handle_of(queue).profile.vector_width)) * 4 // size
-    # Vectors of 32 bytes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
-    return size, lanes, 16 if lanes * size == 32 else 32
+    size, profile = 8 if job.compute == "double" else 4, handle_of(queue).profile
+    return size, profile.lanes * 4 // size, profile.vector_registers
 
 
 def plan(job: Job, config: KernelConfig, queue: Any) -> Launch | None:

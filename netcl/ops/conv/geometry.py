@@ -47,6 +47,11 @@ class Geometry(NamedTuple):
     def taps(self) -> int:
         return self.kh * self.kw
 
+    @property
+    def is_plain_3x3(self) -> bool:
+        """Whether it is of the kind that Winograd's transforms are for."""
+        return (self.kh, self.kw, *self.stride, *self.dilation, self.groups) == (3, 3, 1, 1, 1, 1, 1)
+
 
 def frozen(value: Any) -> Any:
     """Lists as tuples, NumPy integers as Python's, so that a call's arguments can be a key."""

@@ -90,7 +90,7 @@ def literal(value: Fraction) -> str:
 def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
     """Whether it can be done and, unless the configuration names how many channels are enough, is likely faster than a direct sum."""
     g, least = job.g, config.extra.get("winograd_channels")
-    plain = (g.kh, g.kw, *g.stride, *g.dilation, g.groups) == (3, 3, 1, 1, 1, 1, 1) and job.compute == "float"
+    plain = g.is_plain_3x3 and job.compute == "float"
     most = PARTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values of what is between the transforms
     fits = most < 2**30 and 4 * most <= handle_of(queue).profile.max_alloc_size // 4
     return plain and fits and (pays(job) if least is None else min(g.c, g.f) >= least)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from netcl.core import env
@@ -40,19 +40,24 @@ class Share(NamedTuple):
     rooms: int
 
 
-def suits(job: Job, variant: KernelVariant, config: KernelConfig, queue: Any) -> bool:
+def wanted(job: Job, variant: KernelVariant, config: KernelConfig, pays: Callable[[], bool]) -> bool:
     """Whether it can be done and was asked for, or pays: to the policy every convolution of a CPU is a panel, which leaves how to us."""
-    g, profile = job.g, handle_of(queue).profile
-    if (g.kh, g.kw, *g.stride, *g.dilation, g.groups) != (3, 3, 1, 1, 1, 1, 1) or job.kind == WEIGHT_GRAD or job.compute == "double":
+    if not job.g.is_plain_3x3 or job.compute == "double":
         return False
-    least = config.extra.get("winograd_channels")
     if variant is not KernelVariant.CONV2D_WINOGRAD:
         free = variant is KernelVariant.CONV2D_IM2COL and "why" in config.extra and env.value("NETCL_CONV_WINOGRAD")
-        wanted = free and pays(job, profile)
-    else:
-        wanted = pays(job, profile) if least is None else min(g.c, g.f) >= least
+        return free and pays()
+    least = config.extra.get("winograd_channels")
+    return pays() if least is None else min(job.g.c, job.g.f) >= least
+
+
+def suits(job: Job, variant: KernelVariant, config: KernelConfig, queue: Any) -> bool:
+    """Whether a convolution or an input gradient is to be computed like this, and there is room for it."""
+    profile = handle_of(queue).profile
+    if job.kind == WEIGHT_GRAD or not wanted(job, variant, config, lambda: pays(job, profile)):
+        return False
     share = share_of(job, profile, config.extra)
-    return wanted and 4 * max(share.weights, share.rooms) <= profile.max_alloc_size and local_size(share.tiles) <= profile.local_mem_size
+    return 4 * max(share.weights, share.rooms) <= profile.max_alloc_size and local_size(share.tiles) <= profile.local_mem_size
 
 
 def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
@@ -62,7 +67,7 @@ def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
     strips = -(-_count(job) // _strip(tiles))
     ours = WITH_TRANSFORMS * strips * _strip(tiles) + TRANSFORM * (strips if tiles["FRESH"] else 1)
     faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
-    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _room(job.sizes[1], lanes_of(profile)) <= 2 * ROOM
+    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _room(job.sizes[1], profile.lanes) <= 2 * ROOM
 
 
 def tiles_of(job: Job) -> tuple[int, int]:
@@ -89,7 +94,7 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
 
 def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
     """MR filters times NV vectors of VW tiles in registers, NT of them side by side in a strip."""
-    lanes = given.get("VW", lanes_of(profile))
+    lanes = given.get("VW", profile.lanes)
     longest = max(lanes, min(LONGEST_STRIP, ROOM // _room(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * PARTS * c * m > WEIGHTS))
     # Powers of two, so that sizes share programs; those that are multiplied, and transformed for, in the least time.
@@ -109,11 +114,6 @@ def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: M
     while tiles["NT"] > 1 and local_size(tiles) > profile.local_mem_size:
         tiles["NT"] //= 2
     return tiles
-
-
-def lanes_of(profile: ExtendedDeviceProfile) -> int:
-    """Lanes of a vector."""
-    return min(16, max(4, profile.vector_width))
 
 
 def _strip(tiles: Mapping[str, int]) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from netcl.core import env
 from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.conv.job import WEIGHT_GRAD, Job, Launch
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, constants
-from netcl.ops.conv.winograd_cpu import APART, lanes_of, tiles_of
+from netcl.ops.conv.winograd_cpu import APART, tiles_of, wanted
 
 WASTE = 2  # times as many pixels in tiles as in the gradient take away what is gained
 TILES = 32  # transformed at a time
@@ -20,16 +19,10 @@ GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others; each
 
 
 def suits(job: Job, variant: KernelVariant, config: KernelConfig, queue: Any) -> bool:
-    """Whether it can be done and was asked for, or pays: to the policy every convolution of a CPU is a panel, which leaves how to us."""
-    g = job.g
-    if (g.kh, g.kw, *g.stride, *g.dilation, g.groups) != (3, 3, 1, 1, 1, 1, 1) or job.kind != WEIGHT_GRAD or job.compute == "double":
+    """Whether a weight gradient is to be computed like this, and there is room for its sums."""
+    if job.kind != WEIGHT_GRAD or not wanted(job, variant, config, lambda: pays(job)):
         return False
-    if variant is KernelVariant.CONV2D_WINOGRAD:
-        least = config.extra.get("winograd_channels")
-        wanted = pays(job) if least is None else min(g.c, g.f) >= least
-    else:
-        wanted = variant is KernelVariant.CONV2D_IM2COL and "why" in config.extra and env.value("NETCL_CONV_WINOGRAD") and pays(job)
-    return wanted and 4 * PARTS * (g.f + BLOCKS[-1]) * (g.c + 32) * GROUPS_PER_UNIT <= handle_of(queue).profile.max_alloc_size
+    return 4 * PARTS * (job.g.f + BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= handle_of(queue).profile.max_alloc_size
 
 
 def pays(job: Job) -> bool:
@@ -42,7 +35,7 @@ def pays(job: Job) -> bool:
 def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     """Channels last, in x and in dy; the sums, by blocks of filters and shares of the tiles; the way back to weights."""
     g, (high, wide), profile = job.g, tiles_of(job), handle_of(queue).profile
-    lanes = config.extra.get("VW", lanes_of(profile))
+    lanes = config.extra.get("VW", profile.lanes)
     tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "BLOCK": BLOCKS[g.f > BLOCKS[0]], "TILES": TILES}
     block, across, blocks = tiles["BLOCK"], -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // tiles["BLOCK"])
     count = g.n * high * wide

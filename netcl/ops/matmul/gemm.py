@@ -395,15 +395,9 @@ class _Tile(NamedTuple):
         return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
 
 
-def _few_registers(profile: DeviceProfile) -> bool:
-    """Whether a device has 16 vector registers (AVX2), where others have 32."""
-    return 8 <= profile.vector_width < 16
-
-
 def _tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
     """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
-    lanes, few = min(16, max(4, profile.vector_width)), _few_registers(profile)
-    lanes = lanes // 2 if p.itemsize == 8 else lanes
+    lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
     rows, vectors = (6, 2) if few else (6, 4)
     if p.n <= 2 * lanes:
         rows, vectors = 6 if few else 12, 1 if p.n <= lanes else 2
@@ -505,7 +499,7 @@ def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, 
 
 def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
     """Rows and columns of a tile of dot products; few rows want one that they fill."""
-    if _few_registers(profile):
+    if profile.vector_registers == 16:
         return min(rows, 2), 4
     return (rows, 8) if rows <= 2 else (4, 4) if rows % 4 == 0 and rows <= 16 else (3, 8)
 
