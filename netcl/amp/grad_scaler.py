@@ -82,17 +82,16 @@ class GradScaler:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss times the scale: call ``.backward()`` on it."""
-        recording.requires(lambda: self.enabled)
-        return loss * self._on(loss).scale if self.enabled else loss  # type: ignore[operator]
+        return loss * self._on(loss).scale if self._is_enabled() else loss  # type: ignore[operator]
 
     def unscale_grads(self, optimizer: Any, params: Iterable[Tensor] | None = None) -> None:
         """Divide the gradients by the scale, in place, to look at or clip them before :meth:`step`.
 
         ``params`` names the parameters, if they are not all of the optimizer's.
         """
-        if not self.enabled:
+        if not self._is_enabled():
             return
-        if id(optimizer) in self._unscaled:
+        if self._known(self._unscaled, id(optimizer)) is not None:
             what = "the gradients of this optimizer were unscaled already"
             raise RuntimeError(message("unscale_grads", what, "call it once between backward and update()"))
         gradients = _by_device(_gradients(optimizer, params))
@@ -108,9 +107,9 @@ class GradScaler:
         of netcl leave the decision to the device; any other is asked on the host, which waits for the check.
         """
         options = {} if max_norm is None else {"max_norm": max_norm}
-        if not self.enabled:
+        if not self._is_enabled():
             return optimizer.step(**options)
-        found = self._unscaled.get(id(optimizer))
+        found = self._known(self._unscaled, id(optimizer))
         gradients = {} if found is not None else _by_device(_gradients(optimizer, params))
         if found is None:
             found = self._check(gradients)
@@ -126,10 +125,24 @@ class GradScaler:
 
     def update(self) -> None:
         """Adapt the scale to what the steps since the last call found; once per step of training."""
+        if not any(map(recording.made, self._found.values())):
+            recording.requires(lambda: {place: id(verdict) for place, verdict in self._found.items()})
         rates = recording.again(lambda: [self.growth_factor, self.backoff_factor, float(self.growth_interval)])
         for place, verdict in self._found.items():
             update.apply(_UPDATE, [[number] for number in self._devices[place]], rates, verdict)
         recording.again(self._forget)
+
+    def _is_enabled(self) -> bool:
+        recording.requires(lambda: self.enabled)
+        return self.enabled
+
+    def _known(self, entries: Mapping[Any, Any], key: Any) -> Any:
+        """What an earlier method has noted. If that was before a step that is being recorded, no other entry will do for a replay."""
+        entry = entries.get(key)
+        verdicts = entry.values() if isinstance(entry, dict) else [entry]
+        if entry is None or not any(map(recording.made, verdicts)):
+            recording.requires(lambda: id(entries.get(key)))
+        return entry
 
     def _forget(self) -> None:
         self._found.clear()
@@ -189,7 +202,7 @@ class GradScaler:
         for place, tensors in gradients.items():
             self._on(tensors[0])
             found[place] = update.nonfinite(tensors)
-            earlier = self._found.get(place)
+            earlier = self._known(self._found, place)
             both = found[place] if earlier is None else ops.maximum(earlier, found[place])
             recording.again(partial(self._found.__setitem__, place, both))
         return found

@@ -40,6 +40,7 @@ class Recorder(Protocol):
     def again(self, function: Callable[[], Any]) -> Any: ...
     def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str], sizes: Sequence[Any]) -> None: ...
     def leaf(self, tensor: Any) -> None: ...
+    def made(self, tensor: Any) -> bool: ...
     def requires(self, fact: Callable[[], Any]) -> None: ...
     def check(self, tensor: Any, function: Callable[[Any], None]) -> None: ...
 
@@ -98,6 +99,11 @@ def requires(fact: Callable[[], Any]) -> None:
     """What ``fact`` returns must be the same at every replay, or the step is recorded anew."""
     if active.recorder is not None:
         active.recorder.requires(fact)
+
+
+def made(tensor: Any) -> bool:
+    """Whether a step that is being recorded has made this tensor, or it was there before."""
+    return active.recorder is not None and active.recorder.made(tensor)
 
 
 def host_work(what: str) -> None:

@@ -162,6 +162,9 @@ class _Listener:
 
     upload = fill = copy = read = host_work = depends = leaf = _more
 
+    def made(self, tensor: Any) -> bool:
+        return id(tensor.buffer) in self.rooms
+
     def requires(self, fact: Callable[[], Any]) -> None:
         self.facts[fact] = fact()
 

@@ -205,7 +205,9 @@ class Optimizer:
     def _structure(self) -> tuple[Any, ...]:
         """What a recorded step rests on: the rules, the parameters, where their state is, and which of those that are frozen have a
         gradient nevertheless: the step does not make it, so nobody else looks after it."""
-        groups = [(self.rule(group), self.tensors(group), group["master_weights"], len(group["params"])) for group in self.param_groups]
+        groups = [
+            (self.rule(group), self.tensors(group), group["master_weights"], *map(id, group["params"])) for group in self.param_groups
+        ]
         left = [p.grad is not None for group in self.param_groups for p in group["params"] if not p.requires_grad]
         return id(self.state), *groups, *left
 

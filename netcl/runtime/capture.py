@@ -199,6 +199,10 @@ class CompiledFunction:
     def __repr__(self) -> str:
         return f"compile({self.function!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has recordings of its own: those here are over the memory of this function's tensors."""
+        return type(self), (self.function, self.strict, self.fuse)
+
     @property
     def graphs(self) -> list[Graph]:
         """The graphs that calls are replayed from."""
@@ -405,8 +409,21 @@ class _Inference(CompiledFunction):
         with dispatch.call("no_grad"):
             return super()._plain(args, kwargs)
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._own = frozenset(vars(self))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["function"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_own", (name,)):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.function, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.function, name)
 
 
 def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -> Any:  # named as torch names it

@@ -409,8 +409,8 @@ class Graph:
             mark[0] = now
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """The first input in memory that the step writes, or reads under another name while it writes the input: its commands are in no order
-        for that."""
+        """The first input in memory that the step writes, or reads under another name while it writes the input: its commands are not in
+        order for that."""
         for i, t in enumerate(inputs):
             if id(t.buffer) in self._written or (self._outside and i in self._rewritten and id(t.buffer) in self._outside):
                 return i

@@ -199,6 +199,10 @@ class Recorder:
     def leaf(self, tensor: Tensor) -> None:
         self.leaves.setdefault(id(tensor), tensor)
 
+    def made(self, tensor: Tensor) -> bool:
+        value = self._now.get(id(tensor.buffer))
+        return value is not None and value.kind == MADE and value.buffer is tensor.buffer
+
     def check(self, tensor: Tensor, function: Callable[[Any], None]) -> None:
         value = self.value_of(tensor.buffer, tensor)
         with recording.paused():

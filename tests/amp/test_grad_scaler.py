@@ -8,6 +8,7 @@ import pytest
 from netcl import io, nn, optim
 from netcl.amp import GradScaler, autocast
 from netcl.core.tensor import Tensor
+from tests.runtime.test_capture import both_ways
 
 MAKES = {
     "adam": lambda p: optim.Adam(p, lr=0.1),
@@ -273,3 +274,31 @@ def test_a_compiled_step_skips_and_scales_as_an_eager_one(cl_device, update_insi
         told.append((losses, scaler.state_dict(), opt.state_dict()["state"][0]["step"]))
     assert told[0] == told[1] and told[0][2] == 10
     assert len(step.graphs) == 1 and step.refused == []
+
+
+@pytest.mark.parametrize("change", ["another optimizer overflows", "gradients are unscaled before", "it is switched off"])
+def test_what_happened_to_a_scaler_before_a_compiled_step_counts(cl_device, change):
+    def run(way):
+        first, second = parameter(1), parameter(2)
+        opts, scaler, told = [optim.SGD([p], lr=0.1) for p in (first, second)], GradScaler(8.0), []
+
+        @way
+        def step(x):
+            scaler.step(opts[1])
+
+        for i in range(10):
+            late = i >= 6
+            opts[0].zero_grad(set_to_none=False)
+            opts[1].zero_grad(set_to_none=False)
+            scaler.enabled = not (late and change == "it is switched off")
+            scaler.scale_loss(loss_of(first, late) + loss_of(second)).backward()
+            if late and change == "another optimizer overflows":
+                scaler.step(opts[0])
+            if late and change == "gradients are unscaled before":
+                scaler.unscale_grads(opts[1])
+            step(Tensor.ones(1))
+            scaler.update()
+            told += [first.detach().clone(), second.detach().clone(), scaler.scale]
+        return told
+
+    both_ways(run)

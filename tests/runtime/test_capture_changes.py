@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict, deque
 from types import SimpleNamespace
@@ -354,3 +355,40 @@ def test_an_argument_may_be_what_the_step_left_behind_or_changes(cl_device):
         total += a * 1.0
     with pytest.raises(ValueError, match=r"\[replay\] input 0 lies in memory that the step writes; .*clone"):
         graph.replay([total])
+
+
+def test_a_compiled_model_is_set_and_copied_as_the_model(cl_device):
+    """An attribute that was set on it stayed there, and the model went on without; a copy was not to be had."""
+    x, model = Tensor.ones((1, 2)), nn.Linear(2, 2, bias=False).eval()
+    compiled = netcl.compile(model)
+    for _ in range(RECORDED + 1):
+        compiled(x)
+    before = compiled(x).tolist()
+    copied = copy.deepcopy(compiled)
+    compiled.weight = nn.Parameter(np.eye(2, dtype=np.float32))
+    assert compiled(x).tolist() == [[1.0, 1.0]] and model.weight.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert copied.function is not model and copied(x).tolist() == before and copy.copy(compiled).function is model
+    compiled.extra = 1.0
+    del compiled.extra
+    assert not hasattr(model, "extra")
+
+
+def test_a_parameter_that_takes_the_place_of_another_in_an_optimizer_is_the_one_that_learns(cl_device):
+    def run(way):
+        first, second = (Tensor.ones((3,), requires_grad=True) for _ in range(2))
+        optimizer, told = optim.SGD([first], lr=0.5), []
+
+        @way
+        def step(x):
+            first.grad = second.grad = None
+            ((first + second) * x).sum().backward()
+            optimizer.step()
+
+        for i in range(RECORDED + 3):
+            if i == RECORDED + 1:
+                optimizer.param_groups[0]["params"][0] = second
+            step(Tensor.ones((3,)))
+            told += [first.detach().clone(), second.detach().clone()]
+        return told
+
+    both_ways(run)
