@@ -264,8 +264,7 @@ class BufferPool:
     def _no_room(self, nbytes: int, what: str, reason: str) -> str:
         stats, device = self.stats, self.context.devices[0]
         held = f"{_size(stats.bytes_allocated)} of which {_size(stats.bytes_cached)} free"
-        remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
-        return message("allocate", reason, f"largest live tensors: {_largest_live(self) or 'none'}; {remedy}",
+        return message("allocate", reason, f"largest live tensors: {_largest_live(self) or 'none'}; {program.MAKE_ROOM}",
                        tensor=what or "buffer", bytes=nbytes, limit=self.limit, device=device.name, pool=held)  # fmt: skip
 
     def adopt_array(self, array: np.ndarray) -> BufferHandle:

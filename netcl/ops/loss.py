@@ -55,12 +55,6 @@ def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, 
 _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\), target.shape=\(2,\); classes are 0..2; -100 is ignored")
 
 
-def _operands(name: str, *values: Any) -> list[Any]:
-    """Tensors on one device; ``None`` stays."""
-    made = iter(launch.as_tensors(name, *(v for v in values if v is not None)))
-    return [None if v is None else next(made) for v in values]
-
-
 # ---- reductions
 
 
@@ -154,7 +148,7 @@ def cross_entropy(
     are probabilities. ``mean`` divides by the weight of the labels that count.
     """
     _check_reduction("cross_entropy", reduction)
-    x, target, weight = _operands("cross_entropy", x, target, weight)
+    x, target, weight = launch.as_tensors("cross_entropy", x, target, weight)
     _check_classes("cross_entropy", x, target, weight, ignore_index)
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     return F.cross_entropy_forward(x, target, weight, **options)[0]
@@ -179,7 +173,7 @@ def _nll_ref(
 def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = IGNORE, reduction: str = "mean") -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
     _check_reduction("nll", reduction)
-    x, target, weight = _operands("nll", x, target, weight)
+    x, target, weight = launch.as_tensors("nll", x, target, weight)
     _check_classes("nll", x, target, weight, ignore_index)
     return F.cross_entropy_forward(x, target, weight, reduction=reduction, ignore_index=ignore_index, log_probs=True)[0]
 
@@ -251,7 +245,7 @@ register(Pointwise("bce_elements", "-(v1 * yes + (1 - v1) * no)", ("g * (v0 - v1
 )
 def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
-    x, target, weight = _operands("bce", x, target, weight)
+    x, target, weight = launch.as_tensors("bce", x, target, weight)
     loss = F.bce_elements(x, target)
     return _reduced(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
 
@@ -277,7 +271,7 @@ def bce_with_logits(
     F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = "mean"
 ) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
-    x, target, weight, pos_weight = _operands("bce_with_logits", x, target, weight, pos_weight)
+    x, target, weight, pos_weight = launch.as_tensors("bce_with_logits", x, target, weight, pos_weight)
     yes = F.mul(target, F.log_sigmoid(x))
     yes = yes if pos_weight is None else F.mul(yes, pos_weight)
     loss = F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x)))))
@@ -419,17 +413,9 @@ def contrastive(F: Any, a: Tensor, b: Tensor, target: Tensor, *, margin: float =
     return _reduced(F, "contrastive", F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart)), reduction)
 
 
-for _short, _names in {
-    "nll": ("nll_loss",),
-    "mse": ("mse_loss",),
-    "l1": ("l1_loss",),
-    "smooth_l1": ("smooth_l1_loss",),
-    "huber": ("huber_loss",),
-    "bce": ("binary_cross_entropy",),
-    "bce_with_logits": ("binary_cross_entropy_with_logits",),
-    "triplet": ("triplet_margin_loss",),
-    "hinge": ("hinge_loss",),
-    "contrastive": ("contrastive_loss",),
-}.items():
-    for _name in _names:
-        alias(_name, _short)
+for _name, _short in {
+    "nll_loss": "nll", "mse_loss": "mse", "l1_loss": "l1", "smooth_l1_loss": "smooth_l1", "huber_loss": "huber",
+    "binary_cross_entropy": "bce", "binary_cross_entropy_with_logits": "bce_with_logits", "triplet_margin_loss": "triplet",
+    "hinge_loss": "hinge", "contrastive_loss": "contrastive",
+}.items():  # fmt: skip
+    alias(_name, _short)

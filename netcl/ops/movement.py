@@ -523,7 +523,7 @@ def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tup
     return tuple(shape[i] for i in kept), tuple(strides[i] for i in kept), strides[axis]
 
 
-def _unbind_vjp(F, g, x_shape, axis, order):
+def _unbind_vjp(F, g, axis, order):
     g = g if isinstance(g, tuple) else (g,)
     like = next(part for part in g if part is not None)
     return F.bound([Tensor.zeros(like.shape, like.dtype, queue=like.queue) if part is None else part for part in g], axis=axis, order=order)

@@ -47,6 +47,7 @@ launch_queue: Callable[[Any], Any] | None = None  # filled by profiling: the que
 free_memory: Callable[[], None] | None = None  # filled by core.memory: what to do before a launch is tried again
 before_write: Callable[[Any], None] | None = None  # filled by ops.fusion: told the lease or array that is about to be changed
 awaited: dict[int, Any] = {}  # filled by ops.fusion: by id, the leases and arrays that before_write has something to do for
+MAKE_ROOM = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
 _MOST_SIZES = 4096  # per kernel
 _MARK = re.compile(r"//@(sm_\w+) ")
 _builds = 0
@@ -377,8 +378,7 @@ class Kernel:
         try:
             return self.enqueue(queue, kernel, sizes, local)
         except self.no_memory as error:
-            remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
-            raise OutOfMemoryError(message(self.name, f"the device has no room left at launch ({error})", remedy)) from None
+            raise OutOfMemoryError(message(self.name, f"the device has no room left at launch ({error})", MAKE_ROOM)) from None
 
     def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
         """Places and buffers in turn; where the text does not tell types, the numbers too."""

@@ -130,5 +130,5 @@ def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfil
     return plan(queue, p, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
 
 
-gemm.TIERS["amx"] = dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED, V.MATMUL_NAIVE), _planner)
+gemm.TIERS["amx"] = gemm.for_all(_planner)
 gemm.VENDORS.append(tier)

@@ -548,6 +548,12 @@ TIERS: dict[str, dict[KernelVariant, Planner]] = {
     "cpu": dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED), _for_shape) | {V.MATMUL_NAIVE: _naive},
 }
 
+
+def for_all(planner: Planner) -> dict[KernelVariant, Planner]:
+    """The row of a tier that has one way for every variant."""
+    return dict.fromkeys(TIERS["simt"], planner)
+
+
 #: Tiers of one vendor's hardware: each is asked, with queue, product and profile, and names itself where it would take the product.
 VENDORS: list[Callable[[Any, Product, DeviceProfile], str | None]] = []
 

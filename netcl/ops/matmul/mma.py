@@ -194,5 +194,5 @@ def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfil
     return plan(queue, p, best(p, profile.max_compute_units, config)[0])
 
 
-gemm.TIERS[TIER] = dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED, V.MATMUL_NAIVE), _planner)
+gemm.TIERS[TIER] = gemm.for_all(_planner)
 gemm.VENDORS.append(tier)

@@ -176,5 +176,5 @@ def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfil
     return plan(queue, p, best(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
-gemm.TIERS[TIER] = dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED, V.MATMUL_NAIVE), _planner)
+gemm.TIERS[TIER] = gemm.for_all(_planner)
 gemm.VENDORS.insert(0, tier)
