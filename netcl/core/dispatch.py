@@ -19,7 +19,7 @@ def fill(name: str, function: Callable[..., Any]) -> None:
 
 
 def load_with(loader: Callable[[], Any]) -> None:
-    """Name the import that fills the slots; it runs once, at the first call of an empty slot."""
+    """Name the import that fills the slots; it runs at the first call of an empty slot."""
     _loaders.append(loader)
 
 
@@ -28,8 +28,8 @@ def find(name: str) -> Callable[..., Any]:
     try:
         return slots[name]
     except KeyError:
-        while _loaders:
-            _loaders.pop()()
+        for loader in _loaders:  # every time: who comes while another thread imports waits for that
+            loader()
         if name not in slots:
             raise NotImplementedError(f"[{name}] no layer of netcl has filled this slot") from None
         return slots[name]

@@ -109,7 +109,7 @@ class TraceNode:
         """The values are there: let go of what they were computed from. Who still waits reads their memory from now on."""
         self.made = made
         if self.users:
-            _readers.setdefault(id(_memory(made)), []).extend(self.users)
+            _note_readers(_memory(made), self.users)
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
 
     def __repr__(self) -> str:
@@ -168,6 +168,22 @@ def waiting_node(x: Any) -> TraceNode | None:
 
 _readers: dict[int, list[weakref.ref[Any]]] = program.awaited
 lock = threading.RLock()  # a value that one thread left may be computed by another
+_noting = threading.RLock()  # around changes of _readers: a note that is lost is a value computed too late, after its input has changed
+_PRUNED_FROM = 64  # readers of one memory, from which on those that are gone are looked for as often as their number has doubled
+
+
+def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
+    """Nodes will read ``memory``. It may never be written, a weight in evaluation for instance: notes of nodes that are gone go too."""
+    with _noting:
+        refs = _readers.setdefault(id(memory), [])
+        refs.extend(nodes)
+        if len(refs) >= _PRUNED_FROM and not len(refs) & (len(refs) - 1):
+            refs[:] = _unread(refs)
+
+
+def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
+    """Those of some notes whose nodes still wait."""
+    return [ref for ref in refs if (node := ref()) is not None and node.made is None]
 
 
 def _memory(x: Tensor) -> Any:
@@ -177,7 +193,9 @@ def _memory(x: Tensor) -> Any:
 
 def _before_write(memory: Any) -> None:
     """Compute everything that still has to read ``memory``."""
-    for ref in _readers.pop(id(memory), ()):
+    with _noting:
+        refs = _readers.pop(id(memory), ())
+    for ref in refs:
         node = ref()
         if node is not None and node.made is None:
             _tell("computed before its input changes", node)
@@ -192,7 +210,7 @@ def register(node: Any) -> None:
         if type(x) is TraceNode and x.made is not None:  # computed since it was found: another operand could not be joined
             x = x.made
         if isinstance(x, Tensor):
-            _readers.setdefault(id(_memory(x)), []).append(me)
+            _note_readers(_memory(x), (me,))
             held += x.nbytes
     modes = fusing_modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
     waiting = modes["waiting"]
@@ -218,12 +236,11 @@ def _shrink(most: int = MOST_HELD) -> None:
         left, held = [node for node in left if node.made is None and node.alive()], 0
     fusing_modes.waiting = {id(node): weakref.ref(node) for node in left}
     fusing_modes.held = held
-    for key, refs in list(_readers.items()):
-        still = [ref for ref in refs if (node := ref()) is not None and node.made is None]
-        if still:
-            _readers[key] = still
-        else:
-            _readers.pop(key, None)
+    with _noting:
+        for key, refs in list(_readers.items()):
+            refs[:] = _unread(refs)
+            if not refs:
+                del _readers[key]
 
 
 def flush(*values: Any) -> None:
