@@ -2,10 +2,14 @@
 
 import copy
 import dataclasses
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from netcl.core import dispatch
 from netcl.core.device import device as use
 from netcl.core.dtype import DTYPES, decode, encode
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError
@@ -296,3 +300,17 @@ def test_logical_operators_are_of_truth_values(device):
         a & Tensor.from_host(device.queue, np.array([6, 3, 1]))
     with pytest.raises(DtypeError, match=r"\[invert\]"):
         ~Tensor.from_host(device.queue, np.array([6]))
+
+
+def test_threads_that_come_while_ops_are_loaded_wait_for_them(monkeypatch):
+    loading = threading.Lock()  # as an import has one
+
+    def load() -> None:
+        with loading:
+            if "late" not in dispatch.slots:
+                time.sleep(0.1)
+                monkeypatch.setitem(dispatch.slots, "late", lambda: "there")
+
+    monkeypatch.setattr(dispatch, "_loaders", [load])
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: dispatch.call("late"), range(3))) == ["there"] * 3
