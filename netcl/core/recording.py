@@ -101,6 +101,12 @@ def requires(fact: Callable[[], Any]) -> None:
         active.recorder.requires(fact)
 
 
+def leaf(tensor: Any) -> None:
+    """The gradient of a tensor is forgotten here: a replay leaves behind what this run does."""
+    if active.recorder is not None:
+        active.recorder.leaf(tensor)
+
+
 def made(tensor: Any) -> bool:
     """Whether a step that is being recorded has made this tensor, or it was there before."""
     return active.recorder is not None and active.recorder.made(tensor)

@@ -560,6 +560,7 @@ class Tensor:
     def zero_grad(self) -> None:
         """Forget the gradient."""
         self.grad = None
+        recording.leaf(self)
 
     def requires_grad_(self, flag: bool = True) -> Tensor:
         """Say whether gradients are wanted; returns the tensor."""

@@ -81,7 +81,7 @@ class ShardedOptimizer:
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for p in self.params:
-            p.grad = None
+            p.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as one optimizer over all parameters would give it; every rank must call this.

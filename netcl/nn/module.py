@@ -333,7 +333,7 @@ class Module(metaclass=_Constructed):
     def zero_grad(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters():
-            parameter.grad = None
+            parameter.zero_grad()
 
     def apply(self: M, function: Callable[[Module], Any]) -> M:
         """Call a function with every module inside, and last with this one."""

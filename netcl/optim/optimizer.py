@@ -321,11 +321,11 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or (``set_to_none=False``) fill them with zeros in place."""
-        given = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if set_to_none:
-            for p in given:
-                p.grad = None
+            for p in self._parameters():
+                p.zero_grad()
             return
+        given = [p for p in self._parameters() if p.grad is not None]
         for p in given:
             p.grad.grad_fn, p.grad.requires_grad = None, False
         update.zero([p.grad for p in given])

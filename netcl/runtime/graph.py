@@ -7,6 +7,7 @@ makes and drops share memory (:func:`share`); what it leaves behind (gradients, 
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -250,6 +251,9 @@ class Graph:
         self._outside = {id(value.buffer) for value in self.values if value.kind == OUTSIDE} if self._rewritten else set()
         self._overwritten = {id(lease): lease for value in written if value.kind != INPUT and (lease := value.held()) is not None}
         self._prepare()
+        order = {id(node): i for i, node in enumerate(recording.nodes)}
+        called = [order[id(node)] for node in self.nodes if node.kind == "launch" or not self._stays(node)]
+        self._until = [bisect_left(called, at) for at in recording.asked]
         return self
 
     def _place_values(self) -> None:
@@ -387,10 +391,10 @@ class Graph:
         recording.settle()
         with program.state(self.queue).lock:
             self._bind(inputs)
-            self._ask_numbers()
             fresh = {value: self._renew(value) for value in self._fresh}
+            self._ask_numbers()
             self._note_writes(inputs)
-            self._run()
+            self._run(self._calls)
             return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
@@ -450,13 +454,19 @@ class Graph:
                     rebind(buffer)
 
     def _ask_numbers(self) -> None:
-        """Repeat what the host does in a step, and pass on the numbers that have changed."""
-        said = self._said
-        for i, source in enumerate(self._sources):
-            new = source()
-            if new != said[i]:
-                self._pass_on(i, new, said[i])
-                said[i] = new
+        """Repeat what the host does in a step, and pass on the numbers that have changed. If that raises (a schedule that is at its end),
+        the device has done by then what it would have done without a recording: counters and parameters stay together."""
+        said, done = self._said, 0
+        try:
+            for i, source in enumerate(self._sources):
+                new = source()
+                if new != said[i]:
+                    self._pass_on(i, new, said[i])
+                    said[i] = new
+                done += 1
+        finally:
+            if done < len(said):
+                self._run(self._calls[: self._until[done]])
 
     def _pass_on(self, source: int, new: Any, old: Any) -> None:
         several = isinstance(new, (list, tuple))
@@ -465,16 +475,16 @@ class Graph:
                 for launch, at in self._numbers.get((source, index), ()):
                     launch.set(at, number)
 
-    def _run(self) -> None:
+    def _run(self, calls: Sequence[Callable[[], Any]]) -> None:
         try:
             if program.launch_observers:
-                self._run_observed()
+                self._run_observed(calls)
             elif self._answers:
-                for call in self._calls:
+                for call in calls:
                     if call():
                         self._say_why(call)
             else:
-                for call in self._calls:
+                for call in calls:
                     call()
         except platforms.opencl().MemoryError as error:
             remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
@@ -484,10 +494,10 @@ class Graph:
         """A launch that answered with an error, made again by the way that raises it."""
         next(launch for launch, _ in self._launches if launch.call is call).observed()
 
-    def _run_observed(self) -> None:
+    def _run_observed(self, calls: Sequence[Callable[[], Any]]) -> None:
         """As eager code does it, for who listens to launches (a profile)."""
         launches = {id(launch.call): (launch, node) for launch, node in self._launches}
-        for call in self._calls:
+        for call in calls:
             launch, node = launches.get(id(call), (None, None))
             if launch is None or node is None:
                 call()

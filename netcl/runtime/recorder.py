@@ -50,6 +50,7 @@ class Recorder:
         self.values: list[Value] = []
         self.inputs: list[Value] = []
         self.sources: list[Callable[[], Any]] = []
+        self.asked: list[int] = []  # after how many nodes each source was
         self.facts: list[tuple[Callable[[], Any], Any]] = []
         self.checks: list[tuple[int | Tensor, Callable[[Any], None]]] = []
         self.dependencies: dict[int, Dependency] = {}
@@ -57,6 +58,7 @@ class Recorder:
         self.queue: Any = None
         self.problem = ""
         self._now: dict[int, Value] = {}  # which value a buffer holds
+        self._gradients: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []  # of leaves, as they were met
         self._used = 0
         for t in inputs:
             self._add_input(t)
@@ -97,6 +99,8 @@ class Recorder:
             value.lease = value.lease or tensor.pool_handle
             if all(owner() is not tensor for owner in value.owners):
                 value.owners.append(weakref.ref(tensor))
+                if tensor.requires_grad and tensor.grad_fn is None:
+                    self._gradients.append((tensor, None if tensor.grad is None else weakref.ref(tensor.grad)))
         return value
 
     def _touch(self, value: Value) -> Value:
@@ -182,6 +186,7 @@ class Recorder:
             answer = function()
         place = len(self.sources)
         self.sources.append(function)
+        self.asked.append(len(self.nodes))
         if isinstance(answer, float):
             return Number.of(answer, place, 0)
         if isinstance(answer, (list, tuple)):
@@ -237,6 +242,9 @@ class Recorder:
         """After the run: memory that only transfers touched has no known owner, and could go to somebody else."""
         if any(v.kind == OUTSIDE and v.lease is None and not v.owners and v.first >= 0 for v in self.values):
             self.problem = self.problem or "it fills or copies memory from outside that no kernel uses"
+        for t, before in self._gradients:
+            if (t.grad is None) != (before is None) or (before is not None and t.grad is not before()):
+                self.leaf(t)
 
     def story(self) -> list[tuple[Any, ...]]:
         """The run in a form that is equal for two runs of the same step."""

@@ -189,6 +189,39 @@ def test_gradients_are_where_they_would_be(cl_device):
     both_ways(run)
 
 
+@pytest.mark.parametrize("forget", ["by the optimizer", "by hand"])
+def test_gradients_are_forgotten_by_a_step_of_its_own(cl_device, forget):
+    """A compiled function that only updates, beside one that only adds up: nothing but Python forgets the gradients there."""
+
+    def run(way):
+        weight, told = Tensor.ones((3,), requires_grad=True), []
+        optimizer = optim.Adam([weight], lr=0.1)
+
+        @way
+        def add_up(x):
+            loss = (weight * weight * x).sum()
+            loss.backward()
+            return loss
+
+        @way
+        def update():
+            optimizer.step(max_norm=1.0)
+            if forget == "by hand":
+                for p in optimizer.param_groups[0]["params"]:
+                    p.grad = None
+            else:
+                optimizer.zero_grad()
+
+        for i in range(2 * RECORDED + 6):
+            told.append(add_up(Tensor.full((3,), i + 1.0)))
+            if i % 2:
+                update()
+                told += [weight.detach().clone(), weight.grad is None]
+        return told
+
+    both_ways(run)
+
+
 def test_gradients_of_several_batches_add_up(cl_device):
     def run(way):
         model = nn.Linear(6, 3)

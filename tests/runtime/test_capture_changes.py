@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict, deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -389,6 +390,30 @@ def test_a_parameter_that_takes_the_place_of_another_in_an_optimizer_is_the_one_
                 optimizer.param_groups[0]["params"][0] = second
             step(Tensor.ones((3,)))
             told += [first.detach().clone(), second.detach().clone()]
+        return told
+
+    both_ways(run)
+
+
+def test_a_schedule_that_ends_in_a_replay_leaves_counters_and_parameters_together(cl_device):
+    def run(way):
+        weight, told = Tensor.ones((3,), requires_grad=True), []
+        optimizer = optim.Adam([weight], lr=0.1)
+        schedule = optim.OneCycleLR(optimizer, 0.5, total_steps=RECORDED + 2)
+
+        @way
+        def step(x):
+            optimizer.zero_grad()
+            (weight * x).sum().backward()
+            optimizer.step()
+            schedule.step()
+            return weight + 1.0
+
+        for i in range(RECORDED + 4):
+            ends = pytest.raises(ValueError, match="OneCycleLR") if i >= RECORDED + 2 else nullcontext()
+            with ends:
+                step(Tensor.full((3,), i + 1.0))
+            told += [weight.detach().clone(), optimizer.state[weight]["step"]]
         return told
 
     both_ways(run)
