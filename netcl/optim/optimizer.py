@@ -325,10 +325,10 @@ class Optimizer:
             for p in self._parameters():
                 p.zero_grad()
             return
-        given = [p for p in self._parameters() if p.grad is not None]
-        for p in given:
-            p.grad.grad_fn, p.grad.requires_grad = None, False
-        update.zero([p.grad for p in given])
+        gradients = [g for p in self._parameters() if (g := p.grad) is not None]
+        for g in gradients:
+            g.grad_fn, g.requires_grad = None, False
+        update.zero(gradients)
 
     # ---- state
 
