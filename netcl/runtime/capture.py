@@ -41,6 +41,7 @@ class _Calls:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
         self.tensors: list[Tensor] = []
         self.objects: list[Any] = []
+        self.around: tuple[Any, ...] = ()
         self.queue = queue
         self.args = tuple([arg if type(arg) is Tensor else self._part(arg) for arg in args])
         self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()} if kwargs else kwargs
@@ -172,8 +173,15 @@ class _Case:
 
     def state(self) -> tuple[Any, ...]:
         """Training or evaluation and other settings of every module, which tensors learn, which gradients and hooks there are."""
-        return (*[of.get(name) for of, name in self.modes], *map(len, self.sizes), *[t.requires_grad for t in self.watched],
-                *[leaf.requires_grad + 2 * (leaf.grad is None) + 4 * (leaf._hooks is None) for leaf in self.leaves])  # fmt: skip
+        gradients = [leaf.requires_grad + 2 * (leaf.grad is None) + 4 * (leaf._hooks is None) for leaf in self.leaves]
+        return (*self.settings(), *gradients)
+
+    def settings(self) -> tuple[Any, ...]:
+        """What of that a replay leaves as it is."""
+        modes = [
+            id(value) if isinstance(value := of.get(name), Tensor) else value for of, name in self.modes
+        ]  # tensors compare their elements
+        return (*modes, *map(len, self.sizes), *[t.requires_grad for t in self.watched])
 
 
 class CompiledFunction:
@@ -220,8 +228,8 @@ class CompiledFunction:
             call = _Calls(args, kwargs, self._queue)
             if call.on_numpy or call.with_history or self._lessons > MOST_LESSONS:
                 return self._left_alone(call)
-            around, _ = self._surroundings(call.objects)
-            case = self._cases.get((call.key, around))
+            call.around, _ = self._surroundings(call.objects)
+            case = self._cases.get((call.key, call.around))
             if case is None:
                 if len(self._cases) >= MOST_CASES:
                     kinds = f"more than {MOST_CASES} kinds of arguments and numbers around it"
@@ -243,10 +251,10 @@ class CompiledFunction:
 
     def _place(self, case: _Case, call: _Calls) -> _Case:
         """Put a case where calls like this one find it, from what is around by now."""
-        around, kept = self._surroundings(call.objects)
+        call.around, kept = self._surroundings(call.objects)
         case.objects += kept
         case.programs.clear()
-        self._cases[call.key, around] = case
+        self._cases[call.key, call.around] = case
         return case
 
     def _left_alone(self, call: _Calls) -> Any:
@@ -294,9 +302,12 @@ class CompiledFunction:
         """Run as it is, listening; the first time of a case only to see what its state is made of."""
         recorder = Recorder(call.tensors)
         gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
+        settings = case.settings()
         with recorder, self._surroundings.observed():
             run = _Run(self._plain(call.args, call.kwargs), recorder)
         recorder.finish()
+        if case.settings() != settings:
+            recorder.host_work("a setting of a module changes, or which tensors learn")
         known = case.seen
         case.watch(recorder)
         if self._knows_more(call):
@@ -309,6 +320,8 @@ class CompiledFunction:
                 left = self._surroundings.left(call.objects)
                 for one in left:
                     recorder.leaves_behind(one.name, one.tensors())
+                if self._surroundings(call.objects)[0] != call.around:
+                    recorder.host_work("what it reads around it changes")
                 if self._agrees(program, recorder, run, call.tensors):
                     run.copy_result(recorder)
                     program.graph = Graph().build(recorder, call.tensors, run.tree)

@@ -140,7 +140,7 @@ class Surroundings:
         else:
             self._told.append(id(value))
             self._kept.append(value)
-            if self._loose and depth < MOST_DEPTH and not _is_own(value):
+            if self._loose and depth < MOST_DEPTH and not _is_layer(value):
                 self._tell_loose(value, depth)
 
     def _tell_items(self, value: Any, depth: int) -> None:
@@ -151,14 +151,15 @@ class Surroundings:
             self._tell(item, depth + 1)
 
     def _tell_loose(self, value: Any, depth: int) -> None:
-        """The attributes that are read of something that is not known by name, which this may be."""
+        """The attributes that are read of something that is not known by name, which this may be; of netcl's own, numbers and lists."""
+        kinds = (*PLAIN, list) if _is_own(value) else object
         own: Mapping[str, Any] = getattr(value, "__dict__", {})
         of_class = self._of_class.get(type(value))
         if of_class is None:
             of_class = self._of_class[type(value)] = frozenset(name for name in self._loose if hasattr(type(value), name))
         for name in self._loose:
             part = _attribute(value, name) if name in own or name in of_class else None
-            if part is not None:
+            if part is not None and isinstance(part, kinds):
                 self._told.append(name)
                 self._tell(part, depth + 1)
 

@@ -301,12 +301,22 @@ def test_a_compiled_trainer_follows_its_functions_and_settings(cl_device, change
     assert list(losses(False)) == list(losses(True))
 
 
+class Keeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = None
+
+    def forward(self, x):
+        self.kept = x * 3.0
+        return x + 1.0
+
+
 def test_what_a_step_sets_is_there_after_every_call(cl_device):
     """Also if it was another thing in between, which a replay does not see; or if it is an argument, which is another one each time."""
 
     def run(way):
         box, given, last, told = SimpleNamespace(), SimpleNamespace(), None, []
-        weight = Tensor.ones((3,), requires_grad=True)
+        weight, layer = Tensor.ones((3,), requires_grad=True), Keeping().eval()
 
         def step(x, of):
             nonlocal last
@@ -317,12 +327,13 @@ def test_what_a_step_sets_is_there_after_every_call(cl_device):
             box.argument = weight.grad = x
             return x + 1.0
 
-        step, keep = way(step), way(keep)
+        step, keep, model = way(step), way(keep), way(layer)
         for i in range(RECORDED + 3):
-            box.twice, given.more, last = None, None, None
+            box.twice, given.more, last, layer.kept = None, None, None, None
+            model(Tensor.full((3,), float(i)))
             step(Tensor.full((3,), float(i)), given)
             keep(Tensor.full((3,), float(i)))
-            told += [t.to_host() for t in (box.twice, given.more, last, box.argument, weight.grad)]
+            told += [t.to_host() for t in (box.twice, given.more, last, box.argument, weight.grad, layer.kept)]
         return told
 
     both_ways(run)
@@ -414,6 +425,43 @@ def test_a_schedule_that_ends_in_a_replay_leaves_counters_and_parameters_togethe
             with ends:
                 step(Tensor.full((3,), i + 1.0))
             told += [weight.detach().clone(), optimizer.state[weight]["step"]]
+        return told
+
+    both_ways(run)
+
+
+def test_settings_that_a_step_changes_itself_are_changed_by_every_call(cl_device):
+    """A learning rate by hand, in the step or in a function that is given the optimizer; training or evaluation."""
+
+    def run(way):
+        layer, told = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), []
+        optimizer = optim.SGD(layer.parameters(), 1.0)
+
+        def set_rate(of, rate):
+            for group in of.param_groups:
+                group["lr"] = rate
+
+        @way
+        def step(x, rate):
+            if rate > 0.1:
+                optimizer.param_groups[0]["lr"] = rate
+            else:
+                set_rate(optimizer, rate)
+            layer.train()
+            optimizer.zero_grad()
+            layer(x).sum().backward()
+            optimizer.step()
+
+        @way
+        def evaluate(x):
+            layer.eval()
+            with ag.no_grad():
+                return layer(x)
+
+        for i in range(4 * RECORDED):
+            step(Tensor.ones((2, 3)), (0.5, 0.1, 0.2)[i % 3])
+            told += [layer[0].weight.detach().clone(), layer.training]
+            told += [evaluate(Tensor.ones((2, 3))), layer.training]
         return told
 
     both_ways(run)
