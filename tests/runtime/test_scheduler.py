@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from netcl import ops
 from netcl.core.device import get_active_device, manager
 from netcl.core.errors import DeviceError
+from netcl.core.memory import memory_stats
 from netcl.core.tensor import Tensor
 from netcl.runtime.scheduler import Stream
 
@@ -46,6 +48,19 @@ def test_memory_is_not_handed_out_while_a_stream_reads_it(cl_device):
         np.testing.assert_allclose(z.to_host(), N * (round_ + 1.0) ** 2, rtol=1e-5)
         del other
     assert pool.stats.hits > 0
+
+
+def test_memory_of_a_stream_goes_with_it(cl_device):
+    def allocated() -> int:
+        gc.collect()
+        return memory_stats()["bytes_allocated"]
+
+    before = allocated()
+    for _ in range(3):
+        with Stream(cl_device) as stream:
+            assert Tensor.ones(1 << 18, queue=stream.queue).to_host()[-1] == 1.0
+        del stream
+    assert allocated() <= before
 
 
 def test_waiting_both_ways_ends(cl_device):

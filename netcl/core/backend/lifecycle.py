@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +28,7 @@ INTERRUPTED = 130
 _POLL_SECONDS = 0.01
 _LEAST_WAIT = 0.5  # a queue with nothing left to do answers well within this
 
-_queues: dict[int, Any] = {}
+_backends: weakref.WeakSet[Any] = weakref.WeakSet()  # of queues, which themselves allow no weak reference
 _interrupted_at: float | None = None
 _installed = False
 _lock = threading.Lock()
@@ -45,11 +46,11 @@ class _Finishing:
 _finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
-def register(queue: Any) -> None:
-    """Put a queue under the contract; the first one installs the hooks."""
+def register(backend: Any) -> None:
+    """Put the queue of a backend under the contract, as long as it is used; the first one installs the hooks."""
     global _installed
     with _lock:
-        _queues[queue.int_ptr] = queue
+        _backends.add(backend)
         if _installed:
             return
         _installed = True
@@ -57,6 +58,10 @@ def register(queue: Any) -> None:
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
     if threading.current_thread() is threading.main_thread():
         _install_interrupt_handler()
+
+
+def _queues() -> list[Any]:
+    return [backend.queue for backend in list(_backends)]
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
@@ -116,7 +121,7 @@ def _finish_all() -> None:
     """At exit: let queued work end. After a Ctrl-C only for what is left of the grace time, then leave for good."""
     if platforms.forked_child:
         return
-    for queue in list(_queues.values()):
+    for queue in _queues():
         if _interrupted_at is None:
             queue.finish()
         elif not interruptible_finish(queue, max(_LEAST_WAIT, _interrupted_at + GRACE_SECONDS - time.monotonic())):
@@ -179,7 +184,7 @@ def _another(reader: socket.socket) -> bool:
 
 def _before_fork() -> None:
     """Remember every live buffer and queue: their destructors must not run in the child."""
-    _snapshot[:] = [*memory.live_buffers(), *_queues.values()]
+    _snapshot[:] = [*memory.live_buffers(), *_queues()]
 
 
 def _after_fork_in_child() -> None:

@@ -74,7 +74,7 @@ class OpenCLBackend:
         self._copy = cl.enqueue_copy
         self._fill = cl.enqueue_fill_buffer
         self._simulated = "oclgrind" in queue.device.platform.name.lower()
-        register(queue)
+        register(self)
 
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
