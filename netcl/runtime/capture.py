@@ -178,10 +178,12 @@ class _Case:
 
     def settings(self) -> tuple[Any, ...]:
         """What of that a replay leaves as it is."""
-        modes = [
-            id(value) if isinstance(value := of.get(name), Tensor) else value for of, name in self.modes
-        ]  # tensors compare their elements
-        return (*modes, *map(len, self.sizes), *[t.requires_grad for t in self.watched])
+        return (*[of.get(name) for of, name in self.modes], *map(len, self.sizes), *[t.requires_grad for t in self.watched])
+
+    def changed(self, settings: tuple[Any, ...]) -> bool:
+        """Whether settings are no longer what they were. A tensor is another one or not: its values are not compared."""
+        pairs = zip(settings, self.settings(), strict=True)
+        return any(old is not new and (isinstance(old, Tensor) or isinstance(new, Tensor) or old != new) for old, new in pairs)
 
 
 class CompiledFunction:
@@ -306,7 +308,7 @@ class CompiledFunction:
         with recorder, self._surroundings.observed():
             run = _Run(self._plain(call.args, call.kwargs), recorder)
         recorder.finish()
-        if case.settings() != settings:
+        if case.changed(settings):
             recorder.host_work("a setting of a module changes, or which tensors learn")
         known = case.seen
         case.watch(recorder)
