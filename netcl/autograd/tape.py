@@ -271,7 +271,9 @@ class _Walk:
         self.held: dict[Tensor, Tensor] = {}  # gradients of leaves with hooks, so far
         self.due: Counter[Tensor] | None = None  # how many more such a leaf can get
 
-    def start(self, out: Tensor, gradient: Any) -> None:
+    def start(self, out: Any, gradient: Any) -> None:
+        if not isinstance(out, Tensor):
+            raise TypeError(message("backward", "only a tensor can be walked back from", given=type(out).__name__))
         if not out.requires_grad:
             what = "the tensor does not require grad, so there is nothing to walk back through"
             raise ValueError(message("backward", what, "set requires_grad=True on the leaves before the forward pass", shape=out.shape))
@@ -419,7 +421,15 @@ def _sum(F: Any, a: Tensor | None, b: Tensor) -> Tensor:
 
 
 def _replaced(gradient: Any, answer: Any) -> Any:
-    return gradient if answer is None else answer
+    """A gradient, or what a hook answered in its place."""
+    if answer is None:
+        return gradient
+    if not isinstance(answer, Tensor):
+        raise TypeError(message("backward", "a hook answers with a tensor or None", given=type(answer).__name__))
+    if (answer.shape, answer.dtype) != (gradient.shape, gradient.dtype):
+        values = {"gradient": f"{gradient.shape} {gradient.dtype}", "answer": f"{answer.shape} {answer.dtype}"}
+        raise ShapeError(message("backward", "a hook answered with another shape or dtype than the gradient's", **values))
+    return answer
 
 
 def _fit(F: Any, gradient: Tensor, like: Like) -> Tensor:
@@ -500,9 +510,10 @@ def grad(
 
     ``create_graph=True`` records the gradients themselves, so that they can be differentiated again.
     """
-    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or [None] * len(outs))
+    outs, ins = _listed("outputs", outputs), _listed("inputs", inputs)
+    given = [None] * len(outs) if grad_outputs is None else _listed("grad_outputs", grad_outputs, type(None))
+    if len(given) != len(outs):
+        raise ShapeError(message("grad", "there is one of grad_outputs per output", outputs=len(outs), grad_outputs=len(given)))
     for i, x in enumerate(ins):
         if not x.requires_grad:
             raise ValueError(
@@ -516,6 +527,15 @@ def grad(
         what = f"input {missing[0]} was not used to compute the outputs"
         raise ValueError(message("grad", what, "pass allow_unused=True to get None for it", shape=ins[missing[0]].shape))
     return tuple(found)
+
+
+def _listed(what: str, given: Any, *others: type) -> list[Any]:
+    """One tensor, or several, as a list."""
+    values = [given] if isinstance(given, Tensor) or not isinstance(given, Iterable) else list(given)
+    for x in values:
+        if not isinstance(x, (Tensor, *others)):
+            raise TypeError(message("grad", f"{what} is a tensor or a list of them", given=type(x).__name__))
+    return values
 
 
 class _Setting(ContextDecorator):

@@ -572,6 +572,8 @@ class Tensor:
 
         ``remove()`` of the result takes the hook away again.
         """
+        if not callable(hook):
+            raise TypeError(message("register_hook", "a hook is a function of the gradient", given=type(hook).__name__))
         if self.grad_fn is not None:
             return self.grad_fn.add_hook(self._index, hook)
         self._hooks = [*(self._hooks or ()), hook]

@@ -138,6 +138,20 @@ def test_errors(leaf, device):
         (x * 2.0).backward(Tensor.ones((3,), queue=device.queue))
     with pytest.raises(TypeError, match=r"\[backward\] the gradient is no tensor; gradient=ndarray, tensor=\(2,\); pass ag.tensor"):
         (x * 2.0).backward(np.ones(2, np.float32))
+    for call, text in (
+        (lambda: ag.backward(None), r"\[backward\] only a tensor can be walked back from; given=NoneType"),
+        (lambda: ag.grad(x.sum(), 3.0), r"\[grad\] inputs is a tensor or a list of them; given=float"),
+        (lambda: ag.grad(x * 2.0, x, np.ones(2)), r"\[grad\] grad_outputs is a tensor or a list of them; given=float64"),
+        (lambda: x.register_hook(3), r"\[register_hook\] a hook is a function of the gradient; given=int"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    with pytest.raises(ShapeError, match=r"\[grad\] there is one of grad_outputs per output; outputs=2, grad_outputs=1"):
+        ag.grad([x * 2.0, x], x, [x.detach()])
+    remove = x.register_hook(lambda g: g.sum())
+    with pytest.raises(ShapeError, match=r"\[backward\] a hook answered with another shape or dtype than the gradient's; gradient=\(2,\)"):
+        (x * 2.0).sum().backward()
+    remove()
     y = (x * x).sum()
     y.backward()
     with pytest.raises(RuntimeError, match=r"the graph was already walked and its memory released; op=sum; pass retain_graph=True"):
