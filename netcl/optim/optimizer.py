@@ -167,7 +167,7 @@ class Optimizer:
                 counters += [age] if isinstance(age, Tensor) else []
         if counters and found_inf is not None:
             update.apply(_COUNT, [counters], (), found_inf)
-        recording.requires(self._structure)
+        recording.requires(partial(self._structure, self.state))
         return total
 
     def _change(
@@ -202,14 +202,14 @@ class Optimizer:
         numbers = self.numbers(group, age)
         return [numbers[name] for name in rule.scalars]
 
-    def _structure(self) -> tuple[Any, ...]:
+    def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
         """What a recorded step rests on: the rules, the parameters, where their state is, and which of those that are frozen have a
         gradient nevertheless: the step does not make it, so nobody else looks after it."""
         groups = [
             (self.rule(group), self.tensors(group), group["master_weights"], *map(id, group["params"])) for group in self.param_groups
         ]
         left = [p.grad is not None for group in self.param_groups for p in group["params"] if not p.requires_grad]
-        return id(self.state), *groups, *left
+        return self.state is state, *groups, *left
 
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None

@@ -465,3 +465,30 @@ def test_settings_that_a_step_changes_itself_are_changed_by_every_call(cl_device
         return told
 
     both_ways(run)
+
+
+def test_a_state_that_lies_where_an_older_one_lay_is_another_one(cl_device):
+    """In Python's memory, as happens when it is loaded twice."""
+
+    def run(way):
+        weight = Tensor.ones((3,), requires_grad=True)
+        optimizer = optim.Adam([weight], lr=0.1)
+
+        @way
+        def step(x):
+            optimizer.zero_grad()
+            (weight * x).sum().backward()
+            optimizer.step(found_inf=Tensor.zeros(()))  # as a GradScaler does, counted on the device
+
+        for i in range(RECORDED + 3):
+            if i == RECORDED + 1:
+                before = id(optimizer.state)
+                optimizer.load_state_dict(optimizer.state_dict())
+                made = [{} for _ in range(1000)]
+                same = next((other for other in made if id(other) == before), made[0])
+                same.update(optimizer.state)
+                optimizer.state = same
+            step(Tensor.full((3,), i + 1.0))
+        return [weight.detach(), *[t.to_host() for t in optimizer.state[weight].values()]]
+
+    both_ways(run)
