@@ -247,8 +247,10 @@ class CompiledFunction:
         if more:
             self._cases.clear()
             self._lessons += 1
+        if not self._surroundings.complete:
+            self._lessons = MOST_LESSONS + 1
         if self._lessons > MOST_LESSONS:
-            self._refuse("the functions it calls are others at every call")
+            self._refuse("the functions it calls are too many, or others at every call")
         return more
 
     def _place(self, case: _Case, call: _Calls) -> _Case:

@@ -25,12 +25,12 @@ from netcl.core.tensor import Tensor
 
 PLAIN = (bool, int, float, str, bytes, complex, np.generic, type(None))
 CONTAINERS = (dict, list, tuple, deque)
-#: Python's, and what netcl itself calls: their functions are not followed where they are seen to run.
+#: Python's, and what netcl itself calls: their functions are not followed.
 LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
 MOST_ITEMS = 64  # of a container that is looked into, and
 MOST_DEPTH = 4  # containers or objects in each other
 MOST_BYTES = 4096  # of an array whose values are compared
-MOST_FUNCTIONS = 200  # that are followed
+MOST_FUNCTIONS = 5000  # that are followed, methods once for every layer
 
 Place = tuple[Any, str | None]  # a closure's cell and None, or a dictionary of names and one of them
 Path = tuple[str, ...]
@@ -108,6 +108,11 @@ class Surroundings:
         finally:
             sys.setprofile(None)
             self._search.add(seen.calls)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all functions were followed, or there were too many."""
+        return self._search.complete
 
     def left(self, arguments: Sequence[Any]) -> list[Left]:
         """What the functions set, as it is now."""
@@ -217,8 +222,10 @@ def _is_layer(value: Any) -> bool:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether it is a function that is not netcl's."""
-    return isinstance(value, (FunctionType, MethodType, partial)) and not _of_netcl(getattr(value, "__module__", None))
+    """Whether it is a function of the user's."""
+    if isinstance(value, partial):
+        return True
+    return isinstance(value, (FunctionType, MethodType)) and str(value.__module__).partition(".")[0] not in LIBRARIES
 
 
 # ---- which functions take part, and what they name
@@ -327,6 +334,7 @@ class _Search:
         self._function = function
         self._first = getattr(function, "__self__", None)
         self._observed: list[Any] = []
+        self.complete = True
         self._waiting: list[Any] = []
         self._reach: dict[tuple[Any, ...], Path] = {}
         self._seen: dict[tuple[int, int], Any] = {}  # with the functions themselves, whose numbers stay their own then
@@ -341,6 +349,7 @@ class _Search:
             if (id(owner), id(code)) not in self._seen:
                 self._seen[id(owner), id(code)] = one
                 self._open(owner, code)
+        self.complete = self.complete and not self._waiting
 
     @property
     def extent(self) -> tuple[int, int]:

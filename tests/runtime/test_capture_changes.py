@@ -492,3 +492,13 @@ def test_a_state_that_lies_where_an_older_one_lay_is_another_one(cl_device):
         return [weight.detach(), *[t.to_host() for t in optimizer.state[weight].values()]]
 
     both_ways(run)
+
+
+def test_the_layers_of_a_deep_model_are_all_followed(cl_device):
+    layers = [Listed() for _ in range(220)]
+    model = netcl.compile(nn.Sequential(*layers))
+    x = Tensor.ones((2,))
+    assert [model(x).tolist()[0] for _ in range(RECORDED + 1)] == [1.0] * (RECORDED + 1) and model.graphs
+    for i in (0, 110, 219):
+        layers[i].change()
+    assert model(x).tolist() == [125.0, 125.0]
