@@ -8,6 +8,7 @@ themselves, and much of what they hold (learning rates, gradients) may change.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import gc
 import sys
@@ -28,7 +29,7 @@ CONTAINERS = (dict, list, tuple, deque)
 #: Python's, and what netcl itself calls: their functions are not followed.
 LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
 MOST_ITEMS = 64  # of a container that is looked into, and
-MOST_DEPTH = 4  # containers or objects in each other
+MOST_DEPTH = 8  # containers or objects in each other
 MOST_BYTES = 4096  # of an array whose values are compared
 MOST_FUNCTIONS = 5000  # that are followed, methods once for every layer
 
@@ -72,9 +73,10 @@ class Surroundings:
         self._of_class: dict[type, frozenset[str]] = {}
         self._told: list[Any] = []
         self._kept: list[Any] = []
+        self._depths: dict[int, int] = {}  # of what was gone into
 
     def __call__(self, arguments: Sequence[Any] = ()) -> tuple[tuple[Any, ...], list[Any]]:
-        self._told, self._kept = [], []
+        self._told, self._kept, self._depths = [], [], {}
         for place, paths in self._watched:
             root = _found(place)
             self._tell(root, 0)
@@ -145,15 +147,21 @@ class Surroundings:
         else:
             self._told.append(id(value))
             self._kept.append(value)
-            if self._loose and depth < MOST_DEPTH and not _is_layer(value):
+            if self._loose and not _is_layer(value) and self._goes_into(value, depth):
                 self._tell_loose(value, depth)
+
+    def _goes_into(self, value: Any, depth: int) -> bool:
+        """Whether what is in something is told: once, and not too far in."""
+        if depth >= self._depths.get(id(value), MOST_DEPTH):
+            return False
+        self._depths[id(value)] = depth
+        return True
 
     def _tell_items(self, value: Any, depth: int) -> None:
         self._told += (type(value), len(value))
-        if len(value) > MOST_ITEMS or depth >= MOST_DEPTH:
-            return
-        for item in _items(value):
-            self._tell(item, depth + 1)
+        if len(value) <= MOST_ITEMS and self._goes_into(value, depth):
+            for item in _items(value):
+                self._tell(item, depth + 1)
 
     def _tell_loose(self, value: Any, depth: int) -> None:
         """The attributes that are read of something that is not known by name, which this may be; of netcl's own, numbers and lists."""
@@ -241,6 +249,7 @@ class _Reads(NamedTuple):
 
 
 _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")
+_BY_NAME = frozenset(("getattr", "vars", "attrgetter"))  # whoever calls these may mean any text in its code
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
@@ -273,6 +282,8 @@ def _reads(code: CodeType) -> _Reads:
             path = ()
         reads.paths.add(path)
     reads.paths.discard(())
+    if any(_BY_NAME.intersection(path) for path in reads.paths):
+        reads.loose.update(part for part in code.co_consts if isinstance(part, str) and part.isidentifier())
     for part in code.co_consts:
         if isinstance(part, CodeType):
             _include(reads, _reads(part), local)
@@ -395,7 +406,7 @@ class _Search:
                     self._note_attribute(owner, rest)
             elif first in cells:
                 self._note((cells[first], None), tuple(rest))
-            elif first in function.__globals__:
+            elif first in function.__globals__ or not hasattr(builtins, first):
                 self._note((function.__globals__, first), tuple(rest))
 
     def _note_values(self, values: Sequence[Any]) -> None:

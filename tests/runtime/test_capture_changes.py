@@ -248,6 +248,8 @@ def without_a_name(x):
     scaled, layers, tables = [Scaled() for _ in range(3)], [Listed(), Listed(), Below()], [OrderedDict(scale=1.0) for _ in range(3)]
     nested, late = SimpleNamespace(inner=scaled[2]), SimpleNamespace(clip=None)
     tensors, optimizer = [Tensor.ones((2,)), Tensor.full((2,), 5.0)], optim.SGD([Tensor.ones(1)], 1.0)
+    named, deep = Scaled(), {"a": {"b": {"c": {"d": {"e": 1.0}}}}}
+    named.other = 1.0
     lined, functions = deque(tensors), {"f": lambda x: x * tables[0]["scale"]}
     return {
         "a callable in a list": (lambda x: next(f(x) for f in scaled[:1]), (x,), scaled[0].change),
@@ -261,6 +263,8 @@ def without_a_name(x):
         "forward without a call": (lambda x: layers[1].forward(x), (x,), layers[1].eval),
         "forward of the class above": (layers[2], (x,), layers[2].change),
         "what was nothing": (lambda x: x * (late.clip or 1.0), (x,), lambda: setattr(late, "clip", 5.0)),
+        "attributes by their names": (lambda x: x * getattr(named, "scale") * vars(named)["other"], (x,), named.change),  # noqa: B009
+        "deep in dicts": (lambda x: x * deep["a"]["b"]["c"]["d"]["e"], (x,), lambda: deep["a"]["b"]["c"]["d"].update(e=5.0)),
         "a rate": (lambda x: x * optimizer.param_groups[0]["lr"], (x,), lambda: optimizer.param_groups[0].update(lr=5.0)),
     }
 
