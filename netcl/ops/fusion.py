@@ -108,6 +108,8 @@ class TraceNode:
     def finish(self, made: Tensor) -> None:
         """The values are there: let go of what they were computed from. Who still waits reads their memory from now on."""
         self.made = made
+        if self.whole is not None:
+            self.whole.begun = True
         if self.users:
             _note_readers(_memory(made), self.users)
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
@@ -119,10 +121,11 @@ class TraceNode:
 class Whole:
     """An op that was said in formulas and folds. If nothing joins them, its own kernels (``call``) compute its ``results``."""
 
-    __slots__ = ("call", "results")
+    __slots__ = ("begun", "call", "results")
 
     def __init__(self, call: Callable[[], Any]):
         self.call = call
+        self.begun = False  # some of its formulas are computed: what its inputs hold is noted for those that are left, not for the call
         self.results: list[weakref.ref[TraceNode] | None] = []
 
     def run(self) -> None:

@@ -132,7 +132,9 @@ def _by_itself(node: TraceNode) -> bool:
 def _alone(region: Region) -> bool:
     """Whether a region is one op and nothing else, whose own kernels are there for that."""
     whole, mode = region.order[0].whole, region.order[0].mode
-    if fusing_modes.shown is not None or (mode is not None and mode.fast_math) or any(node.whole is not whole for node in region.order):
+    if whole.begun or fusing_modes.shown is not None or (mode is not None and mode.fast_math):
+        return False
+    if any(node.whole is not whole for node in region.order):
         return False
     results = {None if ref is None else ref() for ref in whole.results}
     return all(node in results for node in region.kept)

@@ -51,3 +51,17 @@ def test_a_thread_that_tidies_up_loses_no_note_of_another(device, monkeypatch):
     turn.join()
     x.fill_(5.0)
     assert left[0].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_an_op_that_was_computed_in_part_is_computed_from_what_it_read(device, monkeypatch):
+    monkeypatch.setattr(fusion, "MOST_WAITING", 2)
+
+    @ag.jit_compile
+    def function(x):
+        y = ag.std(x, axis=-1)
+        x.fill_(7.0)
+        return y
+
+    x = ag.tensor([[1.0, 3.0], [2.0, 8.0]], queue=device.queue)
+    want = ag.std(x, axis=-1).tolist()
+    assert function(x).tolist() == want
