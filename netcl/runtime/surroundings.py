@@ -99,16 +99,22 @@ class Surroundings:
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Note which functions run inside the block, in this thread. A profiler that is at work there is left to it."""
+        """Note which functions run inside the block, in this thread. A profiler that is at work there is left to it.
+
+        No garbage is collected meanwhile: that would run functions which have nothing to do with this one.
+        """
         if sys.getprofile() is not None:
             yield
             return
-        seen = _Seen()
+        seen, collects = _Seen(), gc.isenabled()
+        gc.disable()
         sys.setprofile(seen)
         try:
             yield
         finally:
             sys.setprofile(None)
+            if collects:
+                gc.enable()
             self._search.add(seen.calls)
 
     @property

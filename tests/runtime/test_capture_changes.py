@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections import OrderedDict, deque
 from contextlib import nullcontext
@@ -506,3 +507,24 @@ def test_the_layers_of_a_deep_model_are_all_followed(cl_device):
     for i in (0, 110, 219):
         layers[i].change()
     assert model(x).tolist() == [125.0, 125.0]
+
+
+COLLECTIONS = [0]
+
+
+def count_collections(phase, _):
+    COLLECTIONS[0] += phase == "stop"
+
+
+def test_what_runs_when_garbage_is_collected_is_no_part_of_a_step(cl_device):
+    threshold, before = gc.get_threshold(), COLLECTIONS[0]
+    gc.callbacks.append(count_collections)
+    gc.set_threshold(1)
+    try:
+        step, x = netcl.compile(lambda x: ag.exp(x).sum()), Tensor.ones((3,))
+        for _ in range(RECORDED + 2):
+            step(x).item()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(count_collections)
+    assert COLLECTIONS[0] > before and step.graphs and not step.refused and gc.isenabled()
