@@ -20,8 +20,6 @@ from netcl.core.errors import DtypeError, message
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
 
-HALVES = ("float16", "bfloat16")
-
 
 class _Cast(NamedTuple):
     """A parameter, its half that the tape knows, how often it had been written then, and the recording it was cast in, if any."""
@@ -73,7 +71,7 @@ class autocast(ContextDecorator):
 
     def __init__(self, enabled: bool = True, dtype: str = "float16"):
         row = dtypes.lookup(dtype, "autocast")
-        if row.name not in HALVES:
+        if row.name not in dtypes.HALVES:
             raise DtypeError(message("autocast", "the dtype of a block is float16 or bfloat16", dtype=row.name))
         self.dtype = row.name if enabled else None
 
@@ -132,7 +130,7 @@ def master_param(parameter: Tensor) -> Tensor:
     >>> master_param(w) is w, master_param(w.to("float16")).dtype
     (True, 'float32')
     """
-    if parameter.dtype not in HALVES:
+    if parameter.dtype not in dtypes.HALVES:
         return parameter
     master = parameter.detach().to("float32")
     master._mark(parameter.requires_grad, True)

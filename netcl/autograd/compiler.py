@@ -9,7 +9,7 @@ and in the cache of compiled programs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import update_wrapper
@@ -22,6 +22,7 @@ from netcl.core.tensor import Tensor
 from netcl.ops import fusion
 from netcl.ops.elementwise import fusing_modes
 from netcl.ops.fusion import TraceNode
+from netcl.runtime.graph import tensors_in
 
 
 class TracingContext:
@@ -95,13 +96,6 @@ def _listening(texts: list[str]) -> Iterator[None]:
         fusing_modes.shown = before
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
-
-
 class CompiledFunction:
     """A function made by :func:`jit_compile`. It is called as before; ``source(*args)`` shows its kernels."""
 
@@ -116,7 +110,7 @@ class CompiledFunction:
             return self.function(*args, **kwargs)
         with fusion.fusing(True, self.fast_math):
             result = self.function(*args, **kwargs)
-        fusion.flush(*_tensors(result), None)
+        fusion.flush(*tensors_in(result), None)
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -130,11 +124,11 @@ class CompiledFunction:
         nodes: list[TraceNode] = fusing_modes.trace
         try:
             with _listening(found.forward):
-                outputs = [t for t in _tensors(self(*args, **kwargs)) if t.requires_grad]
+                outputs = [t for t in tensors_in(self(*args, **kwargs)) if t.requires_grad]
             found.ops = [node.name for node in nodes]
         finally:
             fusing_modes.trace = before
-        wanted = [t for t in _tensors([*args, *kwargs.values()]) if t.requires_grad]
+        wanted = [t for t in tensors_in([*args, *kwargs.values()]) if t.requires_grad]
         if outputs and wanted:
             ones = [Tensor.ones(t.shape, t.dtype, queue=t.queue) for t in outputs]
             with _listening(found.backward):

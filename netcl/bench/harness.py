@@ -113,11 +113,7 @@ class Setting:
     def ours(self, run: Callable[[], Any]) -> Way:
         """A way of ours; ``run`` returns a Tensor or several. A value that was put off is asked for, or nothing would be computed."""
 
-        def computed() -> list[Any]:
-            found = _several(run())
-            return [found, *(t.buffer for t in found if hasattr(t, "buffer"))]
-
-        return Way(computed, self.sync, lambda: [t.to_host() for t in _several(run())])
+        return Way(lambda: computed(run()), self.sync, lambda: [t.to_host() for t in _several(run())])
 
     def theirs(self, run: Callable[[], Any]) -> Way:
         """Torch's way; ``run`` returns a tensor or several. Without torch it is missing."""

@@ -24,7 +24,7 @@ from netcl.core.kernels import program
 from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.ops.launch import ahead
+from netcl.ops.launch import ahead, check_double
 from netcl.ops.registry import Pointwise
 
 Operand = Tensor | bool | int | float
@@ -265,12 +265,6 @@ def profile_of(queue: Any) -> DeviceProfile:
     return state["profile"]
 
 
-def require_double(op: str, queue: Any, *names: str) -> None:
-    """Raise where float64 is asked of a device without it."""
-    if "float64" in names and not profile_of(queue).has_fp64:
-        raise DtypeError(message(op, "the device has no float64", "use float32", device=queue.device.name.strip()))
-
-
 def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, asked: tuple[int, int] | None) -> Layout:
     config = get_kernel_selector().select("elementwise", ((n,),), profile, dtype)
     width = 1
@@ -308,7 +302,7 @@ def prepare(
     names = tuple(dtype.name for dtype in outputs)
     if n == 0:
         return Plan(shape, names, None, 0, 0, tensors, numbers, cast, ())
-    require_double(op, queue, *names, *(x.dtype for x in given.values()), "float64" if compute == "double" else "")
+    check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
     layout = _layout(walk, n, names[0], profile, ahead(queue))

@@ -32,10 +32,10 @@ from netcl.ops.elementwise import (
     later,
     prepare,
     profile_of,
-    require_double,
     run,
     tensor,
 )
+from netcl.ops.launch import check_double
 from netcl.ops.pointwise import NE
 from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, op, parse, register
 
@@ -331,7 +331,7 @@ def _fold_new(
     if isinstance(x.queue, CPUQueue) or count * size == 0:
         made = _fold_numpy(row, x, axes, shape, compute, result, count, params)
         return made if out is None else check_out(row.name, out, shape, result.name).write(made)
-    require_double(row.name, x.queue, x.dtype, result.name)
+    check_double(row.name, x.queue, (x.dtype, result.name))
     target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
     recipe = Recipe(x, target)
     _fold_axes(recipe, row, axes, 1, compute, count, params)

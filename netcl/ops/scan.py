@@ -16,7 +16,8 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import Layout, value_functions
-from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, require_double, tensor
+from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, tensor
+from netcl.ops.launch import check_double
 from netcl.ops.reduce import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.ops.registry import S, op
 
@@ -38,7 +39,7 @@ def _shape3(name: str, x: Tensor, axis: Any) -> Shape3:
 
 
 def _kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
-    require_double(name, queue, source, target)
+    check_double(name, queue, (source, target))
     state = program.state(queue)
     index = "int" if n < _MOST_INT else "long"
     key = (name, "scan", source, target, compute, index, minimum)

@@ -420,15 +420,15 @@ def _unlike(before: list[Any], now: list[Any], recorder: Recorder) -> str:
 class _Inference(CompiledFunction):
     """A compiled module: in evaluation nothing is recorded for backward. Attributes are the module's."""
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._own = frozenset(vars(self))
+
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.function.training:  # type: ignore[attr-defined]
             return super()._plain(args, kwargs)
         with dispatch.call("no_grad"):
             return super()._plain(args, kwargs)
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._own = frozenset(vars(self))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["function"], name)

@@ -487,8 +487,7 @@ class Graph:
                 for call in calls:
                     call()
         except platforms.opencl().MemoryError as error:
-            remedy = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
-            raise OutOfMemoryError(message("replay", f"the device has no room left ({error})", remedy)) from None
+            raise OutOfMemoryError(message("replay", f"the device has no room left ({error})", program.MAKE_ROOM)) from None
 
     def _say_why(self, call: Callable[[], Any]) -> None:
         """A launch that answered with an error, made again by the way that raises it."""
@@ -537,6 +536,14 @@ class Graph:
     def __repr__(self) -> str:
         launches = sum(node.kind == "launch" for node in self.nodes)
         return f"<Graph: {launches} launches, {len(self.nodes) - launches} transfers, {self.planned_bytes} planned bytes>"
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a result, in order: of lists, tuples and dictionaries in each other."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def rebuilt(tree: Any, of: Callable[[Any], Any]) -> Any:

@@ -19,6 +19,7 @@ from netcl.core import dispatch
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.runtime.capture import CompiledFunction, compile
+from netcl.runtime.graph import tensors_in
 
 # How far a folded model's outputs may be from the model's, in units of the largest: halves are rounded between the layers.
 CLOSE = {"float16": 4e-3, "bfloat16": 3e-2}
@@ -163,14 +164,7 @@ def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]
 
 def _run(model: Any, example: tuple[Any, ...]) -> list[Tensor]:
     with dispatch.call("no_grad"):
-        return _tensors(model(*example))
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
+        return tensors_in(model(*example))
 
 
 def _agree(model: Any, other: Any, example: tuple[Any, ...]) -> bool:

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from netcl.core import dispatch, platforms, recording
-from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager
+from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager, require
 from netcl.core.errors import DeviceError, message
 from netcl.core.memory import BufferHandle
 from netcl.core.tensor import Tensor
@@ -43,9 +43,7 @@ class Stream:
     """
 
     def __init__(self, on: Any = None):
-        handle = get_active_device() if on is None else manager.default(on)
-        if handle is None:
-            raise DeviceError(message("Stream", "no such device", "`netcl devices` lists what there is", selector=repr(on)))
+        handle = get_active_device() if on is None else require(on, op="Stream")
         self.queue = handle.queue if isinstance(handle.queue, CPUQueue) else sibling_queue(handle.queue)
         self.handle: DeviceHandle = handle if self.queue is handle.queue else manager.handle_of(self.queue)
         self._entered = threading.local()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import DeviceError, DtypeError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.ops import launch
 from netcl.ops.codegen import Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.ops.elementwise import collapse, run
 from netcl.ops.expression import CText, compose, differentiate, fold
@@ -331,13 +333,10 @@ def test_tensors_of_different_devices(cl_device):
 
 
 def test_float64_needs_the_device(cl_device, monkeypatch):
-    from dataclasses import replace
-
-    state = program.state(cl_device.queue)
     x = Tensor.from_host(cl_device.queue, np.ones(3, np.float32))
-    ops.exp(x)
-    monkeypatch.setitem(state, "profile", replace(state["profile"], has_fp64=False))
-    with pytest.raises(DtypeError, match=r"^\[cast\] the device has no float64; .*use float32$"):
+    narrow = SimpleNamespace(profile=dataclasses.replace(cl_device.profile, has_fp64=False), device_name="narrow")
+    monkeypatch.setattr(launch, "handle_of", lambda queue: narrow)
+    with pytest.raises(DtypeError, match=r"^\[cast\] the device has no float64 arithmetic; .*cast to float32, or use the NumPy backend"):
         run(Pointwise("cast", "v0", ("g",), np.abs), (x,), (), None, "float64")
 
 
