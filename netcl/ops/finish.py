@@ -1,7 +1,8 @@
 """How the kernels of products and convolutions end: what becomes of a sum before it is stored.
 
 ``activation(scale * sum + bias + residual)``, in the dtype that is asked for, is what separate ops would give, bit for bit: every step
-is rounded by itself, halves between the steps too, and activations are computed by the formulas of their rows.
+is rounded by itself, halves between the steps too, and activations are computed by the formulas of their rows. Where a driver's ``exp``
+of one value is not that of a vector (PoCL), an end of single values may differ in the last bit.
 """
 
 from __future__ import annotations
