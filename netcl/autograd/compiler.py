@@ -110,7 +110,7 @@ class CompiledFunction:
             return self.function(*args, **kwargs)
         with fusion.fusing(True, self.fast_math):
             result = self.function(*args, **kwargs)
-        fusion.flush(*tensors_in(result), None)
+        fusion.compute(tensors_in(result))
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

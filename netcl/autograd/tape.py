@@ -381,7 +381,7 @@ class _Walk:
 
     def finish(self) -> None:
         """Gradients that wait to be computed are computed together, now that nothing else is kept for them."""
-        fusion.flush(*(leaf.grad for leaf in self.leaves), *self.found.values(), None)
+        fusion.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
 
     def captured(self) -> list[Tensor | None]:
         return [self.found[key] for key in self.targets]

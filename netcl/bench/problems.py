@@ -189,7 +189,7 @@ def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
 
     rows = [Comparison(name, targets=(targets or {}).get(name, {})) for name in ("ours", "compiled", "kernel")]
     rows += [Comparison(name, "copy", dict.fromkeys(("cpu", "gpu"), NEAR_COPY)) for name in ("ours", "compiled")]
-    rows += [Comparison("read", "copy")]
+    rows += [Comparison(name, "read") for name in ("ours", "compiled")]
     return Case(f"chain 2^{round(math.log2(n), 1):g}", make, rows, work={"bytes": 16.0 * n, "flop": 5.0 * n})
 
 

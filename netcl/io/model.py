@@ -24,7 +24,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import OutOfMemoryError, message
 from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
-from netcl.nn.parameter import OBJECT_BYTES, placed, queue_of, stand_on
+from netcl.nn.parameter import OBJECT_BYTES, placed, queue_for, stand_on
 from netcl.ops import random
 from netcl.runtime.capture import CompiledFunction
 
@@ -103,7 +103,7 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
 
 
 def _built(meta: Mapping[str, Any], path: object, device: Any, room: int) -> Any:
-    queue = queue_of(device)
+    queue = queue_for(device)
     before = random.get_state(queue)  # fresh weights are drawn and thrown away: the program's own numbers must not change
     try:
         with placed(queue, max_bytes=room):

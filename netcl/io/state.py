@@ -16,7 +16,7 @@ from netcl.core.tensor import Tensor
 from netcl.io import archive, tree
 from netcl.io.archive import META, refusal, refusing
 from netcl.io.torch_format import load_torch, save_torch
-from netcl.nn.parameter import queue_of
+from netcl.nn.parameter import queue_for
 
 _DIGEST = "netcl.sha256"
 
@@ -148,7 +148,7 @@ def load(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | N
     Arrays of foreign files become tensors on the active (or the given) device; ``load_params``, ``load_safetensors`` and
     ``load_torch`` leave them on the host.
     """
-    queue = queue_of(device)
+    queue = queue_for(device)
     with open(path, "rb") as file:
         head = file.read(9)
     if head[:2] == b"PK":

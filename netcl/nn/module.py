@@ -13,10 +13,11 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core import dtype as dtypes
 from netcl.core import recording
+from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, message, some
 from netcl.core.tensor import Tensor
 from netcl.nn import factory, hooks
-from netcl.nn.parameter import here, is_parameter, peel, queue_of, stand_on
+from netcl.nn.parameter import here, is_parameter, peel, stand_on
 from netcl.nn.summary import Summary, summarize
 
 M = TypeVar("M", bound="Module")

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any
 
 from netcl.core import dtype as dtypes
-from netcl.core.device import DeviceHandle, device, get_active_device, require
+from netcl.core.device import DeviceHandle, device, get_active_device, queue_of
 from netcl.core.errors import DtypeError, OutOfMemoryError, message
 from netcl.core.tensor import Tensor, wrote
 
@@ -69,9 +69,9 @@ def is_place(value: Any) -> bool:
     return isinstance(value, DeviceHandle | device) or (hasattr(value, "finish") and hasattr(value, "flush"))
 
 
-def queue_of(place: Any) -> Any:
-    """The queue meant by a queue, a handle, a ``device(...)`` or a selector; ``None`` is where a constructor would put its tensors."""
-    return here() if place is None else place if hasattr(place, "finish") else require(place).queue
+def queue_for(place: Any) -> Any:
+    """The queue that a place names; ``None`` is where a constructor would put its tensors."""
+    return here() if place is None else queue_of(place)
 
 
 def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], placed]:

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from netcl.core.device import CPUQueue
-from netcl.core.dtype import DTYPES, DType
+from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion
@@ -21,7 +21,7 @@ from netcl.ops.again import Habit, repeated
 from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.elementwise import fusing_modes, later, run
-from netcl.ops.finish import HALVES, Finish
+from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
@@ -62,7 +62,7 @@ class _Waiting:
                     with fusion.in_mode(None):
                         made = self.run()
                 if made._source is not None:
-                    fusion.flush(made)  # an op by itself may leave a formula
+                    fusion.compute([made])  # an op by itself may leave a formula
                 self.made = made
                 self.release()
         return self.made

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from netcl.core.dtype import DTYPES, promote
-from netcl.core.dtype import HALVES as HALVES
+from netcl.core.dtype import DTYPES, HALVES, promote
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions
 from netcl.ops.elementwise import run

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -246,17 +246,24 @@ def _shrink(most: int = MOST_HELD) -> None:
                 del _readers[key]
 
 
-def flush(*values: Any) -> None:
-    """Compute the deferred tensors among ``values``, or, without any, everything that waits and that someone still holds."""
-    if not values and not fusing_modes.waiting:
-        return
-    found: list[Any] = [x._source for x in values if isinstance(x, Tensor)] if values else [ref() for ref in fusing_modes.waiting.values()]
-    nodes = [node for node in found if node is not None and node.made is None and (values or node.alive())]
+def flush() -> None:
+    """Compute everything that waits and that someone still holds."""
+    if fusing_modes.waiting:
+        found = [ref() for ref in fusing_modes.waiting.values()]
+        _compute([node for node in found if node is not None and node.made is None and node.alive()])
+        _shrink()
+
+
+def compute(values: Iterable[Any]) -> None:
+    """Compute the deferred tensors among some values, together."""
+    found: list[Any] = [x._source for x in values if isinstance(x, Tensor)]
+    _compute([node for node in found if node is not None and node.made is None])
+
+
+def _compute(nodes: Sequence[Any]) -> None:
     for node in nodes:
         if node.made is None:
             node.compute([other for other in nodes if other.made is None and type(other) is TraceNode])
-    if not values:
-        _shrink()
 
 
 dispatch.fill("flush", flush)

@@ -16,8 +16,7 @@ import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import CPUQueue
-from netcl.core.dtype import DTYPES, DType
-from netcl.core.dtype import STORED as STORED
+from netcl.core.dtype import DTYPES, STORED, DType
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program

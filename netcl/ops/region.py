@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.device import CPUQueue
-from netcl.core.dtype import DTYPES
+from netcl.core.dtype import DTYPES, STORED
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion, row_source
@@ -23,7 +23,6 @@ from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_sour
 from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, prepare
 from netcl.ops.expression import PythonText
 from netcl.ops.fusion import Space, TraceNode
-from netcl.ops.reduce import STORED
 from netcl.ops.registry import is_truth
 from netcl.ops.row_source import Step
 
