@@ -1,6 +1,6 @@
 # make demo: install from this checkout into .venv, with a CPU OpenCL runtime, train a CNN on handwritten digits, write a report
 # make test: the same with the development tools; everything CI checks
-# make test-full: the same with every op in every dtype and every kernel on every OpenCL device; an hour on two cores
+# make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
 # make quick: the inner loop
 # make site: the pages of docs/ as a site, in build/site
 

@@ -1,7 +1,7 @@
-"""Every test that asks for a device runs on every device there is: each OpenCL device found, and the NumPy backend.
+"""Every test that asks for a device runs on every GPU, on one OpenCL runtime for the CPU (PoCL where there is one) and on NumPy.
 
-``NETCL_TEST=pocl,numpy`` narrows them to those whose id, platform or device name contains one of the words. Simulators and
-software GPUs are slow and run only when named: ``NETCL_TEST=oclgrind``, ``NETCL_TEST=llvmpipe``.
+``--full`` takes every CPU runtime. ``NETCL_TEST=intel,numpy`` takes the devices whose id, platform or device name contains one of
+the words. Simulators and software GPUs are slow and run only when named: ``NETCL_TEST=oclgrind``, ``NETCL_TEST=llvmpipe``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import signal
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 WORDS = tuple(word.strip().lower() for word in os.environ.get("NETCL_TEST", "").split(",") if word.strip())
 SHORT_NAMES = {"Portable Computing Language": "PoCL"}
 ONLY_WHEN_NAMED = ("oclgrind", "llvmpipe")
+EVERY_RUNTIME = False  # set by --full
 
 # What netcl does must be what tests say it does, whatever is set around them; only where they run is the caller's to choose.
 THE_CALLERS = ("NETCL_TEST", "NETCL_DEVICE", "NETCL_PLATFORM_FILTER", "NETCL_VISIBLE_DEVICES", "NETCL_CACHE_DIR")
@@ -54,16 +55,13 @@ class Target:
     id: str
     selector: str
     names: str
+    is_cpu: bool
 
-    @property
-    def wanted(self) -> bool:
-        text = f"{self.id} {self.names}".lower()
-        if WORDS:
-            return any(word in text for word in WORDS)
-        return not any(word in text for word in ONLY_WHEN_NAMED)
+    def has(self, words: tuple[str, ...]) -> bool:
+        return any(word in f"{self.id} {self.names}".lower() for word in words)
 
 
-NUMPY = Target("numpy", "cpu", "numpy")
+NUMPY = Target("numpy", "cpu", "numpy", is_cpu=True)
 
 
 def _slug(text: str) -> str:
@@ -91,20 +89,25 @@ def opencl_targets() -> tuple[Target, ...]:
     for p, platform in enumerate(platforms.cl_platforms()):
         for d, device in enumerate(_devices_of(platform)):
             platform_name = SHORT_NAMES.get(platform.name, platform.name)
-            found.append(Target(_slug(f"{platform_name} {device.name}"), f"{p}:{d}", f"{platform.name} {device.name}"))
+            is_cpu = bool(device.type & platforms.opencl().device_type.CPU)
+            found.append(Target(_slug(f"{platform_name} {device.name}"), f"{p}:{d}", f"{platform.name} {device.name}", is_cpu))
     found.sort(key=lambda target: (target.id, target.selector))
     ids = [target.id for target in found]
-    return tuple(
-        Target(f"{target.id}-{target.selector}" if ids.count(target.id) > 1 else target.id, target.selector, target.names)
-        for target in found
-    )
+    return tuple(replace(target, id=f"{target.id}-{target.selector}") if ids.count(target.id) > 1 else target for target in found)
 
 
 def wanted_targets() -> list[Target]:
-    return [target for target in (NUMPY, *opencl_targets()) if target.wanted]
+    if WORDS:
+        return [target for target in (NUMPY, *opencl_targets()) if target.has(WORDS)]
+    found = [target for target in opencl_targets() if not target.has(ONLY_WHEN_NAMED)]
+    cpus = sorted((target for target in found if target.is_cpu), key=lambda target: not target.has(("pocl",)))
+    left_out = [] if EVERY_RUNTIME else [target for target in cpus if target.names != cpus[0].names]
+    return [NUMPY, *(target for target in found if target not in left_out)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    global EVERY_RUNTIME
+    EVERY_RUNTIME = config.getoption("--full")
     if WORDS and not wanted_targets():
         there = ", ".join(target.id for target in (NUMPY, *opencl_targets()))
         raise pytest.UsageError(f"NETCL_TEST={','.join(WORDS)} names none of the devices here: {there}")
@@ -127,7 +130,9 @@ def _devices_line() -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--full", action="store_true", help="also what is marked `matrix` on OpenCL devices: every op in every dtype, every kernel"
+        "--full",
+        action="store_true",
+        help="every CPU runtime, and what is marked `matrix` on OpenCL devices: every op in every dtype, every kernel",
     )
 
 
