@@ -10,7 +10,6 @@ mpiexec alone ends the job as quickly, but does not say reliably who was first.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import runpy
 import signal
 import subprocess
@@ -20,9 +19,7 @@ from collections.abc import Sequence
 from netcl.core import env
 from netcl.distributed import comm, mpi
 from netcl.distributed.data_parallel import all_devices
-from netcl.distributed.launch import launch, patiently
-
-_PR_SET_PDEATHSIG = 1
+from netcl.distributed.launch import Notes, die_with_parent, guard, launch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", default="", help="selectors separated by commas; all devices if not given")
     parser.add_argument("--guard", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--notes", default="", help=argparse.SUPPRESS)
     parser.epilog = "What follows the options is a Python file (or -m module) and its arguments."
     words = list(sys.argv[1:] if argv is None else argv)
     own = _own_words(words)
@@ -40,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not program:
         parser.error("name a program to run")
     if given.guard:
-        return _guard(given.guard, program)
+        return _guard(given.guard, given.notes, program)
     if given.rank:
-        return _become(given.rank.split(","), program)
+        return _become(given.rank.split(","), given.notes, program)
     devices = [name for name in given.devices.split(",") if name] or [str(name) for name in all_devices()]
     return launch(program, given.n or len(devices), devices)
 
@@ -55,27 +53,24 @@ def _own_words(words: Sequence[str]) -> int:
     return count
 
 
-def _guard(devices: str, program: Sequence[str]) -> int:
+def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
     """Run the rank, and name it if it is killed. What mpiexec left open for the rank must stay open."""
-    command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, *program]
-    rank = subprocess.Popen(command, close_fds=False, preexec_fn=_die_with_parent)
-    status = patiently(rank)
+    command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
+    rank = subprocess.Popen(command, close_fds=False, preexec_fn=die_with_parent)
+    number = mpi.rank_by_launcher()
+    status = guard(rank, number, folder)
     if status < 0:
-        name = signal.Signals(-status).name
-        sys.stderr.write(f"netcl: rank {mpi.rank_by_launcher()} (pid {rank.pid}) was ended by {name}; the job ends with it\n")
+        sys.stderr.write(f"netcl: rank {number} (pid {rank.pid}) was ended by {signal.Signals(-status).name}; the job ends with it\n")
         return 128 - status
     return status
 
 
-def _die_with_parent() -> None:
-    """mpiexec ends the guards, and a rank without one would go on forever. Where there is no such call, it ends at its time-out."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-def _become(devices: Sequence[str], program: Sequence[str]) -> int:
+def _become(devices: Sequence[str], folder: str, program: Sequence[str]) -> int:
     """Take this rank's device and become the program."""
+    notes, number = Notes(folder), mpi.rank_by_launcher()
+    notes.leave(f"started.{number}")
     ours = comm.world()
+    notes.leave(f"joined.{number}")
     mine = devices[ours.local_rank() % len(devices)]
     if mine != "auto":
         env.choose_device(mine)

@@ -205,6 +205,43 @@ def test_ctrl_c_lets_the_ranks_save(tmp_path):
     assert (tmp_path / "checkpoints" / f"step-{int(step):06d}.netcl").exists()
 
 
+FAULTS_AT_START = {
+    "killed": "os.kill(os.getpid(), 9)",
+    "leaves": "os._exit(3)",
+    "leaves-unasked": "os._exit(0)",
+    "hangs": "time.sleep(600)",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("fault", sorted(FAULTS_AT_START))
+def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
+    """mpiexec alone waits for it forever, at full load."""
+    as_rank = "os.environ.get('PMI_RANK') == '1' and b'--rank' in open('/proc/self/cmdline', 'rb').read().split(b'\\0')"
+    (tmp_path / "sitecustomize.py").write_text(f"import os, time\nif {as_rank}:\n    {FAULTS_AT_START[fault]}\n")
+    command = [sys.executable, "-m", "netcl.distributed.replica", "-n", "3", "--devices", "cpu", str(JOB), "mlp", str(tmp_path / "out.npz")]
+    more = environment(NETCL_COMM_TIMEOUT="25", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, env=more, timeout=150, check=False)
+    assert done.returncode != 0
+    assert time.monotonic() - start < 100
+    expected = {"killed": r"rank 1 \(pid", "hangs": r"rank (0, )?1(, 2)? did not start within 25 s"}.get(fault, "")
+    assert re.search(expected, done.stderr), done.stderr
+
+
+def test_sigterm_lets_the_ranks_save_and_leaves_no_process(tmp_path):
+    words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
+    job = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
+    assert job.stdout is not None
+    while "epoch 1/" not in (line := job.stdout.readline()):
+        assert line
+    job.terminate()
+    rest = job.communicate(timeout=100)[0]  # the pipe is closed when the last process of the job has ended
+    assert job.returncode == 128 + signal.SIGTERM and "Traceback" not in rest, rest
+    (step,) = re.findall(r"interrupted after step (\d+)", rest)
+    assert (tmp_path / "checkpoints" / f"step-{int(step):06d}.netcl").exists()
+
+
 def test_positions_are_those_of_the_whole_batch():
     from netcl.data import TensorDataset
     from netcl.distributed import ShardedLoader, thread_worlds
