@@ -1,4 +1,6 @@
-"""The stack language torch writes its state dicts in, read by an interpreter that can build containers and nothing else.
+"""The stack language torch writes its state dicts in, run by an interpreter that can build containers and nothing else.
+
+``pickletools.genops`` reads the opcodes and their arguments, and executes nothing.
 
 A file may *name* any function; here a name is looked up in a table the caller gives and refused if it is not in it. No import,
 attribute lookup or call happens on behalf of a file. Opcodes that torch does not write are refused by name.
@@ -6,19 +8,14 @@ attribute lookup or call happens on behalf of a file. Opcodes that torch does no
 
 from __future__ import annotations
 
+import io
+import pickletools
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _MARK = object()
-#: Opcodes of the language that are understood only to name them.
-_REFUSED = {
-    b"I": "INT", b"L": "LONG", b"S": "STRING", b"V": "UNICODE", b"F": "FLOAT", b"P": "PERSID", b"i": "INST", b"o": "OBJ", b"d": "DICT",
-    b"g": "GET", b"p": "PUT", b"0": "POP", b"1": "POP_MARK", b"2": "DUP", b"l": "LIST", b"T": "BINSTRING", b"\x82": "EXT1", b"\x83": "EXT2",
-    b"\x84": "EXT4", b"\x91": "FROZENSET", b"\x92": "NEWOBJ_EX", b"\x96": "BYTEARRAY8", b"\x97": "NEXT_BUFFER", b"\x98": "READONLY_BUFFER",
-    b"\x81": "NEWOBJ", b"\x8b": "LONG4", b"\x8f": "EMPTY_SET", b"\x90": "ADDITEMS",
-}  # fmt: skip
 
 
 class Refused(ValueError):
@@ -43,42 +40,32 @@ class Attributes(OrderedDict[Any, Any]):
 
 def run(data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0) -> tuple[Any, int]:
     """Run a program; the value it leaves and the position after it. ``persistent`` resolves references to storages."""
-    machine = _Machine(data, names, persistent, start)
-    while True:
-        at, opcode = machine.at, machine.take(1)
-        if opcode == b".":
-            break
-        step = _STEPS.get(opcode)
+    machine = _Machine(names, persistent)
+    stream = io.BytesIO(data)
+    stream.seek(start)
+    for name, argument, at in _opcodes(stream):
+        step = _STEPS.get(name)
         if step is None:
-            raise Refused(f"opcode {_REFUSED.get(opcode, opcode.hex())} at byte {at} is not one that torch writes")
-        step(machine)
+            raise Refused(f"opcode {name} at byte {at} is not one that torch writes")
+        step(machine, argument)
     if len(machine.stack) != 1 or machine.stack[0] is _MARK:
         raise Refused(f"the program ends with {len(machine.stack)} values")
-    return machine.stack[0], machine.at
+    return machine.stack[0], stream.tell()
+
+
+def _opcodes(stream: io.BytesIO) -> Iterator[tuple[str, Any, int | None]]:
+    try:
+        for opcode, argument, at in pickletools.genops(stream):
+            yield opcode.name, argument, at
+    except (ValueError, OverflowError) as error:
+        raise Refused(f"the program is cut off or damaged ({error})") from None
 
 
 class _Machine:
-    def __init__(self, data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int):
-        self.data, self.names, self.persistent, self.at = data, names, persistent, start
+    def __init__(self, names: Mapping[str, Allowed], persistent: Callable[[Any], Any]):
+        self.names, self.persistent = names, persistent
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
-
-    def take(self, count: int) -> bytes:
-        if count < 0 or self.at + count > len(self.data):
-            raise Refused("the program is cut off")
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def number(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
-    def line(self) -> str:
-        end = self.data.find(b"\n", self.at)
-        if end < 0:
-            raise Refused("the program is cut off")
-        text = self.data[self.at : end].decode("utf-8")
-        self.at = end + 1
-        return text
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _MARK:
@@ -131,21 +118,13 @@ class _Machine:
         self.pop()
         self.top(Attributes)
 
+    def extend(self, items: list[Any]) -> None:
+        self.top(list).extend(items)
+
     def set_items(self, items: Sequence[Any]) -> None:
         if len(items) % 2:
             raise Refused("a key without a value")
         self.top(dict).update(checked(zip(items[::2], items[1::2], strict=True)))
-
-    def long(self) -> int:
-        return int.from_bytes(self.take(self.number("<B")), "little", signed=True)
-
-    def utf8(self, form: str) -> str:
-        return self.take(self.number(form)).decode("utf-8", "surrogatepass")
-
-    def proto(self) -> None:
-        version = self.number("<B")
-        if version > 5:
-            raise Refused(f"protocol {version} is not known")
 
 
 def checked(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
@@ -160,59 +139,52 @@ def checked(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
 
 
 def _tuple(m: _Machine, count: int) -> None:
-    items = tuple(reversed([m.pop() for _ in range(count)]))
-    m.push(items)
-
-
-_STEPS: dict[bytes, Callable[[_Machine], None]] = {
-    b"\x80": _Machine.proto,
-    b"\x95": lambda m: m.number("<Q"),  # a frame's length, which says nothing the opcodes do not
-    b"(": lambda m: m.push(_MARK),
-    b"}": lambda m: m.push({}),
-    b"]": lambda m: m.push([]),
-    b")": lambda m: m.push(()),
-    b"t": lambda m: m.push(tuple(m.marked())),
-    b"\x85": lambda m: _tuple(m, 1),
-    b"\x86": lambda m: _tuple(m, 2),
-    b"\x87": lambda m: _tuple(m, 3),
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"K": lambda m: m.push(m.number("<B")),
-    b"M": lambda m: m.push(m.number("<H")),
-    b"J": lambda m: m.push(m.number("<i")),
-    b"\x8a": lambda m: m.push(m.long()),
-    b"G": lambda m: m.push(m.number(">d")),
-    b"X": lambda m: m.push(m.utf8("<I")),
-    b"\x8c": lambda m: m.push(m.utf8("<B")),
-    b"\x8d": lambda m: m.push(m.utf8("<Q")),
-    b"U": lambda m: m.push(m.take(m.number("<B")).decode("latin1")),
-    b"C": lambda m: m.push(m.take(m.number("<B"))),
-    b"B": lambda m: m.push(m.take(m.number("<I"))),
-    b"q": lambda m: m.put(m.number("<B")),
-    b"r": lambda m: m.put(m.number("<I")),
-    b"\x94": lambda m: m.put(len(m.memo)),
-    b"h": lambda m: m.get(m.number("<B")),
-    b"j": lambda m: m.get(m.number("<I")),
-    b"a": lambda m: _append(m, [m.pop()]),
-    b"e": lambda m: _append(m, m.marked()),
-    b"s": lambda m: _set_item(m),
-    b"u": lambda m: m.set_items(m.marked()),
-    b"c": lambda m: m.name(m.line(), m.line()),
-    b"\x93": lambda m: m.name(*reversed([m.pop(), m.pop()])),
-    b"R": _Machine.call,
-    b"b": _Machine.build,
-    b"Q": lambda m: m.push(m.persistent(m.pop())),
-}
-
-
-def _append(m: _Machine, items: list[Any]) -> None:
-    m.top(list).extend(items)
+    m.push(tuple(reversed([m.pop() for _ in range(count)])))
 
 
 def _set_item(m: _Machine) -> None:
     value, key = m.pop(), m.pop()
     m.set_items([key, value])
+
+
+def _protocol(m: _Machine, version: int) -> None:
+    if version > 5:
+        raise Refused(f"protocol {version} is not known")
+
+
+_VALUES = "BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 SHORT_BINSTRING SHORT_BINBYTES BINBYTES"
+#: What an opcode does, given its argument.
+_STEPS: dict[str, Callable[[_Machine, Any], None]] = {
+    **dict.fromkeys(_VALUES.split(), _Machine.push),
+    "PROTO": _protocol,
+    "FRAME": lambda m, _: None,  # its length says nothing that the opcodes do not
+    "STOP": lambda m, _: None,
+    "MARK": lambda m, _: m.push(_MARK),
+    "NONE": lambda m, _: m.push(None),
+    "NEWTRUE": lambda m, _: m.push(True),
+    "NEWFALSE": lambda m, _: m.push(False),
+    "EMPTY_DICT": lambda m, _: m.push({}),
+    "EMPTY_LIST": lambda m, _: m.push([]),
+    "EMPTY_TUPLE": lambda m, _: m.push(()),
+    "TUPLE": lambda m, _: m.push(tuple(m.marked())),
+    "TUPLE1": lambda m, _: _tuple(m, 1),
+    "TUPLE2": lambda m, _: _tuple(m, 2),
+    "TUPLE3": lambda m, _: _tuple(m, 3),
+    "BINPUT": _Machine.put,
+    "LONG_BINPUT": _Machine.put,
+    "MEMOIZE": lambda m, _: m.put(len(m.memo)),
+    "BINGET": _Machine.get,
+    "LONG_BINGET": _Machine.get,
+    "APPEND": lambda m, _: m.extend([m.pop()]),
+    "APPENDS": lambda m, _: m.extend(m.marked()),
+    "SETITEM": lambda m, _: _set_item(m),
+    "SETITEMS": lambda m, _: m.set_items(m.marked()),
+    "GLOBAL": lambda m, names: m.name(*names.split(" ", 1)),
+    "STACK_GLOBAL": lambda m, _: m.name(*reversed([m.pop(), m.pop()])),
+    "REDUCE": lambda m, _: m.call(),
+    "BUILD": lambda m, _: m.build(),
+    "BINPERSID": lambda m, _: m.push(m.persistent(m.pop())),
+}
 
 
 # ---- writing
