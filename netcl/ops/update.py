@@ -23,7 +23,8 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor, wrote
+from netcl.core.tensor import Tensor
+from netcl.core.writes import wrote
 from netcl.ops import codegen, launch
 from netcl.ops.expression import c_name
 from netcl.ops.registry import names, parse
