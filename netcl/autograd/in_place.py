@@ -24,6 +24,7 @@ from netcl.ops import registry, views
 from netcl.ops.elementwise import broadcast
 from netcl.ops.getitem import block_of, plan_of, result_shape
 from netcl.ops.registry import Choice, Pointwise
+from netcl.ops.strided import dense
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -135,18 +136,19 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
         return
     if not result.requires_grad:  # a constant: no gradient to what x was, but x stays part of the graph, as in torch
         constant = _stand_in(x.shape, x)
-        record("as_strided_scatter", constant, old, result, x.shape, views.dense(x.shape))
+        record("as_strided_scatter", constant, old, result, x.shape, dense(x.shape))
         result = constant if constant.requires_grad else result
     if history is None or (place.strides is None and len(history.members()) == 1):
         x.requires_grad, x.grad_fn, x._index = result.requires_grad, result.grad_fn, result._index
         if history is not None:
             history.comes_from(x)
     else:
-        _rebase_family(x, place, result)
+        _rebase_family(x, place, history, result)
 
 
-def _rebase_family(x: Tensor, place: views.Place, result: Tensor) -> None:
-    history, whole = place.history, (place.history.size,)
+def _rebase_family(x: Tensor, place: views.Place, history: views.History, result: Tensor) -> None:
+    """The same where others share the memory: the base, as one row of elements, gets a history, and every tensor over it a view's."""
+    whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:
         record("reshape", new, result, whole)
@@ -214,7 +216,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         if value.size != 1:
             raise ShapeError(message("fill_", "the value must have one element", value=value.shape))
-        return _copy(x, value.reshape(()))
+        return _copy(x, twin("reshape")(value, ()))
     old = _history_of(x)
     if views.is_copy(x):
         views.store(x, Tensor.full((), value, x.dtype, queue=x.queue), (0,) * x.ndim)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netcl.core import dispatch
+from netcl.core.errors import message
 from netcl.core.writes import wrote
 
 # x.abs_() writes what abs(x) returns into x.
@@ -44,6 +45,8 @@ def stand_on(tensor: Any, other: Any) -> None:
 
 
 def _set_data(self: Any, other: Any) -> None:
+    if not hasattr(other, "_written"):
+        raise TypeError(message("data", "data must be a tensor", "write values with x.data[...] = values", given=type(other).__name__))
     if other._written is None or other._written is not self._written:
         stand_on(self, other)
 

@@ -10,7 +10,7 @@ memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 

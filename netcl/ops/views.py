@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -144,18 +145,24 @@ def _copied(x: Tensor, view: Tensor, place: Place) -> None:
     _note(written.copies, view)
 
 
+def _same(owner: Any) -> Any:
+    return owner
+
+
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Finds a tensor over the memory of ``x``, without keeping that memory alive; ``None`` once nobody holds it any more."""
     there, written, kind = weakref.ref(x), weakref.ref(x._writes()), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if type(x) is Tensor and memory.shares_host(x.pool_handle) else None
-    held: Callable[[], Any]
-    if x._source is not None:
-        held = weakref.ref(x._source)
-    elif x.array is not None:
-        own = memory_of(x.array)
-        held = weakref.ref(own) if own.size == x.size and own.dtype == x.array.dtype and own.flags.c_contiguous else (lambda a=x.array: a)
-    else:
-        held = weakref.ref(x.pool_handle) if x.pool_handle is not None else (lambda b=x.buffer: b)
+    memory_owner: Any = x._source
+    weak = True
+    if memory_owner is None and x.array is not None:
+        memory_owner = memory_of(x.array)
+        weak = memory_owner.size == x.size and memory_owner.dtype == x.array.dtype and memory_owner.flags.c_contiguous
+        memory_owner = memory_owner if weak else x.array  # a part of an array of the caller's
+    elif memory_owner is None:
+        memory_owner, weak = x.pool_handle or x.buffer, x.pool_handle is not None
+    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else partial(_same, memory_owner)
+    del memory_owner
 
     def find() -> Tensor | None:
         t, mark = there(), written()
@@ -261,7 +268,7 @@ class Reread:
     made = property(compute)  # fused code asks for this first
 
 
-_stale: list[weakref.ref[Tensor]] = []
+_stale: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
 
 
 def _is_stale(view: Tensor) -> bool:
@@ -288,15 +295,15 @@ def refresh_copies(written: Writes) -> None:
             view._compute_readers()
             for slot in ("array", "buffer", "pool_handle"):
                 delattr(view, slot)
-            view._source, view.__class__ = Reread(view, base), DeferredTensor  # type: ignore[assignment]
-            _note(_stale, view)
+            view._source, view.__class__ = Reread(view, base), DeferredTensor
+            _stale[id(view)] = view
     written.copies = [weakref.ref(view) for view in views] or None
 
 
 def _settle() -> None:
     """Read stale views again before a step is recorded or replayed: that is no part of the step."""
     if _stale and recording.active.recorder is None:
-        for view in _alive(_stale):
+        for view in list(_stale.values()):
             _ = view.buffer
         _stale.clear()
 
@@ -318,6 +325,15 @@ def store(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Te
     copy_block(t.shape, values, 0, walked, target, offset, steps)
     wrote((target,))
     return t
+
+
+def publish(t: Tensor) -> None:
+    """The memory of ``t`` itself has been written: if it is a view, write its base, too."""
+    if is_copy(t):
+        own = Tensor(t.buffer, t.shape, t.dtype, t.context, t.queue, t.pool_handle, array=t.array)
+        store(t, own)
+    else:
+        wrote((t,))
 
 
 def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
