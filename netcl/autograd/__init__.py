@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netcl import ops as _forward
+from netcl.autograd import in_place as _in_place
 from netcl.autograd import ops as _twins
 from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingContext, TrainingGraphCompiler, jit_compile
 from netcl.autograd.function import Function, checkpoint
@@ -102,6 +103,7 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 
 
 _twins.fill_slots()
+_twins.put("setitem", _in_place.setitem)
 dispatch.fill("backward", backward)
 dispatch.fill("no_grad", no_grad)
 dispatch.fill("fusing", fusing)

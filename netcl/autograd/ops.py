@@ -12,8 +12,9 @@ from netcl.amp.autocast import active, autocast, cast_arguments
 from netcl.autograd.tape import Node, intact, like, modes, recording
 from netcl.core import dispatch
 from netcl.core.errors import AutogradError, message
-from netcl.core.tensor import Tensor, clock
-from netcl.ops import elementwise, registry
+from netcl.core.tensor import Tensor
+from netcl.core.writes import clock
+from netcl.ops import elementwise, registry, views
 from netcl.ops.expression import compose
 from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
 
@@ -43,9 +44,38 @@ def _torchs_words(name: str) -> dict[str, str]:
     return {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
 
 
+def put(name: str, function: Callable[..., Any]) -> None:
+    """Make ``function`` the differentiable function of an op, in place of the one that its row would give."""
+    _twins[name] = (registry.lookup(name), function)
+
+
+@cache
+def _note_of(name: str) -> Callable[..., None]:
+    return _structured(registry.lookup(name))  # type: ignore[arg-type]
+
+
+def record(name: str, out: Tensor, *args: Any) -> None:
+    """Record that ``out`` is the result of an op that is not run."""
+    anomaly, modes.anomaly = modes.anomaly, False  # which would look at the values of tensors that stand for others
+    try:
+        _note_of(name)(out, args, {})
+    finally:
+        modes.anomaly = anomaly
+
+
+def keeps_first(name: str) -> bool:
+    """Whether backward of an op may read its first input."""
+    row = registry.lookup(name)
+    if isinstance(row, Pointwise | Choice):
+        return any(_kept_inputs(form)[0][0] for form in (row.rows if isinstance(row, Choice) else (row,)))
+    return isinstance(row, Composite) or row.inputs[0] in row.saved()
+
+
 def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
     forward = ops.function(row.name)
     policy = row.amp
+    if row.name in views.LAYOUTS:
+        forward = _linked(row, forward)
     if isinstance(row, Composite):
         forward, note = _composite(row), None
     elif not row.differentiable:
@@ -76,6 +106,21 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
         return out
 
     call.__module__ = "netcl.autograd"
+    return call
+
+
+def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """An op whose results are views, which know where in their base they lie. Gradients of gradients have no views."""
+    place, bind = views.LAYOUTS[row.name], _binder(row)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        if modes.finishers is None:
+            (x,), keywords = bind(*args, **kwargs)
+            if isinstance(x, Tensor):
+                place(x, out, **keywords)
+        return out
+
     return call
 
 

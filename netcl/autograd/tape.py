@@ -25,7 +25,8 @@ from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.site import user_line
-from netcl.core.tensor import DeferredTensor, Remover, Tensor, clock, memory_of
+from netcl.core.tensor import DeferredTensor, Remover, Tensor, memory_of
+from netcl.core.writes import clock
 from netcl.ops import fusion
 from netcl.ops.elementwise import fusing_modes
 

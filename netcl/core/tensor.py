@@ -1,7 +1,7 @@
 """Tensor: a handle to one contiguous block of memory on a device, with the metadata the stack needs.
 
-Not a view machine: every tensor is contiguous, ``reshape`` shares the buffer, everything that moves elements makes a new
-one. Operators and methods are calls through :mod:`netcl.core.dispatch`; the ops themselves live above core.
+Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
+in step with its base. Operators and methods are calls through :mod:`netcl.core.dispatch`; the ops themselves live above core.
 
 A tensor may be *deferred*: it knows its shape and dtype, and ``_source`` knows how its values are computed. Whoever asks for its
 memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else notices.
@@ -9,15 +9,14 @@ memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else not
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.core import dispatch, recording
+from netcl.core import dispatch, in_place, recording
 from netcl.core import dtype as dtypes
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
@@ -25,6 +24,7 @@ from netcl.core.device import CPUQueue, DeviceHandle, get_active_device, handle_
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
+from netcl.core.writes import Writes, wrote
 
 Shape = int | Sequence[int]
 _CPU = CPUBackend()
@@ -92,25 +92,6 @@ class Remover:
         self.remove()
 
 
-class clock:
-    """The order of what happens to values: writes in place and ops that a tape records. ``last`` is when anything was last written."""
-
-    tick = itertools.count(1).__next__
-    last = 0
-
-
-def wrote(tensors: Iterable[Tensor]) -> None:
-    """Note that the values of tensors change in place: every tensor over the same memory knows, and so do tapes and recordings."""
-    clock.last = now = clock.tick()
-    for t in tensors:
-        if t._written is None:
-            t._written = [now]
-        else:
-            t._written[0] = now
-    if recording.listening:
-        recording.changed(tensors)
-
-
 class _OnClassOrInstance:
     """A method with two meanings: ``Tensor.f(...)`` makes a tensor, ``t.f(...)`` acts on one."""
 
@@ -162,6 +143,8 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     stored, _ = storage_of(array, self.dtype, "from_host")
     if stored.shape != self.shape:
         raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
+    if self._place is not None and self._place.strides is not None:
+        return dispatch.call("store", self, Tensor.from_host(self.queue, array, self.dtype))
     self._changing()
     if self.array is not None:
         np.copyto(self.array, stored)
@@ -209,7 +192,7 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "_source", "_written", "array", "buffer", "context", "dtype", "grad", "grad_fn",
+        "__weakref__", "_hooks", "_index", "_place", "_source", "_written", "array", "buffer", "context", "dtype", "grad", "grad_fn",
         "host_ref", "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
@@ -236,7 +219,8 @@ class Tensor:
         self.pending_release = pending_release
         self._hooks: list[Callable[[Tensor], Tensor | None]] | None = None
         self._index = 0  # which output of grad_fn this is
-        self._written: list[int] | None = None  # when this memory was last written in place; one list for all tensors over it
+        self._written: Writes | None = None
+        self._place: Any = None  # of a view in the memory of its base (ops.views.Place)
         self._source: Source | None = None
 
     # ---- making tensors
@@ -328,7 +312,7 @@ class Tensor:
         made.shape, made.dtype, made.queue, made.context = shape, dtype, queue, queue.context
         made.persistent = made.requires_grad = False
         made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
-        made._index, made._written = 0, None
+        made._index, made._written, made._place = 0, None, None
         made._source = source
         source.seen_by(made)
         return made
@@ -345,12 +329,12 @@ class Tensor:
             assert self._source is not None
             view = Tensor._deferred(self._source, shape, self.dtype, self.queue)
             view._written = self._writes()
-            return view
+            return view if self._place is None else dispatch.call("follow_view", self, view)
         array = None if self.array is None else self.array.reshape(shape)
         view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
         view._source, view._written = self._source, self._writes()
         view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
-        return view
+        return view if self._place is None else dispatch.call("follow_view", self, view)
 
     def _changing(self) -> None:
         """The values are about to be changed in place. For a kernel, whose launch looks for readers itself, :func:`wrote` is enough."""
@@ -364,10 +348,10 @@ class Tensor:
         if program.before_write is not None:
             program.before_write(self.pool_handle if self.array is None else memory_of(self.array))
 
-    def _writes(self) -> list[int]:
+    def _writes(self) -> Writes:
         """Where all tensors over this memory keep when it was last written in place."""
         if self._written is None:
-            self._written = [0]
+            self._written = Writes((0,))
         return self._written
 
     # ---- facts
@@ -455,10 +439,16 @@ class Tensor:
             values = values.to_host()
         return self.from_host(np.asarray(values))
 
-    def fill_(self, value: float) -> Tensor:
+    def fill_(self, value: Any) -> Tensor:
         """Overwrite every element with ``value``, in place."""
+        if self.requires_grad or self._place is not None or isinstance(value, Tensor):
+            return dispatch.call("in_place", "fill", self, value)
         self._changing()
         return self._fill(value)
+
+    def zero_(self) -> Tensor:
+        """Overwrite every element with 0, in place."""
+        return self.fill_(0)
 
     def _fill(self, value: float) -> Tensor:
         row = dtypes.DTYPES[self.dtype]
@@ -688,5 +678,6 @@ for _name, _op in LOGICAL.items():
 for _name, _target in MOVES.items():
     setattr(Tensor, _name, _to(_target))
 Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
-Tensor.contiguous = lambda self: self  # type: ignore[attr-defined]
+Tensor.contiguous = lambda self: self if self._place is None else dispatch.call("contiguous", self)  # type: ignore[attr-defined]
+in_place.install(Tensor)
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -38,17 +38,18 @@ def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """One value everywhere."""
-    return tensor.fill_(val)
+    with ag.no_grad():
+        return tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
     """Zeros."""
-    return tensor.fill_(0.0)
+    return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
     """Ones."""
-    return tensor.fill_(1.0)
+    return constant_(tensor, 1.0)
 
 
 def eye_(tensor: Tensor) -> Tensor:

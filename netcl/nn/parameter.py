@@ -12,10 +12,9 @@ from typing import Any
 from netcl.core import dtype as dtypes
 from netcl.core.device import DeviceHandle, device, get_active_device, queue_of
 from netcl.core.errors import DtypeError, OutOfMemoryError, message
-from netcl.core.tensor import Tensor, wrote
+from netcl.core.in_place import stand_on as stand_on
+from netcl.core.tensor import Tensor
 
-#: What a tensor holds beside shape and gradient: enough to let it stand on other memory.
-_STORAGE = ("buffer", "array", "dtype", "context", "queue", "pool_handle", "host_ref", "pending_event", "pending_release")
 _PLACE_NAMES = ("queue", "device", "dtype")
 
 
@@ -122,7 +121,7 @@ class Parameter(metaclass=_LooksLikeParameter):
     Not a type of its own: the result is a plain :class:`~netcl.core.tensor.Tensor`. Assigned to an attribute of a module, a leaf
     that requires a gradient is one of its parameters.
 
-    - **data**: a tensor (its memory is shared), an array or numbers.
+    - **data**: a tensor (its memory is shared, unless it is a slice or another view that holds a copy), an array or numbers.
     - **requires_grad**: ``False`` makes a parameter that is not learned; register it with ``register_parameter``.
 
     >>> from netcl import nn
@@ -133,6 +132,8 @@ class Parameter(metaclass=_LooksLikeParameter):
 
     def __new__(cls, data: Any, requires_grad: bool = True) -> Tensor:  # type: ignore[misc]
         tensor = data.detach() if isinstance(data, Tensor) else Tensor.from_host(here(), data)
+        if tensor._place is not None:
+            tensor = tensor._copy()
         if requires_grad:
             _float_dtype(tensor.dtype)
         tensor._mark(requires_grad, persistent=True)
@@ -162,12 +163,3 @@ def full(shape: Sequence[int], value: float, dtype: str | None = None) -> Tensor
     """A buffer with ``value`` everywhere, in the place of the constructor that runs now."""
     _spend(shape, dtype or _here.dtype)
     return Tensor.full(tuple(shape), value, dtype or _here.dtype, queue=here(), persistent=True)
-
-
-def stand_on(tensor: Tensor, other: Tensor) -> None:
-    """Give ``tensor`` the memory, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
-    for slot in _STORAGE:
-        setattr(tensor, slot, getattr(other, slot))
-    tensor._written = other._writes()
-    wrote((tensor,))
-    tensor._mark(tensor.requires_grad, tensor.persistent)

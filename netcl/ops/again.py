@@ -21,7 +21,8 @@ from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.kernels.program import Sized, launch_observers
 from netcl.core.kernels.signature import POINTER
-from netcl.core.tensor import DeferredTensor, Tensor, wrote
+from netcl.core.tensor import DeferredTensor, Tensor
+from netcl.core.writes import wrote
 from netcl.ops.elementwise import cached_plan, fusing_modes
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})

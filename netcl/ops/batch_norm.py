@@ -9,7 +9,8 @@ import numpy as np
 
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor, wrote
+from netcl.core.tensor import Tensor
+from netcl.core.writes import wrote
 from netcl.ops import fused_rows, fusion, launch, rows
 from netcl.ops.again import repeated
 from netcl.ops.elementwise import fusable, fusing_modes

@@ -23,6 +23,7 @@ from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
+from netcl.core.writes import wrote_again
 from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.ops.launch import ahead, check_double
 from netcl.ops.registry import Pointwise
@@ -393,6 +394,7 @@ def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: 
     if out is None:
         return computed(plan, queue, everything)
     launch(plan, queue, everything, (check_out(row.name, out, plan.shape, plan.dtypes[0]),))
+    wrote_again(out)
     return out
 
 

@@ -1,7 +1,7 @@
 """``x[...]`` and ``x[...] = value`` with everything NumPy takes: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
 
 An index is read into a :class:`Plan`: strides for what is basic, and at most one gather of rows for all integer arrays and masks
-together. Reading is made of ops with gradients; writing is in place and has none.
+together. Reading is made of ops with gradients; writing is in place, and :mod:`netcl.autograd.in_place` records it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.index import flat_nonzero, joined_index, put_flat
+from netcl.ops.movement import sum_to
 from netcl.ops.registry import composite, op
 from netcl.ops.strided import broadcast_strides, copy_block, dense
 
@@ -138,7 +139,8 @@ def _whole(plan: Plan) -> bool:
     return all(walk == range(n) for walk, n in zip(plan.walks, plan.shape, strict=True))
 
 
-def _result_shape(plan: Plan, picked: Sequence[int]) -> tuple[int, ...]:
+def result_shape(plan: Plan, picked: Sequence[int] = ()) -> tuple[int, ...]:
+    """The shape of ``x[index]``; ``picked`` is that of its integer arrays."""
     sizes: list[int] = []
     for part in plan.layout:
         sizes.extend(picked if part == "arrays" else [1 if part is None else len(plan.walks[part])])
@@ -163,7 +165,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     if not _whole(plan):
         y = F.strided_slice(y, [_start(w) for w in plan.walks], [len(w) for w in plan.walks], [w.step for w in plan.walks])
     if not plan.arrays:
-        return F.reshape(y, _result_shape(plan, ())) if y is not x else F.reshape(F.clone(x), _result_shape(plan, ()))
+        return F.reshape(y, result_shape(plan))
     axes = [axis for axis, _ in plan.arrays]
     if axes[-1] - axes[0] != len(axes) - 1:
         y = F.permute(y, [*axes, *(i for i in range(len(y.shape)) if i not in axes)])
@@ -174,7 +176,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     y = F.index_select(y, axes[0], F.reshape(flat, (flat.size,)))
     if plan.spread and axes[0] != 0:
         y = F.permute(y, [axes[0], *(i for i in range(len(y.shape)) if i != axes[0])])
-    return F.reshape(y, _result_shape(plan, flat.shape))
+    return F.reshape(y, result_shape(plan, flat.shape))
 
 
 # ---- writing
@@ -204,20 +206,35 @@ def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     return broadcast_strides(sizes, shape)
 
 
-@op(vjp=None, ref=None)
+def block_of(plan: Plan) -> tuple[int, list[int]]:
+    """Where the elements of a basic index lie: offset and strides in contiguous memory."""
+    strides = dense(plan.shape)
+    start = sum(_start(walk) * stride for walk, stride in zip(plan.walks, strides, strict=True))
+    return start, [0 if part is None else plan.walks[part].step * strides[part] for part in plan.layout]
+
+
+def _setitem_vjp(F: Any, g: Any, index: Any, value_shape: tuple[int, ...], needs: tuple[bool, ...]) -> tuple[Any, Any]:
+    old = F.setitem(F.clone(g), index, 0) if needs[0] else None
+    if not needs[1]:
+        return old, None
+    picked = F.getitem(g, index)
+    extra = max(0, len(value_shape) - picked.ndim)
+    return old, F.reshape(sum_to(F, picked, tuple(value_shape[extra:])), value_shape)
+
+
+@op(vjp=_setitem_vjp, ref=None, inputs=("x", "value"))
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """``x[index] = value``, in place; gradients do not flow through it. Where an index names a place twice, the last value stays."""
+    """``x[index] = value``, in place. Where an index names a place twice, the last value stays.
+
+    Gradients flow to the value and, at all other places, to what ``x`` was.
+    """
     plan = plan_of(x, index)
     given = _value(x, value)
     x._changing()
     x.host_ref = None
     if not plan.arrays:
-        shape = _result_shape(plan, ())
-        walked = _broadcast(given, shape)
-        strides = dense(plan.shape)
-        start = sum(_start(walk) * stride for walk, stride in zip(plan.walks, strides, strict=True))
-        steps = [0 if part is None else plan.walks[part].step * strides[part] for part in plan.layout]
-        copy_block(shape, given, 0, walked, x, start, steps)
+        shape = result_shape(plan)
+        copy_block(shape, given, 0, _broadcast(given, shape), x, *block_of(plan))
         return x
     places = _places(x, index)
     whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)

@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import fused_rows, launch
+from netcl.ops import fused_rows, launch, views
 from netcl.ops.registry import S, composite, op
 from netcl.ops.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
 
@@ -382,7 +382,7 @@ def flip(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
     x = _tensor("flip", x)
     named = _axes("flip", sizes_of(axes, more), x.ndim) if x.shape else ()
     starts = tuple(max(n - 1, 0) if i in named else 0 for i, n in enumerate(x.shape))
-    return F.strided_slice(x, starts, x.shape, tuple(-1 if i in named else 1 for i in range(x.ndim)))
+    return views.own(F.strided_slice(x, starts, x.shape, tuple(-1 if i in named else 1 for i in range(x.ndim))))
 
 
 # ---- joining and splitting

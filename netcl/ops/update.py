@@ -23,8 +23,9 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor, wrote
-from netcl.ops import codegen, launch
+from netcl.core.tensor import Tensor
+from netcl.core.writes import wrote
+from netcl.ops import codegen, launch, views
 from netcl.ops.expression import c_name
 from netcl.ops.registry import names, parse
 
@@ -275,7 +276,12 @@ def apply(
             _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
             _apply_opencl(rule, queue, kinds, part, scalars, {"factor": factor, **given})
-    wrote([t for name in rule.writes for t in roles[rule.tensors.index(name)]])
+    written = [t for name in rule.writes for t in roles[rule.tensors.index(name)]]
+    if any([t._place is not None and t._place.strides is not None for t in written]):
+        for t in written:
+            views.publish(t)
+    else:
+        wrote(written)
 
 
 def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:

@@ -22,7 +22,8 @@ from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeEr
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
-from netcl.core.tensor import Tensor, clock, wrote
+from netcl.core.tensor import Tensor
+from netcl.core.writes import Writes, clock, stamp, wrote
 
 INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
 MOST_REBINDS = 8  # launches a result may be rebound in before a copy is cheaper
@@ -43,7 +44,7 @@ class Value:
     last: int = -1
     written: bool = False
     owners: list[weakref.ref[Tensor]] = field(default_factory=list)
-    marks: dict[int, list[int]] = field(default_factory=dict)  # where tensors over it keep when it was last written in place
+    marks: dict[int, Writes] = field(default_factory=dict)  # where tensors over it keep when it was last written in place
 
     def noted(self, tensor: Tensor) -> None:
         """Replays change this tensor in place."""
@@ -410,7 +411,7 @@ class Graph:
         wrote([inputs[i] for i in self._changed])
         now = clock.last
         for mark in self._marks:
-            mark[0] = now
+            stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
         """The first input in memory that the step writes, or reads under another name while it writes the input: its commands are not in

@@ -102,7 +102,7 @@ class Stream:
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
         view = Tensor(buffer, tensor.shape, tensor.dtype, tensor.context, self.queue, lease)
         view.host_ref, view._written = tensor.host_ref, tensor._writes()
-        return view
+        return view if tensor._place is None else dispatch.call("follow_view", tensor, view)
 
     def synchronize(self) -> None:
         """Wait, on the host, until everything enqueued so far is done."""

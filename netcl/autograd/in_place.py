@@ -1,0 +1,274 @@
+"""Writing in place, recorded: ``x += y``, ``x.exp_()``, ``x[i] = value``, on tensors and on views of them.
+
+A recorded write computes its result as the op itself does, copies it into the memory of the tensor, and gives the tensor the history of
+the result. A write to a view gives its base a history, too: the base with the result in one place. All other views of the base then get
+theirs anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl import ops
+from netcl.autograd.ops import keeps_first, learns, record, twin
+from netcl.autograd.tape import modes
+from netcl.core import dispatch
+from netcl.core.dtype import DTYPES
+from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.core.writes import wrote_again
+from netcl.ops import registry, views
+from netcl.ops.elementwise import broadcast
+from netcl.ops.getitem import block_of, plan_of, result_shape
+from netcl.ops.registry import Choice, Pointwise
+from netcl.ops.strided import dense
+
+
+def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Write what the op ``name`` returns for ``x`` into ``x``."""
+    _check_target(name, x, args, kwargs)
+    if name in _SPECIAL:
+        return _SPECIAL[name](x, *args, **kwargs)
+    if name in ("add", "sub") and "alpha" in kwargs:
+        args, kwargs = _scaled(*args, **kwargs)
+    if not learns((x, *args), kwargs):
+        if _fits_in(name, x, args, kwargs):
+            ops.function(name)(x, *args, out=x, **kwargs)
+            return x
+        return assign(x, twin(name)(x, *args, **kwargs), name)
+    return assign(x, twin(name)(_snapshot(x) if keeps_first(name) else x, *args, **kwargs), name)
+
+
+def _scaled(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
+    return (other if alpha == 1 else other * alpha,), {}
+
+
+def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what torch refuses: a write, outside of ``no_grad()``, to a leaf that requires grad or to a view of one."""
+    if modes.observer is not None:
+        raise AutogradError(message(f"{name}_", "cannot write in place while a model is traced", "compute a new tensor", shape=x.shape))
+    if not modes.enabled:
+        return
+    history = None if x._place is None else x._place.history
+    of_leaf = history is not None and history.leaf and learns((x, *args), kwargs)
+    if of_leaf or (x.requires_grad and x.grad_fn is None):
+        what = f"cannot write in place to {'a view of a leaf' if of_leaf and x.grad_fn is not None else 'a leaf'} that requires grad"
+        raise AutogradError(message(f"{name}_", what, "do it inside no_grad(), or write to its data or to a clone()", shape=x.shape))
+
+
+def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the op can compute straight into the memory of ``x``."""
+    row = registry.lookup(name)
+    if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in _FLOATS or views.is_copy(x):
+        return False
+    if (row.rows[0] if isinstance(row, Choice) else row).result == "bool" or (x._place is not None and x._place.source is not None):
+        return False
+    for y in (*args, *kwargs.values()):
+        if isinstance(y, Tensor):
+            shared = y is not x and y._written is not None and y._written is x._written
+            if shared or y.dtype != x.dtype or y.queue is not x.queue or broadcast(name, (x.shape, y.shape), ("x", "other")) != x.shape:
+                return False
+        elif y is not None and type(y) not in (bool, int, float):
+            return False
+    return True
+
+
+_FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
+
+
+def _snapshot(x: Tensor) -> Tensor:
+    """The values and the history ``x`` has now: what backward of the op is to read."""
+    kept = x._copy()
+    kept.requires_grad, kept.grad_fn, kept._index = x.requires_grad, x.grad_fn, x._index
+    return kept
+
+
+# ---- the values
+
+
+def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
+    """Write a result into ``x``, with its history."""
+    if result is x:
+        return x
+    if result.shape != x.shape:
+        what = "the result must have the shape of the tensor it is written to"
+        raise ShapeError(message(f"{name}_", what, "write x = x + y instead", tensor=x.shape, result=result.shape))
+    if result.dtype != x.dtype:
+        result = twin("cast")(_castable(name, x, result), x.dtype)
+    old = _history_of(x)
+    views.store(x, result)
+    _rebase(x, old, result)
+    return x
+
+
+def _castable(name: str, x: Tensor, result: Tensor) -> Tensor:
+    kinds = [0 if dtype == "bool" else 1 + DTYPES[dtype].is_float for dtype in (result.dtype, x.dtype)]
+    if kinds[0] > kinds[1]:
+        what = f"a result of {result.dtype} cannot be written to a tensor of {x.dtype}"
+        raise DtypeError(message(f"{name}_", what, "write x = x + y instead, or cast one of them", shape=x.shape))
+    return result
+
+
+# ---- the history
+
+
+def _stand_in(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A tensor without memory, to carry a history."""
+    return Tensor(None, shape, like.dtype, like.context, like.queue)
+
+
+def _history_of(x: Tensor) -> Tensor:
+    """A tensor that stands for ``x`` before the write."""
+    old = _stand_in(x.shape, x)
+    old.requires_grad, old.grad_fn, old._index = x.requires_grad, x.grad_fn, x._index
+    return old
+
+
+def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
+    """``x``, which was ``old``, now has the values of ``result``: give it and the family of its views their histories."""
+    place = x._place
+    history = None if place is None else place.history
+    base_learns = history is not None and history.edge is not None
+    if not modes.enabled or not (result.requires_grad or old.requires_grad or base_learns):
+        return
+    if not result.requires_grad:  # a constant: no gradient to what x was, but x stays part of the graph, as in torch
+        constant = _stand_in(x.shape, x)
+        record("as_strided_scatter", constant, old, result, x.shape, dense(x.shape))
+        result = constant if constant.requires_grad else result
+    if history is None or (place.strides is None and len(history.members()) == 1):
+        x.requires_grad, x.grad_fn, x._index = result.requires_grad, result.grad_fn, result._index
+        if history is not None:
+            history.comes_from(x)
+    else:
+        _rebase_family(x, place, history, result)
+
+
+def _rebase_family(x: Tensor, place: views.Place, history: views.History, result: Tensor) -> None:
+    """The same where others share the memory: the base, as one row of elements, gets a history, and every tensor over it a view's."""
+    whole = (history.size,)
+    new = _stand_in(whole, x)
+    if place.strides is None:
+        record("reshape", new, result, whole)
+    else:
+        old = base = _stand_in(history.shape, x)
+        if history.edge is not None:
+            base.requires_grad, (base.grad_fn, base._index) = True, history.edge
+        if history.shape != whole:
+            old = _stand_in(whole, x)
+            record("reshape", old, base, whole)
+        record("as_strided_scatter", new, old, result, x.shape, place.strides, place.offset)
+    history.comes_from(new)
+    for member in history.members():
+        if member._place.strides is None:
+            record("reshape", member, new, member.shape)
+        else:
+            record("as_strided", member, new, member.shape, member._place.strides, member._place.offset)
+
+
+# ---- items
+
+
+def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
+    """``x[index] = value``, in place and recorded: gradients flow to ``value`` and, elsewhere, to what ``x`` was."""
+    _check_target("setitem", x, (value,), {})
+    if isinstance(value, Tensor) and views.is_copy(value) and value._written is x._written and _is_item(x, index, value):
+        return x  # x[index] += y: the view has been written to, and x with it
+    recorded = learns((x, value), {})
+    old = _history_of(x)
+    if views.is_copy(x):
+        views.store(x, ops.function("setitem")(x._copy(), index, value))
+    else:
+        with _unrecorded():
+            ops.function("setitem")(x, index, value)
+        wrote_again(x)
+    if recorded:
+        index = _kept_index(index)
+        result = _stand_in(x.shape, x)
+        record("setitem", result, old, index, value)
+        _rebase(x, old, result)
+    return x
+
+
+def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
+    """Whether a view of ``x`` is ``x[index]`` itself."""
+    plan = plan_of(x, index)
+    if plan.arrays or result_shape(plan) != value.shape:
+        return False
+    offset, strides = views.composed(x, *block_of(plan))
+    same = [n == 1 or a == b for n, a, b in zip(value.shape, strides, value._place.strides, strict=True)]
+    return offset == value._place.offset and all(same)
+
+
+def _kept_index(index: Any) -> Any:
+    """An index that later writes to its tensors and arrays do not change."""
+    if isinstance(index, tuple):
+        return tuple(_kept_index(item) for item in index)
+    return index._copy() if isinstance(index, Tensor) else index.copy() if isinstance(index, np.ndarray) else index
+
+
+# ---- what is not an op of the table
+
+
+def _fill(x: Tensor, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.size != 1:
+            raise ShapeError(message("fill_", "the value must have one element", value=value.shape))
+        return _copy(x, twin("reshape")(value, ()))
+    old = _history_of(x)
+    if views.is_copy(x):
+        views.store(x, Tensor.full((), value, x.dtype, queue=x.queue), (0,) * x.ndim)
+    else:
+        with _unrecorded():
+            x._changing()
+        x._fill(value)
+    if modes.enabled:
+        _rebase(x, old, _stand_in(x.shape, x))
+    return x
+
+
+class _unrecorded:
+    """A write whose history is recorded by the caller."""
+
+    def __enter__(self) -> None:
+        self.enabled, modes.enabled = modes.enabled, False
+
+    def __exit__(self, *exc: object) -> None:
+        modes.enabled = self.enabled
+
+
+def _copy(x: Tensor, source: Any) -> Tensor:
+    if not isinstance(source, Tensor):
+        source = Tensor.from_host(x.queue, source, x.dtype)
+    if source.queue is not x.queue:
+        if learns((source,), {}):
+            what = "cannot record a copy between devices"
+            raise AutogradError(message("copy_", what, "copy source.detach(), or move it first", shape=source.shape))
+        source = source.to(x.queue)
+    if source.dtype != x.dtype:
+        source = twin("cast")(source, x.dtype)
+    if source.shape != x.shape:
+        source = twin("expand")(source, x.shape)
+    return assign(x, source, "copy")
+
+
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return assign(x, twin("rand")(x.shape, dtype=x.dtype, queue=x.queue) * (high - low) + low, "uniform")
+
+
+def _normal(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return assign(x, twin("randn")(x.shape, dtype=x.dtype, queue=x.queue) * std + mean, "normal")
+
+
+def _addcdiv(x: Tensor, numerator: Any, denominator: Any, *, value: float = 1) -> Tensor:
+    return in_place("add", x, twin("div")(numerator, denominator), alpha=value)
+
+
+_SPECIAL: dict[str, Callable[..., Tensor]] = {
+    "fill": _fill, "copy": _copy, "uniform": _uniform, "normal": _normal, "addcdiv": _addcdiv,
+}  # fmt: skip
+
+dispatch.fill("in_place", in_place)
+dispatch.fill("assign", assign)

@@ -1,0 +1,62 @@
+"""The in-place methods and operators of ``Tensor``: ``x.add_(y)``, ``x += y``. The ops behind them are called through ``dispatch``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from netcl.core import dispatch
+from netcl.core.errors import message
+from netcl.core.writes import wrote
+
+# x.abs_() writes what abs(x) returns into x.
+METHODS = """abs neg sign square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh sinh cosh erf floor ceil round trunc reciprocal
+    clamp clamp_min clamp_max relu sigmoid add sub mul div pow fmod remainder floor_divide atan2 lerp addcmul addcdiv eq ne lt le gt ge
+    logical_and logical_or logical_not masked_fill tril triu cumsum index_add scatter_add uniform normal copy""".split()
+OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
+LOGICAL = ("and", "or", "xor")
+
+
+def _method(op: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return dispatch.call("in_place", op, self, *args, **kwargs)
+
+    method.__name__ = f"{op}_"
+    method.__doc__ = f"``netcl.ops.{op}`` of this tensor, written into its own memory; returns the tensor."
+    return method
+
+
+def _logical(operator: str) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        return dispatch.call("assign", self, getattr(self, operator)(other))
+
+    return method
+
+
+def stand_on(tensor: Any, other: Any) -> None:
+    """Give ``tensor`` the memory, shape, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
+    if other._place is not None and other._place.strides is not None:
+        other = other._copy()  # a part of a base: memory of its own
+    for slot in ("buffer", "array", "shape", "dtype", "context", "queue", "pool_handle", "host_ref", "pending_event", "pending_release"):
+        setattr(tensor, slot, getattr(other, slot))
+    tensor._written, tensor._source, tensor._place = other._writes(), other._source, None
+    wrote((tensor,))
+    tensor._mark(tensor.requires_grad, tensor.persistent)
+
+
+def _set_data(self: Any, other: Any) -> None:
+    if not hasattr(other, "_written"):
+        raise TypeError(message("data", "data must be a tensor", "write values with x.data[...] = values", given=type(other).__name__))
+    if other._written is None or other._written is not self._written:
+        stand_on(self, other)
+
+
+def install(tensor: Any) -> None:
+    """Give the class of tensors its in-place methods and operators, and ``data``."""
+    tensor.data = property(tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")
+    for name in METHODS:
+        setattr(tensor, f"{name}_", _method(name))
+    for name, op in OPERATORS.items():
+        setattr(tensor, f"__i{name}__", _method(op))
+    for name in LOGICAL:
+        setattr(tensor, f"__i{name}__", _logical(f"__{name}__"))

@@ -1,0 +1,50 @@
+"""When memory was written in place: one clock, and one mark that all tensors over the same memory share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from netcl.core import dispatch, recording
+
+
+class clock:
+    """The order of what happens to values: writes in place and ops that a tape records. ``last`` is when anything was last written."""
+
+    tick = itertools.count(1).__next__
+    last = 0
+
+
+class Writes(list[int]):
+    """When one block of memory was last written in place, by the :class:`clock`. All tensors over the memory share this object."""
+
+    copies: Any = None  # filled by ops.views: the views that hold a copy of a part of the memory, weakly
+    base: Any = None  # filled by ops.views: finds a tensor over the whole memory
+
+
+def wrote(tensors: Iterable[Any]) -> None:
+    """Note that the values of tensors change in place: every tensor over the same memory knows, and so do tapes and recordings."""
+    clock.last = now = clock.tick()
+    for t in tensors:
+        if t._place is not None:
+            dispatch.call("check_write", t)
+        if t._written is None:
+            t._written = Writes((now,))
+        else:
+            stamp(t._written, now)
+    if recording.listening:
+        recording.changed(tensors)
+
+
+def stamp(written: Writes, now: int) -> None:
+    """Note when memory was written; views that hold copies of it are read again when they are next used."""
+    written[0] = now
+    if written.copies is not None:
+        dispatch.call("refresh_copies", written)
+
+
+def wrote_again(t: Any) -> None:
+    """Note a write after it was done, too: a view of ``t`` that was an operand has been read in between."""
+    if t._written is not None and t._written.copies is not None:
+        wrote((t,))

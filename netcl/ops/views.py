@@ -1,0 +1,492 @@
+"""Views: slices and transpositions are copies here, and this module keeps them in step with the tensor they were taken from.
+
+A :class:`Place` says where in the memory of its base a view lies. A write to a view goes into the base. After a write to the base, the
+views that hold a copy become deferred tensors: whoever asks for their memory next has them read again. Reading costs nothing extra.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dispatch, memory, recording
+from netcl.core.errors import AutogradError, ShapeError, message
+from netcl.core.tensor import DeferredTensor, Tensor, memory_of
+from netcl.core.writes import Writes, wrote
+from netcl.ops.registry import S, op
+from netcl.ops.strided import broadcast_strides, copy_block, dense, take_block
+
+_PRUNED_FROM = 32  # entries of a weak list, from which on it is pruned as often as its length has doubled
+
+
+class History:
+    """What autograd knows of the memory that a base and its views share: where the gradient of the base goes, and who is attached."""
+
+    __slots__ = ("attached", "edge", "leaf", "shape", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size  # of the memory, in elements
+        self.shape: tuple[int, ...] = (size,)  # of the tensor that has the edge
+        self.edge: tuple[Any, int] | None = None
+        self.leaf = False  # whether the base is a leaf that requires grad
+        self.attached: list[weakref.ref[Tensor]] = []
+
+    def comes_from(self, x: Tensor) -> None:
+        """The memory has the values and the history of ``x``."""
+        self.shape, self.leaf = x.shape, x.requires_grad and x.grad_fn is None
+        self.edge = None if x.grad_fn is None else (x.grad_fn, x._index)
+
+    def members(self) -> list[Tensor]:
+        """The tensors that are alive."""
+        return [t for t in _alive(self.attached) if t._place is not None and t._place.history is self]
+
+
+class Place:
+    """Where a view lies in the memory of its base: offset and strides in elements.
+
+    ``strides=None``: the view shares the memory of its base. ``source``: not a view but a copy, as in torch, that still shares its
+    memory with the view ``source`` if that is alive.
+    """
+
+    __slots__ = ("history", "offset", "source", "strides")
+
+    def __init__(
+        self, offset: int, strides: tuple[int, ...] | None, history: History | None = None, source: weakref.ref[Tensor] | None = None
+    ):  # fmt: skip
+        self.offset, self.strides, self.history, self.source = offset, strides, history, source
+
+
+def _alive(refs: Sequence[weakref.ref[Tensor]]) -> list[Tensor]:
+    return [t for ref in refs if (t := ref()) is not None]
+
+
+def _note(refs: list[weakref.ref[Tensor]], t: Tensor) -> None:
+    refs.append(weakref.ref(t))
+    if len(refs) >= _PRUNED_FROM and not len(refs) & (len(refs) - 1):
+        refs[:] = [ref for ref in refs if ref() is not None]
+
+
+def is_copy(t: Tensor) -> bool:
+    """Whether a tensor is a view that holds a copy of a part of its base."""
+    return t._place is not None and t._place.strides is not None
+
+
+# ---- making views
+
+
+def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) -> None:
+    """Note that ``view`` was made from ``x``: at an offset, with strides, in elements of ``x`` as if that were contiguous memory.
+
+    ``strides=None``: ``view`` is a reshape of ``x``.
+    """
+    if x._place is None:
+        x._place = Place(0, None)
+    place = x._place
+    if place.history is None:
+        place.history = History(x.size if place.strides is None else _end(x))
+        _note(place.history.attached, x)
+    history = place.history
+    if place.strides is None:
+        history.comes_from(x)
+    if strides is not None:
+        _copied(x, view, Place(*composed(x, offset, strides), history))
+    elif view._place is None:
+        view._place = place
+    elif view._place.strides is None and place.strides is not None:
+        return  # not a view but a copy
+    else:
+        view._place.history = history
+    _note(history.attached, view)
+
+
+def _end(view: Tensor) -> int:
+    """How many elements the memory of a base has at least, by a view that holds a copy."""
+    return 1 + view._place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view._place.strides, strict=True))
+
+
+def own(x: Tensor) -> Tensor:
+    """The result of a slice that is no view of its input: in torch, ``flip`` copies."""
+    x._place = x._written = None
+    return x
+
+
+def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """Offset and strides in the memory of the base, of a block of ``x`` given as if ``x`` were contiguous."""
+    place = x._place
+    if place is None or place.strides is None:
+        return offset, tuple(strides)
+    steps, own = dense(x.shape), place.strides
+
+    def along(n: int) -> int:
+        """How far ``n`` elements of contiguous ``x`` are in the base; ``n`` is a step along one axis, or a position."""
+        total, sign, n = 0, (-1 if n < 0 else 1), abs(n)
+        for step, stride, size in zip(steps, own, x.shape, strict=True):
+            if size > 1 and step:
+                total += n // step * stride
+                n %= step
+        return sign * total
+
+    return place.offset + along(offset), tuple(along(n) for n in strides)
+
+
+def _copied(x: Tensor, view: Tensor, place: Place) -> None:
+    """Make ``view``, which holds a copy of a part of ``x``, a member of the family of ``x``."""
+    written = x._writes()
+    if written.base is None:
+        written.base = _base(x)
+    view._place, view._written = place, written
+    if written.copies is None:
+        written.copies = []
+    _note(written.copies, view)
+
+
+def _same(owner: Any) -> Any:
+    return owner
+
+
+def _base(x: Tensor) -> Callable[[], Tensor | None]:
+    """Finds a tensor over the memory of ``x``, without keeping that memory alive; ``None`` once nobody holds it any more."""
+    there, written, kind = weakref.ref(x), weakref.ref(x._writes()), (x.shape, x.dtype, x.context, x.queue)
+    host = x.host_ref if type(x) is Tensor and memory.shares_host(x.pool_handle) else None
+    memory_owner: Any = x._source
+    weak = True
+    if memory_owner is None and x.array is not None:
+        memory_owner = memory_of(x.array)
+        weak = memory_owner.size == x.size and memory_owner.dtype == x.array.dtype and memory_owner.flags.c_contiguous
+        memory_owner = memory_owner if weak else x.array  # a part of an array of the caller's
+    elif memory_owner is None:
+        memory_owner, weak = x.pool_handle or x.buffer, x.pool_handle is not None
+    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else partial(_same, memory_owner)
+    del memory_owner
+
+    def find() -> Tensor | None:
+        t, mark = there(), written()
+        if t is not None and t._written is mark:
+            return t
+        owner = held()
+        if owner is None or mark is None:
+            return None
+        shape, dtype, context, queue = kind
+        if hasattr(owner, "compute"):
+            made = owner.compute()._view(shape)
+        elif context is None:
+            made = Tensor._of_array(owner.reshape(shape), dtype, queue)
+        elif isinstance(owner, memory.BufferHandle):
+            made = Tensor(owner.buffer, shape, dtype, context, queue, owner)
+        else:
+            made = Tensor(owner, shape, dtype, context, queue)
+        made._written, made.host_ref = mark, host
+        return made
+
+    return find
+
+
+def follow(t: Tensor, alias: Tensor) -> Tensor:
+    """Give a tensor over the memory of the view ``t``, under another shape, its place; it has no history yet."""
+    place = t._place
+    if place.source is not None:
+        alias._place = Place(0, None, None, place.source)
+    elif place.strides is not None:
+        strides = restrided(t.shape, place.strides, alias.shape)
+        if strides is None:
+            alias._place, alias._written = Place(0, None, None, weakref.ref(t)), Writes(t._writes())
+        else:
+            alias._place = Place(place.offset, strides)
+            _note(alias._writes().copies, alias)
+    return alias
+
+
+def restrided(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides of a strided block under another shape; ``None`` if only a copy can have that shape.
+
+    >>> restrided((2, 3), (3, 1), (6,)), restrided((3, 2), (1, 3), (6,))
+    ((1,), None)
+    """
+    if 0 in shape or math.prod(shape) == 1:
+        return dense(new)
+    old = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n != 1]
+    result, at, count, seen, base = [0] * len(new), len(new) - 1, 1, 1, old[-1][1]
+    for i in reversed(range(len(old))):
+        count *= old[i][0]
+        if i and old[i - 1][1] == count * base:
+            continue
+        while at >= 0 and (seen < count or new[at] == 1):
+            result[at] = seen * base
+            seen *= new[at]
+            at -= 1
+        if seen != count:
+            return None
+        if i:
+            base, count, seen = old[i - 1][1], 1, 1
+    return tuple(result)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """``x`` itself, or, if it is a view that is not contiguous in its base, a copy as torch makes it."""
+    if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x._place.strides, dense(x.shape), strict=True)):
+        return x
+    made: Tensor = dispatch.call("reshape", x, x.shape)
+    made._place, made._written = Place(0, None, None, weakref.ref(x)), Writes(x._writes())
+    return made
+
+
+# ---- reading again
+
+
+class Reread:
+    """The source of a view whose base has been written since it was read."""
+
+    __slots__ = ("__weakref__", "_made", "base", "dtype", "place", "shape")
+
+    def __init__(self, view: Tensor, base: Tensor):
+        self.shape, self.dtype, self.place = view.shape, view.dtype, view._place
+        self.base: Tensor | None = base
+        self._made: Tensor | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is still to be read."""
+        return self._made is None
+
+    def seen_by(self, tensor: Tensor) -> None:
+        """A further tensor rests on this source."""
+
+    def compute(self) -> Tensor:
+        """The values the base has now, in memory of their own."""
+        if self._made is None:
+            assert self.base is not None
+            made = Tensor.empty(self.shape, self.dtype, queue=self.base.queue)
+            copy_block(self.shape, self.base, self.place.offset, self.place.strides, made, 0, dense(self.shape))
+            self._made, self.base = made, None
+        return self._made
+
+    made = property(compute)  # fused code asks for this first
+
+
+_stale: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
+
+
+def _is_stale(view: Tensor) -> bool:
+    return type(view._source) is Reread and view._source.stale
+
+
+def _memory(t: Tensor) -> Any:
+    return t.buffer if t.array is None else memory_of(t.array)
+
+
+def _copies(written: Writes) -> list[Tensor]:
+    return [view for view in _alive(written.copies or ()) if view._written is written and is_copy(view)]
+
+
+def refresh_copies(written: Writes) -> None:
+    """The memory of a base is written: let its views be read again when they are next used."""
+    views = _copies(written)
+    base = written.base() if views else None
+    if base is not None:
+        for view in views:
+            if _is_stale(view):
+                continue
+            _ = view.buffer  # a view that is deferred is computed from what the base held before
+            view._compute_readers()
+            for slot in ("array", "buffer", "pool_handle"):
+                delattr(view, slot)
+            view._source, view.__class__ = Reread(view, base), DeferredTensor
+            _stale[id(view)] = view
+    written.copies = [weakref.ref(view) for view in views] or None
+
+
+def _settle() -> None:
+    """Read stale views again before a step is recorded or replayed: that is no part of the step."""
+    if _stale and recording.active.recorder is None:
+        for view in list(_stale.values()):
+            _ = view.buffer
+        _stale.clear()
+
+
+recording.settlers.append(_settle)
+
+
+# ---- writing
+
+
+def store(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
+    """Write values of the dtype of ``t`` into its memory, and into its base's if it is a view. ``strides`` broadcast the values."""
+    walked = dense(values.shape) if strides is None else strides
+    target, offset, steps = writable(t)
+    if values._written is not None and values._written is target._written:
+        values = values._copy()
+    target._compute_readers()
+    target.host_ref = target.host_ref if memory.shares_host(target.pool_handle) else None
+    copy_block(t.shape, values, 0, walked, target, offset, steps)
+    wrote((target,))
+    return t
+
+
+def publish(t: Tensor) -> None:
+    """The memory of ``t`` itself has been written: if it is a view, write its base, too."""
+    if is_copy(t):
+        own = Tensor(t.buffer, t.shape, t.dtype, t.context, t.queue, t.pool_handle, array=t.array)
+        store(t, own)
+    else:
+        wrote((t,))
+
+
+def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
+    """The tensor whose memory a write to ``t`` changes, and where: ``t`` itself, or the base it is a view of."""
+    place = t._place
+    if place is None or place.strides is None:
+        check_write(t)
+        return t, 0, dense(t.shape)
+    if any(n > 1 and not stride for n, stride in zip(t.shape, place.strides, strict=True)):
+        what = "cannot write in place to an expanded tensor: several of its elements are one element of its base"
+        raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
+    if recording.listening and not recording.made(t):
+        recording.host_work("a write to a view that was made before the step")
+    written = t._writes()
+    base = written.base()
+    if base is None:
+        base = _rebuilt(written, t)
+    check_write(base)
+    return base, place.offset, place.strides
+
+
+def _rebuilt(written: Writes, t: Tensor) -> Tensor:
+    """Memory for a base that nobody holds any more, with the parts that its views still show."""
+    views = _copies(written)
+    base = Tensor.empty((max(_end(view) for view in views),), t.dtype, queue=t.queue)
+    for view in views:
+        copy_block(view.shape, view, 0, dense(view.shape), base, view._place.offset, view._place.strides)
+    base._written = written
+    written.base = _base(base)
+    return base
+
+
+def check_write(t: Tensor) -> None:
+    """Refuse a write to the memory of ``t`` itself if that would miss its base; a view that is the last of its family becomes free."""
+    place = t._place
+    if place is None:
+        return
+    if place.source is not None:
+        other = place.source()
+        if other is not None and not _is_stale(other) and _memory(other) is _memory(t):
+            what = "cannot write in place to the copy of a view that shares its memory with the view"
+            raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
+        place.source = None
+    elif place.strides is not None:
+        written = t._writes()
+        if written.base() is not None or len(_copies(written)) > 1:
+            what = "cannot write to a view here: its base would not see the change"
+            raise AutogradError(message("in place", what, "write to a clone(), or to the base: base[index] = value", shape=t.shape))
+        t._place, t._written = None, Writes(written)
+
+
+for _name, _function in (("store", store), ("check_write", check_write), ("refresh_copies", refresh_copies), ("follow_view", follow),
+                         ("contiguous", contiguous)):  # fmt: skip
+    dispatch.fill(_name, _function)
+
+
+# ---- which ops make views
+
+
+def _link_slice(x: Tensor, out: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> None:
+    strides = dense(x.shape)
+    start = sum(at * stride for at, stride in zip(starts, strides, strict=True))
+    link(x, out, start, [step * stride for step, stride in zip(steps, strides, strict=True)])
+
+
+def _link_reorder(x: Tensor, out: Tensor, order: Sequence[int]) -> None:
+    strides = dense(x.shape)
+    link(x, out, 0, [strides[axis] for axis in order])
+
+
+def _link_split(x: Tensor, out: Sequence[Tensor], sizes: Any, axis: int) -> None:
+    strides, start = dense(x.shape), 0
+    for part in out:
+        link(x, part, start * strides[axis], strides)
+        start += part.shape[axis]
+
+
+def _link_unbind(x: Tensor, out: Sequence[Tensor], axis: int, order: Sequence[int]) -> None:
+    strides = dense(x.shape)
+    kept = [stride for i, stride in enumerate(strides) if i != axis % x.ndim]
+    for i, part in enumerate(out):
+        link(x, part, i * strides[axis], [kept[at] for at in order])
+
+
+#: The ops whose results are views, and how each places them: ``place(x, out, keywords of the call)``.
+LAYOUTS: dict[str, Callable[..., None]] = {
+    "reshape": lambda x, out, **_: link(x, out, 0, None),
+    "expand": lambda x, out, **_: link(x, out, 0, broadcast_strides(x.shape, out.shape)),
+    "strided_slice": _link_slice, "reorder": _link_reorder, "split": _link_split, "unbind": _link_unbind,
+}  # fmt: skip
+
+
+def _check_block(name: str, shape: Sequence[int], size: Sequence[int], stride: Sequence[int], storage_offset: int) -> None:
+    ends = [(n - 1) * step for n, step in zip(size, stride, strict=True)]
+    low, high = storage_offset + sum(min(0, end) for end in ends), storage_offset + sum(max(0, end) for end in ends)
+    reach = 0
+    for step, n in sorted((abs(step), n) for n, step in zip(size, stride, strict=True) if n > 1):
+        if step <= reach:
+            what = "the block must not name an element twice"
+            raise ShapeError(message(name, what, "use expand, or index with a tensor", size=tuple(size), stride=tuple(stride)))
+        reach += (n - 1) * step
+    if 0 not in size and (low < 0 or high >= math.prod(shape)):
+        values = {"shape": tuple(shape), "size": tuple(size), "stride": tuple(stride), "storage_offset": storage_offset}
+        raise ShapeError(message(name, "the block reaches beyond the tensor", **values))
+
+
+def _block_ref(x: np.ndarray, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> np.ndarray:
+    flat = np.ascontiguousarray(x).reshape(-1)
+    at = np.array(storage_offset) + sum(np.ix_(*(np.arange(n) * step for n, step in zip(size, stride, strict=True))), np.array(0))
+    return flat[at]
+
+
+def _scatter_ref(x: np.ndarray, src: np.ndarray, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> np.ndarray:
+    places = _block_ref(np.arange(x.size).reshape(x.shape), size, stride, storage_offset)
+    out = x.copy().reshape(-1)
+    out[places] = src
+    return out.reshape(x.shape)
+
+
+def _as_strided_vjp(F: Any, g: Any, x_shape: Any, size: Any, stride: Any, storage_offset: int) -> Any:
+    return F.as_strided_scatter(Tensor.zeros(x_shape, g.dtype, queue=g.queue), g, size, stride, storage_offset)
+
+
+@op(
+    vjp=_as_strided_vjp,
+    ref=_block_ref,
+    samples=[S((3, 4), size=(4, 3), stride=(1, 4)), S((5, 4), size=(2, 2), stride=(8, -2), storage_offset=3)],
+    errors=[
+        (S((3,), size=(2,), stride=(3,)), r"\[as_strided\] the block reaches beyond the tensor"),
+        (S((4,), size=(3, 2), stride=(1, 1)), r"\[as_strided\] the block must not name an element twice"),
+    ],
+)
+def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
+    """A block of a contiguous tensor, by size, stride and offset in elements; the result has memory of its own."""
+    _check_block("as_strided", x.shape, size, stride, storage_offset)
+    return take_block(x, tuple(size), storage_offset, tuple(stride))
+
+
+def _scatter_vjp(F: Any, g: Any, size: Any, stride: Any, storage_offset: int, needs: Any) -> Any:
+    zeros = Tensor.zeros(tuple(size), g.dtype, queue=g.queue)
+    old = F.as_strided_scatter(g, zeros, size, stride, storage_offset) if needs[0] else None
+    return old, F.as_strided(g, size, stride, storage_offset) if needs[1] else None
+
+
+@op(
+    vjp=_scatter_vjp,
+    ref=_scatter_ref,
+    samples=[S((3, 4), (4, 3), size=(4, 3), stride=(1, 4)), S((5, 4), (2, 2), size=(2, 2), stride=(8, -2), storage_offset=3)],
+    errors=[(S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the block reaches beyond the tensor")],
+)
+def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
+    """``x`` with ``src`` where :func:`as_strided` would have read."""
+    _check_block("as_strided_scatter", x.shape, size, stride, storage_offset)
+    out = x._copy()
+    copy_block(tuple(size), src, 0, dense(size), out, storage_offset, tuple(stride))
+    return out
