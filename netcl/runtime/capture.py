@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial, update_wrapper
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -24,7 +24,7 @@ from netcl.core import dispatch, recording
 from netcl.core.device import CPUQueue, get_active_device
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.runtime.contract import EXACTLY_PLAIN, is_a, is_layer
+from netcl.runtime.contract import EXACTLY_PLAIN, is_a, is_layer, items_of
 from netcl.runtime.followed import Seen
 from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Graph, Output
 from netcl.runtime.recorder import CaptureError, Recorder, difference
@@ -62,8 +62,16 @@ class _Calls:
         if is_a(arg, np.ndarray):
             return Tensor.from_host(self._queue(), arg)
         if type(arg) in (list, tuple):
-            return type(arg)(self._part(part) for part in arg)
-        return {name: self._part(part) for name, part in arg.items()} if type(arg) is dict else arg
+            parts: Any = type(arg)([self._part(part) for part in arg])
+        elif type(arg) is dict:
+            parts = {name: self._part(part) for name, part in arg.items()}
+        else:
+            return arg
+        return parts if any([new is not old for new, old in zip(_items(parts), _items(arg), strict=True)]) else arg  # which it may change
+
+    def held(self) -> list[int]:
+        """What is in the containers among the arguments now."""
+        return [id(part) for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
     def _queue(self) -> Any:
         return self.queue or get_active_device().queue
@@ -95,6 +103,17 @@ class _Calls:
     @property
     def on_numpy(self) -> bool:
         return bool(self.objects) and any([is_a(t, Tensor) and t.context is None for t in self.objects])
+
+
+def _items(container: Any) -> Iterable[Any]:
+    return container.values() if type(container) is dict else container
+
+
+def _inside(arg: Any) -> Iterator[Any]:
+    if type(arg) in (list, tuple, dict):
+        for part in items_of(arg):
+            yield part
+            yield from _inside(part)
 
 
 class _Program:
@@ -330,10 +349,14 @@ class CompiledFunction:
             return self._plain(call.args, call.kwargs)
         recorder = Recorder(call.tensors)
         gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
-        settings = case.settings()
+        settings, held = case.settings(), [*call.held()]
+        kept = [part for arg in (*call.args, *call.kwargs.values()) for part in _inside(arg)]  # so that their numbers stay their own
         with recorder, self._surroundings.observed(call.objects) as seen:
             run = _Run(self._plain(call.args, call.kwargs), recorder)
         recorder.finish()
+        if call.held() != held:
+            recorder.host_work("a container among its arguments changes")
+        del kept
         if case.changed(settings):
             recorder.host_work("a setting of a module changes, or which tensors learn")
         known = case.seen
@@ -361,7 +384,7 @@ class CompiledFunction:
             self._give_up(program, recorder.problem)
             return
         fixed, hidden = self._surroundings.fixed(), self._surroundings.unguarded(call.objects)
-        hidden = f"it calls {seen.problem}" if seen.problem else hidden and f"it reads what is not guarded: {hidden}"
+        hidden = f"it reads what is not guarded: {hidden}" if hidden else seen.problem and f"it calls {seen.problem}"
         if self._agrees(program, recorder, run, call.tensors, hidden, fixed):
             if hidden:
                 self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")

@@ -47,8 +47,8 @@ MOST_BYTES = 4096  # of an array whose values are compared at every call
 LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
 #: Modules of functions that depend on their arguments alone.
 PURE = frozenset(
-    "abc bisect builtins cmath collections contextlib copy copyreg dataclasses decimal enum fractions frozen_importlib"
-    " frozen_importlib_external functools heapq importlib itertools math ml_dtypes netcl numpy operator re sre statistics"
+    "abc bisect builtins cmath collections contextlib copy copyreg dataclasses enum fractions frozen_importlib"
+    " frozen_importlib_external functools heapq importlib itertools math ml_dtypes netcl numbers numpy operator re sre statistics"
     " string struct types typing".split()
 )
 #: Functions of those modules that depend on more, or do more than return a value.
@@ -62,7 +62,8 @@ _FIXED = (type, ModuleType, CodeType, np.dtype, np.ufunc, type(np.sum), range, s
           datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction, pathlib.PurePath,
           enum.Enum, logging.Logger, type(Ellipsis), type(NotImplemented))  # fmt: skip
 #: Classes of Python's library that a user's class may extend: they hold no state but what is guarded.
-_BASES = frozenset((object, SimpleNamespace, OrderedDict, defaultdict, Counter, decimal.Decimal, fractions.Fraction, *CONTAINERS, *SETS, *EXACTLY_PLAIN))
+_BASES = frozenset((object, SimpleNamespace, OrderedDict, defaultdict, Counter, decimal.Decimal, fractions.Fraction,
+                    *CONTAINERS, *SETS, *EXACTLY_PLAIN))  # fmt: skip
 _MODULE: Any = vars(type)["__module__"]  # which a class may hide
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
@@ -222,7 +223,7 @@ class Vet:
         self._seen[id(value)] = depth
         if is_a(value, (*CONTAINERS, *SETS)):
             return self._items(value, name, depth)
-        if is_a(value, (MethodType, BuiltinFunctionType)):
+        if is_a(value, (MethodType, BuiltinFunctionType, MethodWrapperType)):
             return "" if value.__self__ is None else self(value.__self__, name, depth)
         if is_a(value, partial):
             return self._first([(part, f"an argument of {name}") for part in (*value.args, *value.keywords.values())], depth)

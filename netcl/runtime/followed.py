@@ -72,6 +72,7 @@ _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDERE
 _BY_NAME = frozenset(("getattr", "hasattr"))  # whoever calls these with a text names an attribute, and
 _BY_ANY_NAME = frozenset(("vars", "attrgetter", "__dict__", "dir"))  # whoever uses these may mean any
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_OF_SELF = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER")  # with an attribute; else it goes on as a whole
 _FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
 
@@ -90,6 +91,11 @@ def _reads(code: CodeType) -> _Reads:
         if step.opname.startswith(_NAMED):
             name = step.argval if isinstance(step.argval, str) else step.argval[-1]  # some load two
             path = local.get(name, (name,))
+            following = steps[i + 1].opname if i + 1 < len(steps) else ""
+            if (path == (_FIRST,) and not following.startswith(_OF_SELF)) or (
+                name != step.argval and local.get(step.argval[0]) == (_FIRST,)
+            ):
+                reads.paths.add((_FIRST, ""))
             if name in _BY_NAME and name not in local:
                 reads.loose.add(_attribute_named(steps[i + 1 : i + 12]))
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -154,10 +160,14 @@ class Seen:
         self.calls: dict[tuple[int, CodeType], Callable[[], Any]] = {}  # with the object, weakly: those the step makes are gone after it
         self.problem = ""
         self._passed: set[CodeType] = set()
+        self._aside: FrameType | None = None  # an import or a log message: what these run is no part of the step
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        if event == "call":
+        if self._aside is not None:
+            if event == "return" and frame is self._aside:
+                self._aside = None
+        elif event == "call":
             if code not in self._passed:
                 self._called(frame, code)
         elif event == "c_call" and not self.problem and code not in self._passed and _is_foreign_code(frame):
@@ -167,10 +177,12 @@ class Seen:
         forward, foreign = code.co_name == "forward", _is_foreign_code(frame)
         if not forward and not foreign:
             what = unvouched_module(frame.f_globals.get("__name__"), code.co_name)
-            if not what:
+            if not what and frame.f_globals.get("__name__") not in _ASIDE:
                 self._passed.add(code)
             elif not self.problem and frame.f_back is not None and _is_foreign_code(frame.f_back):
                 self.problem = what
+            if frame.f_globals.get("__name__") in _ASIDE:
+                self._aside = frame
             return
         if code.co_name[0] == "<" and code.co_name != "<lambda>":
             return
@@ -181,6 +193,9 @@ class Seen:
         if foreign:
             owner = first if layer or (is_of_users_class(first) and class_attribute(type(first), "__weakref__") is not None) else None
             self.calls[id(owner), code] = _nobody if owner is None else weakref.ref(owner)
+
+
+_ASIDE = frozenset(("importlib._bootstrap", "_frozen_importlib", "logging", "warnings"))
 
 
 def _is_foreign_code(frame: FrameType) -> bool:
@@ -212,6 +227,7 @@ class Search:
         self.methods: dict[tuple[type, str], None] = {}
         self.library: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}  # names of modules that are not the user's
         self.random: dict[str, None] = {}  # functions of NumPy that are
+        self.layers: dict[int, Any] = {}
         self._roots: dict[tuple[int, str | None], tuple[Place, set[Path]]] = {}
         self._holders: dict[int, dict[str, Any]] = {}
         self._function = function
@@ -268,6 +284,10 @@ class Search:
 
     def watched(self) -> list[tuple[Place, list[Path]]]:
         """The places that are told at every call, each with the attributes that are read from there on."""
+        for layer in self.layers.values():  # which are told if they are called, and may be read without
+            names = [name for name in self.loose if name in instance_dict(layer)]
+            for name in names:
+                self._note((self._held(layer), ""), (name,), f"a {type(layer).__name__}")
         return [(place, [path for path in paths if not any(path == other[: len(path)] for other in paths - {path})])
                 for place, paths in self._roots.values()]  # fmt: skip
 
@@ -297,12 +317,18 @@ class Search:
             self._note((sys.modules, name), tuple(rest), name)
         for first, *rest in sorted(reads.paths):
             if first == _FIRST:
-                if rest:
+                if rest == [""] or "__dict__" in rest:  # goes to where its attributes are read without a name
+                    if owner is not None:
+                        self._note((self._held(owner), ""), (), f"a {type(owner).__name__}")
+                elif rest:
                     self._note_attribute(owner, rest)
             elif first in cells:
                 self._note((cells[first], None), tuple(rest), first)
             elif first in function.__globals__ or not hasattr(builtins, first):
                 self._note((function.__globals__, first), tuple(rest), first)
+            else:
+                for names in (function.__globals__, vars(builtins)):
+                    self.library[id(names), first] = names, first
 
     def _note_values(self, values: Sequence[Any], called: str) -> None:
         """Arguments that are fixed, as objects that may change."""
@@ -386,6 +412,7 @@ class Search:
             for layer in value.modules():
                 self._method(layer, "forward")
                 self.methods[type(layer), "forward"] = None
+                self.layers[id(layer)] = layer
         elif not is_a(value, type):
             self._method(value, "__call__")
             if of_netcl(module_of(type(value))) and "__wrapped__" in instance_dict(value):  # compiled

@@ -169,7 +169,7 @@ class Surroundings:
         elif kind is np.ndarray and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             self._told += (value.shape, value.dtype, value.tobytes())
         else:
-            self._told.append(id(value))
+            self._told += (id(value), kind)
             self._kept.append(value)
             if self._loose and self._goes_into(value, depth):
                 self._tell_loose(value, depth)
