@@ -192,7 +192,7 @@ class _Case:
 
     def __init__(self, objects: Sequence[Any]):
         self.objects = list(objects)
-        self.modes: list[tuple[dict[str, Any], str]] = []
+        self.modes: tuple[list[dict[str, Any]], list[str]] = [], []  # mappings, and names in them
         self.sizes: list[Sized] = []
         self.watched: list[Tensor] = []
         self.leaves: list[Tensor] = []
@@ -201,11 +201,13 @@ class _Case:
 
     def watch(self, recorder: Recorder) -> None:
         """Ask everything this recording rested on from now on."""
-        known = {(id(of), name) for of, name in self.modes}
+        known = {(id(of), name) for of, name in zip(*self.modes, strict=True)}
         tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
         for d in recorder.dependencies.values():
             self.sizes += [of for of in d.sizes if id(of) not in sizes]
-            self.modes += [(d.owner.__dict__, name) for name in d.modes if (id(d.owner.__dict__), name) not in known]
+            modes = [name for name in d.modes if (id(d.owner.__dict__), name) not in known]
+            self.modes[0].extend([d.owner.__dict__] * len(modes))
+            self.modes[1].extend(modes)
             self.watched += [t for t in d.tensors() if id(t) not in tensors]
             tensors |= {id(t) for t in d.tensors()}
         self.leaves += [t for t in recorder.leaves.values() if id(t) not in leaves]
@@ -218,7 +220,7 @@ class _Case:
 
     def settings(self) -> tuple[Any, ...]:
         """What of that a replay leaves as it is."""
-        return (*[of.get(name) for of, name in self.modes], *map(len, self.sizes), *[t.requires_grad for t in self.watched])
+        return (*map(dict.get, *self.modes), *map(len, self.sizes), *[t.requires_grad for t in self.watched])
 
     def changed(self, settings: tuple[Any, ...]) -> bool:
         """Whether settings are no longer what they were. A tensor is another one or not: its values are not compared."""

@@ -21,7 +21,6 @@ from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
-    MappingProxyType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
@@ -64,6 +63,7 @@ _FIXED = (type, ModuleType, CodeType, np.dtype, np.ufunc, type(np.sum), range, s
 #: Classes of Python's library that a user's class may extend: they hold no state but what is guarded.
 _BASES = frozenset((object, SimpleNamespace, OrderedDict, defaultdict, Counter, decimal.Decimal, fractions.Fraction,
                     *CONTAINERS, *SETS, *EXACTLY_PLAIN))  # fmt: skip
+_NOTHING: dict[str, Any] = {}
 _MODULE: Any = vars(type)["__module__"]  # which a class may hide
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
@@ -76,10 +76,9 @@ def is_a(value: Any, kinds: Any) -> bool:
 def instance_dict(value: Any) -> Mapping[str, Any]:
     """The ``__dict__`` of an object or a class; empty if there is none."""
     try:
-        found = object.__getattribute__(value, "__dict__")
+        return object.__getattribute__(value, "__dict__")
     except AttributeError:
-        return {}
-    return found if is_a(found, (dict, MappingProxyType)) else {}
+        return _NOTHING
 
 
 def class_attribute(kind: type, name: str) -> Any:
@@ -123,8 +122,8 @@ def items_of(value: Any) -> Iterable[Any]:
 
 def module_of(kind: Any) -> str:
     """The name of the module that a class or a function comes from."""
-    name = _MODULE.__get__(kind) if is_a(kind, type) else getattr(kind, "__module__", None)
-    return name if is_a(name, str) else "builtins"
+    name = _MODULE.__get__(kind) if isinstance(kind, type) else getattr(kind, "__module__", None)
+    return name if isinstance(name, str) else "builtins"
 
 
 def of_netcl(module: str | None) -> bool:
@@ -175,7 +174,7 @@ def all_tensors(value: Any) -> TypeGuard[list[Tensor]]:
 
 def _is_extension(module: str) -> bool:
     file = instance_dict(sys.modules.get(module)).get("__file__")
-    return is_a(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES))
+    return isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def _base_is_known(kind: type) -> bool:
@@ -267,8 +266,8 @@ def unvouched_call(function: Any) -> str:
     """The name of a function written in C, if its result depends on more than its arguments or it does more than return one."""
     name = getattr(function, "__name__", "")
     of = function.__self__ if is_a(function, BuiltinFunctionType) else getattr(function, "__objclass__", None)
-    if of is None or is_a(of, ModuleType):
-        module = (of.__name__ if is_a(of, ModuleType) else module_of(function)).lstrip("_")
+    if of is None or isinstance(of, ModuleType):
+        module = (of.__name__ if isinstance(of, ModuleType) else module_of(function)).lstrip("_")
         return "" if _is_pure(module, name) else (name if module == "builtins" else f"{module}.{name}") + "()"
     kind = of if is_a(of, type) else type(of)
     known = _is_pure(module_of(kind).lstrip("_"), name) if is_a(of, type) else not unguarded_method(of)

@@ -72,7 +72,7 @@ _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDERE
 _BY_NAME = frozenset(("getattr", "hasattr"))  # whoever calls these with a text names an attribute, and
 _BY_ANY_NAME = frozenset(("vars", "attrgetter", "__dict__", "dir"))  # whoever uses these may mean any
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
-_OF_SELF = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER")  # with an attribute; else it goes on as a whole
+_OF_SELF = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER", "COPY", "DUP_TOP")  # with an attribute; else it goes on as a whole
 _FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
 
@@ -102,6 +102,8 @@ def _reads(code: CodeType) -> _Reads:
             if not path and step.opname == "LOAD_ATTR" and "NULL" not in step.argrepr:
                 reads.loose.add(step.argval)
             path = (*path, step.argval) if path and (*path, step.argval) not in made else ()
+        elif step.opname in ("COPY", "DUP_TOP") and step.arg in (None, 1):  # of ``a.b += 1``
+            continue
         else:
             if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
                 if path and not branched and (*path, step.argval) not in reads.paths:
@@ -186,7 +188,7 @@ class Seen:
             return
         if code.co_name[0] == "<" and code.co_name != "<lambda>":
             return
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        first: Any = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         layer = is_layer(first)
         if forward and layer and class_attribute(type(first), "_tell_recorder") is not None:
             first._tell_recorder()
@@ -411,7 +413,8 @@ class Search:
         elif is_layer(value):
             for layer in value.modules():
                 self._method(layer, "forward")
-                self.methods[type(layer), "forward"] = None
+                if any("forward" in vars(kind) for kind in type(layer).__mro__[:-2]):  # not that of Module, which is none
+                    self.methods[type(layer), "forward"] = None
                 self.layers[id(layer)] = layer
         elif not is_a(value, type):
             self._method(value, "__call__")

@@ -11,7 +11,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ from netcl.runtime.contract import (
     loose_names,
 )
 from netcl.runtime.followed import Path, Place, Search, Seen, bound
+
+_OF_OWN = (*PLAIN, list, dict)
 
 
 class Left:
@@ -71,6 +73,7 @@ class Surroundings:
         self._watched: list[tuple[Place, list[Path]]] = []
         self._loose: frozenset[str] = frozenset()
         self._of_class: dict[type, tuple[str, ...]] = {}
+        self._kinds: dict[type, tuple[bool, bool]] = {}
         self._told: list[Any] = []
         self._kept: list[Any] = []
         self._depths: dict[int, int] = {}  # of what was gone into
@@ -152,10 +155,20 @@ class Surroundings:
     def _follow(self, value: Any, path: Path) -> None:
         """Tell what is reached from a value by attributes."""
         for name in path:
-            own, of_layer = is_own(value), is_layer(value)
+            own, of_layer = self._whose(value)
             value = attribute(value, name)
             if not own or (is_a(value, Tensor) or is_layer(value) or not is_own(value) if of_layer else not is_a(value, Tensor)):
                 self._tell(value, 0)
+
+    def _whose(self, value: Any) -> tuple[bool, bool]:
+        """Whether it is netcl's, and whether it is a layer: that of its class, but for modules and classes."""
+        kind = type(value)
+        found = self._kinds.get(kind)
+        if found is None:
+            found = is_own(value), is_layer(value)
+            if not issubclass(kind, (ModuleType, type)):
+                self._kinds[kind] = found
+        return found
 
     def _tell(self, value: Any, depth: int) -> None:
         kind = type(value)
@@ -193,12 +206,13 @@ class Surroundings:
 
     def _tell_loose(self, value: Any, depth: int) -> None:
         """The attributes that are read of nameless things, which this may be one of; of netcl's own, numbers and containers."""
-        kinds = (*PLAIN, list, dict) if is_own(value) and not is_a(value, FunctionType) else object
+        kinds = _OF_OWN if self._whose(value)[0] and not is_a(value, FunctionType) else object
         own, kind = instance_dict(value), type(value)
         of_class = self._of_class.get(kind)
         if of_class is None:
             of_class = self._of_class[kind] = tuple(loose_names(kind, self._loose))
-        for name in (*[name for name in (own if "*" in self._loose else self._loose) if name in own], *of_class):
+        own_names = own if "*" in self._loose else [name for name in self._loose if name in own]
+        for name in (*own_names, *of_class) if own_names or of_class else ():
             part = attribute(value, name)
             if is_a(part, kinds):
                 self._told.append(name)
