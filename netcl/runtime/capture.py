@@ -10,10 +10,12 @@ recording, and several are kept.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial, update_wrapper
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,17 @@ from netcl.core import dispatch, recording
 from netcl.core.device import CPUQueue, get_active_device
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.runtime.graph import CONSTANT, MADE, OUTSIDE, Graph, Output
+from netcl.runtime.contract import EXACTLY_PLAIN, is_a, is_layer, items_of
+from netcl.runtime.followed import Seen
+from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Graph, Output
 from netcl.runtime.recorder import CaptureError, Recorder, difference
 from netcl.runtime.surroundings import Left, Surroundings
 
 __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 
 log = logging.getLogger("netcl")
+
+Fixed = tuple[list[tuple[Any, str, Any]], list[tuple[Any, Any, Any]]]  # what must stay the same object, by name and of functions
 
 MOST_CASES = 16  # kinds of arguments that are recorded; more would hold too much memory
 MOST_LESSONS = 64  # times that functions nobody knew of are found
@@ -48,29 +54,37 @@ class _Calls:
         key = [self._tensor_key(arg) if type(arg) is Tensor else self._key(arg) for arg in self.args]
         named = [(name, self._key(arg)) for name, arg in self.kwargs.items()] if kwargs else ()
         self.key = (tuple(key), tuple(named), id(get_active_device()), *[mode() for mode in recording.modes])
-        self.with_history = bool(self.objects) and any([isinstance(t, Tensor) and t.grad_fn is not None for t in self.objects])
+        self.with_history = bool(self.objects) and any([is_a(t, Tensor) and t.grad_fn is not None for t in self.objects])
 
     def _part(self, arg: Any) -> Any:
-        if isinstance(arg, Tensor):
+        if is_a(arg, Tensor):
             return arg
-        if isinstance(arg, np.ndarray):
+        if is_a(arg, np.ndarray):
             return Tensor.from_host(self._queue(), arg)
         if type(arg) in (list, tuple):
-            return type(arg)(self._part(part) for part in arg)
-        return {name: self._part(part) for name, part in arg.items()} if type(arg) is dict else arg
+            parts: Any = type(arg)([self._part(part) for part in arg])
+        elif type(arg) is dict:
+            parts = {name: self._part(part) for name, part in arg.items()}
+        else:
+            return arg
+        return parts if any([new is not old for new, old in zip(_items(parts), _items(arg), strict=True)]) else arg  # which it may change
+
+    def held(self) -> list[int]:
+        """What is in the containers among the arguments now."""
+        return [id(part) for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
     def _queue(self) -> Any:
         return self.queue or get_active_device().queue
 
     def _key(self, arg: Any) -> Any:
-        if isinstance(arg, Tensor):
+        if is_a(arg, Tensor):
             return self._tensor_key(arg)
         if type(arg) in (list, tuple):
             return (type(arg).__name__, *[self._key(part) for part in arg])
         if type(arg) is dict:
             return ("dict", *[(name, self._key(part)) for name, part in arg.items()])
-        if arg is None or isinstance(arg, (bool, int, float, str, bytes)):
-            return (type(arg).__name__, repr(arg))
+        if type(arg) in EXACTLY_PLAIN or is_a(arg, np.generic):
+            return (type(arg), repr(arg))
         self.objects.append(arg)  # held, so that its number stays its own
         return ("object", id(arg))
 
@@ -88,7 +102,18 @@ class _Calls:
 
     @property
     def on_numpy(self) -> bool:
-        return bool(self.objects) and any([isinstance(t, Tensor) and t.context is None for t in self.objects])
+        return bool(self.objects) and any([is_a(t, Tensor) and t.context is None for t in self.objects])
+
+
+def _items(container: Any) -> Iterable[Any]:
+    return container.values() if type(container) is dict else container
+
+
+def _inside(arg: Any) -> Iterator[Any]:
+    if type(arg) in (list, tuple, dict):
+        for part in items_of(arg):
+            yield part
+            yield from _inside(part)
 
 
 class _Program:
@@ -101,19 +126,31 @@ class _Program:
         self.guards: Guards | None = None
         self.trusted: list[bool] = []
         self.buffers: list[Any] = []
+        self.owners: dict[int, list[Any]] = {}  # of the memory from outside that the last recording used
+        self.fixed: Fixed = ([], [])
         self.refused = ""
+
+    def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
+        """Whether two recordings may use two memories in a place: the tensors that lay in the first are gone, or lie elsewhere by now; or
+        it was an argument, and the step reaches it by another way too, which a recording after replays is there to find out."""
+        if {old[0], new[0]} == {INPUT, OUTSIDE}:
+            return replayed
+        if old[0] != OUTSIDE or new[0] != OUTSIDE:
+            return False
+        return not any((t := ref()) is not None and t.buffer is old[1] for ref in self.owners.get(id(old[1]), ()))
 
 
 class Guards:
     """What must still hold for a graph to be replayed, and what the host notes after a replay: gradients of leaves."""
 
-    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left]):
+    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left], fixed: Fixed):
+        names, self.functions = fixed
         self.facts = recorder.facts
         self.left = [one for one in left if not (one.name == "grad" and id(one.owner) in recorder.leaves)]
         used = {id(v.buffer) for v in recorder.values if v.kind == OUTSIDE and v.first >= 0}
         self.gradients = [(leaf, buffer) for leaf, buffer in gradients if id(buffer) in used]
         dependencies = recorder.dependencies.values()
-        self.parts = [(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts()]
+        self.parts = [*names, *[(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts()]]
         owned = [(t, t.buffer) for d in dependencies for t in d.tensors()]
         outside = [(ref, v.buffer) for v in recorder.values if v.kind == OUTSIDE for ref in v.owners]
         known = {id(t) for t, _ in owned}
@@ -125,6 +162,9 @@ class Guards:
         """Whether the recorded launches still mean what they did."""
         for attributes, name, part in self.parts:
             if attributes.get(name) is not part:
+                return False
+        for function, code, defaults in self.functions:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
                 return False
         for one in self.left:
             if not one.is_there():
@@ -152,7 +192,7 @@ class _Case:
 
     def __init__(self, objects: Sequence[Any]):
         self.objects = list(objects)
-        self.modes: list[tuple[dict[str, Any], str]] = []
+        self.modes: tuple[list[dict[str, Any]], list[str]] = [], []  # mappings, and names in them
         self.sizes: list[Sized] = []
         self.watched: list[Tensor] = []
         self.leaves: list[Tensor] = []
@@ -161,11 +201,13 @@ class _Case:
 
     def watch(self, recorder: Recorder) -> None:
         """Ask everything this recording rested on from now on."""
-        known = {(id(of), name) for of, name in self.modes}
+        known = {(id(of), name) for of, name in zip(*self.modes, strict=True)}
         tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
         for d in recorder.dependencies.values():
             self.sizes += [of for of in d.sizes if id(of) not in sizes]
-            self.modes += [(d.owner.__dict__, name) for name in d.modes if (id(d.owner.__dict__), name) not in known]
+            modes = [name for name in d.modes if (id(d.owner.__dict__), name) not in known]
+            self.modes[0].extend([d.owner.__dict__] * len(modes))
+            self.modes[1].extend(modes)
             self.watched += [t for t in d.tensors() if id(t) not in tensors]
             tensors |= {id(t) for t in d.tensors()}
         self.leaves += [t for t in recorder.leaves.values() if id(t) not in leaves]
@@ -178,7 +220,7 @@ class _Case:
 
     def settings(self) -> tuple[Any, ...]:
         """What of that a replay leaves as it is."""
-        return (*[of.get(name) for of, name in self.modes], *map(len, self.sizes), *[t.requires_grad for t in self.watched])
+        return (*map(dict.get, *self.modes), *map(len, self.sizes), *[t.requires_grad for t in self.watched])
 
     def changed(self, settings: tuple[Any, ...]) -> bool:
         """Whether settings are no longer what they were. A tensor is another one or not: its values are not compared."""
@@ -195,8 +237,9 @@ class CompiledFunction:
     """
 
     def __init__(self, function: Callable[..., Any], strict: bool = False, fuse: bool = False):
-        update_wrapper(self, function, updated=())
-        self.function = function
+        if is_a(function, (FunctionType, MethodType, BuiltinFunctionType, type)) or is_layer(function):
+            update_wrapper(self, function, updated=())
+        self.__wrapped__ = self.function = function
         self.strict = strict
         self.fuse = fuse
         self._cases: dict[Any, _Case] = {}
@@ -204,6 +247,7 @@ class CompiledFunction:
         self._lock = threading.RLock()
         self._queue: Any = None
         self._lessons = 0
+        self._refused = ""  # why this function is never replayed again
         self._surroundings = Surroundings(function)
 
     def __repr__(self) -> str:
@@ -221,14 +265,15 @@ class CompiledFunction:
     @property
     def refused(self) -> list[str]:
         """Why calls were not recorded."""
-        return list(dict.fromkeys(p.refused for case in self._cases.values() for p in case.programs.values() if p.refused))
+        reasons = [p.refused for case in self._cases.values() for p in case.programs.values()]
+        return list(dict.fromkeys(reason for reason in (self._refused, *reasons) if reason))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recording.active.recorder is not None:
             return self._plain(args, kwargs)  # part of a step that is being recorded
         with self._lock:
             call = _Calls(args, kwargs, self._queue)
-            if call.on_numpy or call.with_history or self._lessons > MOST_LESSONS:
+            if self._refused or call.on_numpy or call.with_history:
                 return self._left_alone(call)
             call.around, _ = self._surroundings(call.objects)
             case = self._cases.get((call.key, call.around))
@@ -247,10 +292,8 @@ class CompiledFunction:
         if more:
             self._cases.clear()
             self._lessons += 1
-        if not self._surroundings.complete:
-            self._lessons = MOST_LESSONS + 1
-        if self._lessons > MOST_LESSONS:
-            self._refuse("the functions it calls are too many, or others at every call")
+        if not self._surroundings.complete or self._lessons > MOST_LESSONS:
+            self._refuse_for_good("the functions it calls are too many, or others at every call")
         return more
 
     def _place(self, case: _Case, call: _Calls) -> _Case:
@@ -262,7 +305,7 @@ class CompiledFunction:
         return case
 
     def _left_alone(self, call: _Calls) -> Any:
-        if call.with_history:
+        if call.with_history and not self._refused:
             self._refuse("an argument carries its history for backward: compile the whole step, or detach() it")
         return self._plain(call.args, call.kwargs)
 
@@ -304,12 +347,18 @@ class CompiledFunction:
 
     def _recorded(self, case: _Case, state: Any, call: _Calls) -> Any:
         """Run as it is, listening; the first time of a case only to see what its state is made of."""
+        if sys.getprofile() is not None:  # which would not see what runs
+            return self._plain(call.args, call.kwargs)
         recorder = Recorder(call.tensors)
         gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
-        settings = case.settings()
-        with recorder, self._surroundings.observed():
+        settings, held = case.settings(), [*call.held()]
+        kept = [part for arg in (*call.args, *call.kwargs.values()) for part in _inside(arg)]  # so that their numbers stay their own
+        with recorder, self._surroundings.observed(call.objects) as seen:
             run = _Run(self._plain(call.args, call.kwargs), recorder)
         recorder.finish()
+        if call.held() != held:
+            recorder.host_work("a container among its arguments changes")
+        del kept
         if case.changed(settings):
             recorder.host_work("a setting of a module changes, or which tensors learn")
         known = case.seen
@@ -317,35 +366,54 @@ class CompiledFunction:
         if self._knows_more(call):
             self._place(case, call)
             return run.result
-        if recorder.queue is not None:
-            self._queue = recorder.queue
+        program = case.programs.get(state)
+        if recorder.queue is not None or (program is not None and program.story is not None):
+            self._queue = recorder.queue or self._queue
             if known:
-                program = case.programs.setdefault(state, _Program())
-                left = self._surroundings.left(call.objects)
-                for one in left:
-                    recorder.leaves_behind(one.name, one.tensors())
-                if self._surroundings(call.objects)[0] != call.around:
-                    recorder.host_work("what it reads around it changes")
-                if self._agrees(program, recorder, run, call.tensors):
-                    run.copy_result(recorder)
-                    program.graph = Graph().build(recorder, call.tensors, run.tree)
-                    program.guards = Guards(recorder, gradients, left)
+                self._keep(case.programs.setdefault(state, _Program()), recorder, run, call, gradients, seen)
         return run.result
 
-    def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor]) -> bool:
-        """Whether this recording tells the story of the one before."""
+    def _keep(
+        self, program: _Program, recorder: Recorder, run: _Run, call: _Calls, gradients: Sequence[tuple[Tensor, Any]], seen: Seen
+    ) -> None:
+        """Compare a recording with the one before; make it a graph if they agree and everything it rests on is guarded."""
+        left = self._surroundings.left(call.objects)
+        for one in left:
+            recorder.leaves_behind(one.name, one.tensors())
+        if self._surroundings(call.objects)[0] != call.around:
+            recorder.host_work("what it reads around it changes")
         if recorder.problem:
             self._give_up(program, recorder.problem)
-            return False
+            return
+        fixed, hidden = self._surroundings.fixed(), self._surroundings.unguarded(call.objects)
+        hidden = f"it reads what is not guarded: {hidden}" if hidden else seen.problem and f"it calls {seen.problem}"
+        if self._agrees(program, recorder, run, call.tensors, hidden, fixed):
+            if hidden:
+                self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")
+                return
+            run.copy_result(recorder)
+            program.graph = Graph().build(recorder, call.tensors, run.tree)
+            program.guards = Guards(recorder, gradients, left, fixed)
+
+    def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str, fixed: Fixed) -> bool:
+        """Whether this recording tells the story of the one before. If not, the function is refused, unless memory moved, an argument was
+        also reached by another way, or functions were replaced: then it is recorded again."""
         story = [*recorder.story(), _told(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
         before, program.story = program.story, story
         moved = [t.buffer is not old for t, old in zip(tensors, program.buffers, strict=False)]
         program.buffers = [t.buffer for t in tensors]
-        unlike = "" if before is None else _unlike(before, story, recorder)
+        replaced = not _same(program.fixed, fixed)
+        unlike, excused = "", True
+        if before is not None:
+            unlike, excused = _unlike(before, story, recorder, partial(program.excuses, program.graph is not None))
+        program.fixed, program.owners = fixed, {id(v.buffer): v.owners for v in recorder.values if v.kind == OUTSIDE}
+        if unlike and not (excused or replaced):
+            self._refuse_for_good(f"two runs differ: {unlike}{hidden and f' ({hidden})'}")
+            return False
         if before is None or unlike:
             program.trials += 1
             if program.trials > MOST_TRIALS:
-                self._give_up(program, unlike or "the memory it works on is another one at every call")
+                self._give_up(program, "the memory it works on is another one at every call")
             return False
         program.trusted = [new or old for new, old in zip(moved, program.trusted or [False] * len(moved), strict=True)]
         return True
@@ -355,8 +423,14 @@ class CompiledFunction:
         program.story = program.graph = None
         self._refuse(reason)
 
+    def _refuse_for_good(self, reason: str) -> None:
+        """Run the function as it is from now on."""
+        self._refused = self._refused or reason
+        self._cases.clear()
+        self._refuse(reason)
+
     def _refuse(self, reason: str) -> None:
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        name = self.__dict__.get("__qualname__", type(self.function).__name__)
         remedy = "results are right, calls cost what they cost without; docs/capture.md says how to make it replayable"
         text = message("compile", f"{name} is not replayed: {reason}", remedy)
         if self.strict:
@@ -410,11 +484,17 @@ class _Run:
         self.result = _copied(self.result, recorder)
 
 
-def _unlike(before: list[Any], now: list[Any], recorder: Recorder) -> str:
-    what = difference(before[:-2], now[:-2], recorder.nodes)
-    if what:
-        return f"two runs differ: {what}"
-    return "" if before[-2:] == now[-2:] else f"two runs differ in what they return or leave behind: {before[-2]}, then {now[-2]}"
+def _unlike(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:
+    what, excused = difference(before[:-2], now[:-2], recorder.nodes, excuses)
+    if what or before[-2:] == now[-2:]:
+        return what, excused
+    return f"what they return or leave behind, {before[-2]}, then {now[-2]}", False
+
+
+def _same(old: Fixed, new: Fixed) -> bool:
+    """Whether classes, libraries and functions are what they were."""
+    pairs = [(a, b) for i in (0, 1) for one, other in zip(old[i], new[i], strict=False) for a, b in zip(one, other, strict=True)]
+    return [*map(len, old)] == [*map(len, new)] and all(a is b or (type(a) is str and a == b) for a, b in pairs)
 
 
 class _Inference(CompiledFunction):
@@ -464,8 +544,7 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
         return function
     if not callable(function):
         raise TypeError(message("compile", "a model or a function is compiled", given=type(function).__name__))
-    is_module = hasattr(function, "forward") and hasattr(function, "training")
-    return (_Inference if is_module else CompiledFunction)(function, fuse=fuse)
+    return (_Inference if is_layer(function) else CompiledFunction)(function, fuse=fuse)
 
 
 def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = ()) -> Any:

@@ -10,31 +10,41 @@ import dis
 import gc
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import CodeType, FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl.core.tensor import Tensor
+from netcl.runtime.contract import (
+    CONTAINERS,
+    MOST_DEPTH,
+    MOST_ITEMS,
+    PLAIN,
+    SETS,
+    attribute,
+    class_attribute,
+    instance_dict,
+    is_a,
+    is_foreign,
+    is_layer,
+    is_of_users_class,
+    items_of,
+    method_of,
+    module_of,
+    of_netcl,
+    of_user,
+    unguarded,
+    unvouched_call,
+    unvouched_module,
+)
 
-PLAIN = (bool, int, float, str, bytes, complex, np.generic, type(None))
-CONTAINERS = (dict, list, tuple, deque)
-#: Python's, and what netcl itself calls: their functions are not followed.
-LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
-MOST_ITEMS = 64  # of a container that is looked into, and
-MOST_DEPTH = 8  # containers or objects in each other
 MOST_FUNCTIONS = 5000  # that are followed, methods once for every layer
 
 Place = tuple[Any, str | None]  # a closure's cell and None, or a dictionary of names and one of them
 Path = tuple[str, ...]
-
-
-def items_of(value: Any) -> Iterable[Any]:
-    """What is in a container, the keys of a dictionary too."""
-    return (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
 
 
 def bound(place: Place) -> Any:
@@ -48,50 +58,6 @@ def bound(place: Place) -> Any:
         return None
 
 
-def attribute(value: Any, name: str) -> Any:
-    """An attribute that is simply there, in the object, in a slot or in its class; ``None`` for methods and what is computed."""
-    own: Mapping[str, Any] = getattr(value, "__dict__", {})
-    if name in own:
-        return own[name]
-    for kind in (value if isinstance(value, type) else type(value)).__mro__:
-        if name in vars(kind):
-            found = vars(kind)[name]
-            if isinstance(found, MemberDescriptorType):
-                return getattr(value, name, None)
-            return found if isinstance(found, (*PLAIN, Tensor, np.ndarray, dict, list, tuple, set)) else None
-    return None
-
-
-def _is_there(value: Any, name: str) -> bool:
-    """Whether it has the attribute, though it be ``None``: it may be something else at the next call."""
-    return attribute(value, name) is not None or name in getattr(value, "__dict__", ())
-
-
-def _of_netcl(module: str | None) -> bool:
-    return module is not None and (module == "netcl" or module.startswith("netcl."))
-
-
-def is_own(value: Any) -> bool:
-    """Whether it is netcl's, or code: nothing to look into."""
-    if isinstance(value, (FunctionType, MethodType)):
-        return True
-    if isinstance(value, type):
-        return _of_netcl(value.__module__)
-    return _of_netcl(value.__name__) if isinstance(value, ModuleType) else _of_netcl(type(value).__module__) or is_layer(value)
-
-
-def is_layer(value: Any) -> bool:
-    """Whether it is a module, or looks like one."""
-    return hasattr(value, "forward") and hasattr(value, "modules")
-
-
-def _is_foreign(value: Any) -> bool:
-    """Whether it is a function of the user's."""
-    if isinstance(value, partial):
-        return True
-    return isinstance(value, (FunctionType, MethodType)) and str(value.__module__).partition(".")[0] not in LIBRARIES
-
-
 class _Reads(NamedTuple):
     """What code reads: attributes by way of names (``a``, ``a.b``, ``a.b.c``), and those of things without a name; and what it sets."""
 
@@ -99,11 +65,14 @@ class _Reads(NamedTuple):
     loose: set[str]
     sets: set[Path]
     sets_loose: set[str]
+    imports: set[Path]  # modules, and names of them
 
 
 _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT")
-_BY_NAME = frozenset(("getattr", "vars", "attrgetter"))  # whoever calls these may mean any text in its code
+_BY_NAME = frozenset(("getattr", "hasattr"))  # whoever calls these with a text names an attribute, and
+_BY_ANY_NAME = frozenset(("vars", "attrgetter", "__dict__", "dir"))  # whoever uses these may mean any
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_OF_SELF = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER", "COPY", "DUP_TOP")  # with an attribute; else it goes on as a whole
 _FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
 
@@ -112,40 +81,67 @@ def _reads(code: CodeType) -> _Reads:
     name of their own."""
     local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
     local |= dict.fromkeys(code.co_varnames[: min(1, code.co_argcount)], (_FIRST,))
-    reads = _Reads(set(), set(), set(), set())
+    reads = _Reads(set(), set(), set(), set(), set())
     path: Path = ()
     made: set[Path] = set()
-    branched = False
-    for step in dis.get_instructions(code):
+    branched, module = False, ""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")]
+    for i, step in enumerate(steps):
         branched = branched or step.opcode in _JUMPS
         if step.opname.startswith(_NAMED):
             name = step.argval if isinstance(step.argval, str) else step.argval[-1]  # some load two
             path = local.get(name, (name,))
+            following = steps[i + 1].opname if i + 1 < len(steps) else ""
+            if (path == (_FIRST,) and not following.startswith(_OF_SELF)) or (
+                name != step.argval and local.get(step.argval[0]) == (_FIRST,)
+            ):
+                reads.paths.add((_FIRST, ""))
+            if name in _BY_NAME and name not in local:
+                reads.loose.add(_attribute_named(steps[i + 1 : i + 12]))
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             if not path and step.opname == "LOAD_ATTR" and "NULL" not in step.argrepr:
                 reads.loose.add(step.argval)
             path = (*path, step.argval) if path and (*path, step.argval) not in made else ()
+        elif step.opname in ("COPY", "DUP_TOP") and step.arg in (None, 1):  # of ``a.b += 1``
+            continue
         else:
-            if step.opname == "STORE_ATTR":
+            if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
                 if path and not branched and (*path, step.argval) not in reads.paths:
                     made.add((*path, step.argval))
                 reads.sets.add((*path, step.argval)) if path else reads.sets_loose.add(step.argval)
-            elif step.opname == "STORE_GLOBAL" or (step.opname == "STORE_DEREF" and step.argval in code.co_freevars):
+            elif step.opname.endswith("_GLOBAL") or (step.opname.endswith("_DEREF") and step.argval in code.co_freevars):
                 reads.sets.add((step.argval,))
+            elif step.opname in ("IMPORT_NAME", "IMPORT_FROM"):
+                module = step.argval if step.opname == "IMPORT_NAME" else module
+                reads.imports.add((module,) if step.opname == "IMPORT_NAME" else (module, step.argval))
+            elif step.opname == "MATCH_CLASS":
+                reads.loose.add("*")
             path = ()
         reads.paths.add(path)
     reads.paths.discard(())
-    if any(_BY_NAME.intersection(path) for path in reads.paths):
-        reads.loose.update(part for part in code.co_consts if isinstance(part, str) and part.isidentifier())
+    if any(_BY_ANY_NAME.intersection(path) for path in reads.paths) or "__dict__" in reads.loose:
+        reads.loose.add("*")
     for part in code.co_consts:
         if isinstance(part, CodeType):
             _include(reads, _reads(part), local)
     return reads
 
 
+def _attribute_named(steps: Sequence[dis.Instruction]) -> str:
+    """The attribute that ``getattr`` reads, if it is a constant; ``*``, any, if not. ``steps`` follow the name ``getattr``."""
+    rest = list(steps[1:]) if steps and steps[0].opname.startswith(_NAMED) and isinstance(steps[0].argval, str) else []
+    while rest and rest[0].opname == "LOAD_ATTR":
+        rest.pop(0)
+    named = len(rest) > 1 and rest[0].opname == "LOAD_CONST" and isinstance(rest[0].argval, str)
+    ends = named and (rest[1].opname == "CALL" or (len(rest) > 2 and rest[1].opname.startswith("LOAD_") and rest[2].opname == "CALL"))
+    ends = ends or (named and any(step.opname.startswith("CALL_FUNCTION") for step in rest[1:3]))
+    return rest[0].argval if ends else "*"
+
+
 def _include(reads: _Reads, inner: _Reads, local: Mapping[str, Path]) -> None:
     """What a function inside another one reads and sets, as the other one sees it."""
     reads.loose.update(inner.loose)
+    reads.imports.update(inner.imports)
     reads.sets_loose.update(inner.sets_loose)
     for paths, found, loose in ((inner.paths, reads.paths, reads.loose), (inner.sets, reads.sets, reads.sets_loose)):
         for name, *rest in paths:
@@ -157,33 +153,68 @@ def _include(reads: _Reads, inner: _Reads, local: Mapping[str, Path]) -> None:
 
 
 class Seen:
-    """A profiler that notes which functions of others run, and of which layers; layers that were not called, but their ``forward``, tell
-    what they rest on all the same."""
+    """A profiler that notes which functions of the user's run, and of which objects, and the first call that no guard vouches for.
+
+    Layers whose ``forward`` runs without a call of the layer tell what they rest on all the same.
+    """
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[int, CodeType], Callable[[], Any]] = {}  # with the layer, weakly: those the step makes are gone after it
+        self.calls: dict[tuple[int, CodeType], Callable[[], Any]] = {}  # with the object, weakly: those the step makes are gone after it
+        self.problem = ""
         self._passed: set[CodeType] = set()
+        self._aside: FrameType | None = None  # an import or a log message: what these run is no part of the step
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        if event != "call" or code in self._passed:
-            return
-        forward = code.co_name == "forward"
-        name = frame.f_globals.get("__name__")
-        foreign = name in sys.modules and name.partition(".")[0] not in LIBRARIES and (code.co_name[0] != "<" or code.co_name == "<lambda>")
+        if self._aside is not None:
+            if event == "return" and frame is self._aside:
+                self._aside = None
+        elif event == "call":
+            if code not in self._passed:
+                self._called(frame, code)
+        elif event == "c_call" and not self.problem and code not in self._passed and _is_foreign_code(frame):
+            self.problem = unvouched_call(arg)
+
+    def _called(self, frame: FrameType, code: CodeType) -> None:
+        forward, foreign = code.co_name == "forward", _is_foreign_code(frame)
         if not forward and not foreign:
-            self._passed.add(code)
+            what = unvouched_module(frame.f_globals.get("__name__"), code.co_name)
+            if not what and frame.f_globals.get("__name__") not in _ASIDE:
+                self._passed.add(code)
+            elif not self.problem and frame.f_back is not None and _is_foreign_code(frame.f_back):
+                self.problem = what
+            if frame.f_globals.get("__name__") in _ASIDE:
+                self._aside = frame
             return
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        owner: Any = first if is_layer(first) and not isinstance(first, type) else None
-        if forward and hasattr(owner, "_tell_recorder"):
-            owner._tell_recorder()
+        if code.co_name[0] == "<" and code.co_name != "<lambda>":
+            return
+        first: Any = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        layer = is_layer(first)
+        if forward and layer and class_attribute(type(first), "_tell_recorder") is not None:
+            first._tell_recorder()
         if foreign:
+            owner = first if layer or (is_of_users_class(first) and class_attribute(type(first), "__weakref__") is not None) else None
             self.calls[id(owner), code] = _nobody if owner is None else weakref.ref(owner)
+
+
+_ASIDE = frozenset(("importlib._bootstrap", "_frozen_importlib", "logging", "warnings"))
+
+
+def _is_foreign_code(frame: FrameType) -> bool:
+    """Whether a frame runs code of the user's; classes and rows that Python and netcl write have no module."""
+    name = frame.f_globals.get("__name__")
+    if isinstance(name, str) and name in sys.modules:
+        return of_user(name)
+    return not frame.f_code.co_filename.startswith(("<op ", "<frozen")) and "__builtins__" in frame.f_globals and name is None
 
 
 def _nobody() -> None:
     return None
+
+
+def _taken_apart(function: Any) -> tuple[Any, Any]:
+    """Whose method it is, and the function itself."""
+    return (function.__self__, function.__func__) if is_a(function, MethodType) else (None, function)
 
 
 class Search:
@@ -193,10 +224,16 @@ class Search:
         self.loose: set[str] = set()
         self.sets: dict[tuple[int, str | None, Path], tuple[Place, Path]] = {}
         self.sets_loose: set[str] = set()
+        self.names: dict[tuple[int, str | None], str] = {}  # of places, for people
+        self.functions: dict[int, FunctionType] = {}
+        self.methods: dict[tuple[type, str], None] = {}
+        self.library: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}  # names of modules that are not the user's
+        self.random: dict[str, None] = {}  # functions of NumPy that are
+        self.layers: dict[int, Any] = {}
         self._roots: dict[tuple[int, str | None], tuple[Place, set[Path]]] = {}
         self._holders: dict[int, dict[str, Any]] = {}
         self._function = function
-        self._first = getattr(function, "__self__", None)
+        self._first = _taken_apart(function)[0]
         self._observed: list[Any] = []
         self.complete = True
         self._waiting: list[Any] = []
@@ -209,74 +246,110 @@ class Search:
         self._go_on(list(arguments))
         while self._waiting and len(self._seen) < MOST_FUNCTIONS:
             one = self._waiting.pop()
-            owner, code = getattr(one, "__self__", None), getattr(one, "__func__", one)
+            owner, code = _taken_apart(one)
             if (id(owner), id(code)) not in self._seen:
                 self._seen[id(owner), id(code)] = one
                 self._open(owner, code)
         self.complete = self.complete and not self._waiting
+
+    def fixed(self) -> list[tuple[Any, str, Any]]:
+        """What must stay the same object, as it is now, in mappings by name: methods of classes, and names of modules that are not the
+        user's. An attribute that hides another one is none of a mapping above."""
+        found = [(names, name, names.get(name)) for names, name in self.library.values()]
+        for kind, name in self.methods:
+            for one in kind.__mro__:
+                found.append((vars(one), name, vars(one).get(name)))
+                if name in vars(one):
+                    break
+        return found
 
     @property
     def extent(self) -> tuple[int, int]:
         """How much was found: it only grows."""
         return len(self.loose), sum(len(paths) for _, paths in self._roots.values())
 
-    def add(self, calls: Mapping[tuple[int, CodeType], Callable[[], Any]]) -> None:
+    def add(self, calls: Mapping[tuple[int, CodeType], Callable[[], Any]], arguments: Sequence[Any]) -> None:
         """Functions that were seen to run: those that the walk had not come to. Code does not know whose it is, and the collector does."""
-        known = {(id(owner if is_layer(owner := getattr(one, "__self__", None)) else None), getattr(one, "__code__", None))
-                 for one in self._seen.values()}  # fmt: skip
-        new = [(code, owner()) for (number, code), owner in calls.items()
+        given = {id(value) for value in arguments if not is_layer(value)}  # whose attributes are told anyway
+        known = set()
+        for one in self._seen.values():
+            owner, function = _taken_apart(one)
+            known.add((id(owner if is_layer(owner) or is_of_users_class(owner) else None), getattr(function, "__code__", None)
+                       if is_a(function, FunctionType) else None))  # fmt: skip
+        new = [(code, None if number in given else owner()) for (number, code), owner in calls.items()
                if (number, code) not in known and (owner is _nobody or owner() is not None)]  # fmt: skip
         codes = {code for code, _ in new}
-        functions = [f for f in gc.get_referrers(*codes) if isinstance(f, FunctionType) and f.__code__ in codes] if codes else []
+        functions = [f for f in gc.get_referrers(*codes) if is_a(f, FunctionType) and f.__code__ in codes] if codes else []
         for code, owner in new:
             found = [f for f in functions if f.__code__ is code]
             self._observed += found if owner is None else [MethodType(f, owner) for f in found]
 
     def watched(self) -> list[tuple[Place, list[Path]]]:
         """The places that are told at every call, each with the attributes that are read from there on."""
+        for layer in self.layers.values():  # which are told if they are called, and may be read without
+            names = [name for name in self.loose if name in instance_dict(layer)]
+            for name in names:
+                self._note((self._held(layer), ""), (name,), f"a {type(layer).__name__}")
         return [(place, [path for path in paths if not any(path == other[: len(path)] for other in paths - {path})])
                 for place, paths in self._roots.values()]  # fmt: skip
 
     def _open(self, owner: Any, function: Any) -> None:
-        inner = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
+        own = instance_dict(function)
+        inner = function.func if is_a(function, partial) else own.get("__wrapped__")
         if inner is not None:
             self._waiting.append(inner)
-        if isinstance(function, partial):
-            self._note_values([*function.args, *function.keywords.values()])
-        if not isinstance(function, FunctionType):
+        if is_a(function, partial):
+            self._note_values([*function.args, *function.keywords.values()], "an argument of a partial")
+        if not is_a(function, FunctionType):
             self._go_on(function)
             return
-        self._note_values([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
+        if is_foreign(function):
+            self.functions[id(function)] = function
+        called = f"a default of {function.__qualname__}"
+        self._note_values(function.__defaults__ or (), called)
+        for name in function.__kwdefaults__ or ():
+            self._note((function.__kwdefaults__, name), (), called)
         reads = _reads(function.__code__)
         self.loose |= reads.loose
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         self.sets_loose |= reads.sets_loose
         for first, *rest in reads.sets:
             self._note_set(owner, (cells[first], None) if first in cells else (function.__globals__, first), tuple(rest))
+        for name, *rest in sorted(reads.imports):
+            self._note((sys.modules, name), tuple(rest), name)
         for first, *rest in sorted(reads.paths):
             if first == _FIRST:
-                if rest:
+                if rest == [""] or "__dict__" in rest:  # goes to where its attributes are read without a name
+                    if owner is not None:
+                        self._note((self._held(owner), ""), (), f"a {type(owner).__name__}")
+                elif rest:
                     self._note_attribute(owner, rest)
             elif first in cells:
-                self._note((cells[first], None), tuple(rest))
+                self._note((cells[first], None), tuple(rest), first)
             elif first in function.__globals__ or not hasattr(builtins, first):
-                self._note((function.__globals__, first), tuple(rest))
+                self._note((function.__globals__, first), tuple(rest), first)
+            else:
+                for names in (function.__globals__, vars(builtins)):
+                    self.library[id(names), first] = names, first
 
-    def _note_values(self, values: Sequence[Any]) -> None:
+    def _note_values(self, values: Sequence[Any], called: str) -> None:
         """Arguments that are fixed, as objects that may change."""
         for value in values:
-            if not isinstance(value, PLAIN):
-                self._note((self._held(value), ""), ())
+            if not is_a(value, PLAIN):
+                self._note((self._held(value), ""), (), called)
 
-    def _note(self, place: Place, path: Path) -> None:
+    def _note(self, place: Place, path: Path, called: str) -> None:
         value = bound(place)
-        if isinstance(value, ModuleType):
-            if path and not _of_netcl(value.__name__) and path[0] in vars(value):
-                self._note((vars(value), path[0]), path[1:])
+        if is_a(value, ModuleType) and not of_user(value.__name__):
+            self._note_library(value, path, called)
             return
+        self.names.setdefault((id(place[0]), place[1]), called)
+        if is_a(value, ModuleType) and path:
+            self._note((vars(value), path[0]), path[1:], f"{called}.{path[0]}")
+            path = ()
         # as it was found first: an attribute that comes later is one that the step sets
         real = self._reach.setdefault((id(place[0]), place[1], id(value), path), _reached(value, path))
-        if real or not (isinstance(value, type) or (path and place[1] == "")):
+        if real or not (is_a(value, type) or (path and place[1] == "")):
             self._roots.setdefault((id(place[0]), place[1]), (place, set()))[1].add(real)
         self._go_on(value)
         for name in path[: len(real) + 1]:
@@ -284,16 +357,29 @@ class Search:
             value = attribute(value, name)
             self._go_on(value)
 
+    def _note_library(self, module: ModuleType, path: Path, called: str) -> None:
+        """A name of a module that is not the user's: functions and classes must stay the same, other values are told."""
+        if not path or path[0] not in vars(module):
+            return
+        value, called = vars(module)[path[0]], f"{called}.{path[0]}"
+        self.library[id(vars(module)), path[0]] = vars(module), path[0]
+        if is_a(value, ModuleType):
+            self._note_library(value, path[1:], called)
+        elif module.__name__.startswith("numpy.random"):
+            self.random.setdefault(f"{called} is random")
+        elif not of_netcl(module.__name__) and (unguarded(value) or is_a(value, (*CONTAINERS, *SETS, np.ndarray))):
+            self._note((vars(module), path[0]), path[1:], called)
+
     def _note_attribute(self, owner: Any, path: list[str]) -> None:
         name, *rest = path
         if owner is None:  # of whatever comes as the first argument
             self.loose.update(path)
             return
         part = attribute(owner, name)
-        told = (isinstance(part, (*PLAIN, Tensor)) and name[0] != "_") or is_layer(part)
-        itself = told if is_layer(owner) else _of_netcl(type(owner).__module__) and isinstance(part, (*CONTAINERS, set)) and not rest
+        told = (is_a(part, (*PLAIN, Tensor)) and name[0] != "_") or is_layer(part)
+        itself = told if is_layer(owner) else of_netcl(module_of(type(owner))) and is_a(part, (*CONTAINERS, set)) and not rest
         if not itself:  # a layer tells its numbers, parameters and parts itself, unless they are private
-            self._note((self._held(owner), ""), tuple(path))
+            self._note((self._held(owner), ""), tuple(path), f"a {type(owner).__name__}")
         self._method(owner, name)
 
     def _note_set(self, owner: Any, place: Place, path: Path) -> None:
@@ -310,29 +396,36 @@ class Search:
         return self._holders.setdefault(id(value), {"": value})
 
     def _method(self, owner: Any, name: str) -> None:
-        method = getattr(type(owner), name, None)
-        method = method.fget if isinstance(method, property) else method
-        if isinstance(method, FunctionType) and (_is_foreign(method) or owner is self._first):
-            self._waiting.append(MethodType(method, owner))
+        kind = owner if is_a(owner, type) else type(owner)
+        method = method_of(kind, name)
+        if is_a(method, FunctionType) and (is_foreign(method) or owner is self._first):
+            static = is_a(class_attribute(kind, name), staticmethod)
+            self._waiting.append(method if static else MethodType(method, owner))
+            self.methods[kind, name] = None
 
     def _go_on(self, value: Any, depth: int = 0) -> None:
         """Follow a value that may be called, or holds some that may."""
-        if _is_foreign(value):
+        if is_foreign(value):
             self._waiting.append(value)
-        elif isinstance(value, CONTAINERS):
+        elif is_a(value, (*CONTAINERS, *SETS)):
             for item in items_of(value) if depth < MOST_DEPTH and len(value) <= MOST_ITEMS else ():
                 self._go_on(item, depth + 1)
-        elif is_layer(value) and not isinstance(value, type):
+        elif is_layer(value):
             for layer in value.modules():
                 self._method(layer, "forward")
-        elif not isinstance(value, type):
+                if any("forward" in vars(kind) for kind in type(layer).__mro__[:-2]):  # not that of Module, which is none
+                    self.methods[type(layer), "forward"] = None
+                self.layers[id(layer)] = layer
+        elif not is_a(value, type):
             self._method(value, "__call__")
+            if of_netcl(module_of(type(value))) and "__wrapped__" in instance_dict(value):  # compiled
+                self._go_on(value.__wrapped__, depth + 1)
 
 
 def _reached(value: Any, path: Path) -> Path:
     """The part of a path that leads over attributes of objects; the rest are methods, or of things made when they are asked for."""
     for i, name in enumerate(path):
-        if isinstance(value, (ModuleType, FunctionType)) or not _is_there(value, name):
+        if is_a(value, ModuleType) or (attribute(value, name) is None and name not in instance_dict(value)):
             return path[:i]
         value = attribute(value, name)
     return path

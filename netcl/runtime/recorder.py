@@ -251,15 +251,34 @@ class Recorder:
         return [node.story() for node in self.nodes]
 
 
-def difference(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node]) -> str:
-    """The first thing that two recordings of a step do not have in common; empty if they are the same. ``nodes`` are those of ``b``."""
+def difference(
+    a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node], excuses: Callable[[Any, Any], bool]
+) -> tuple[str, bool]:
+    """The first thing that two recordings of a step do not have in common, empty if they are the same, and whether it is only memory for
+    which ``excuses`` holds. ``nodes`` are those of ``b``."""
+    elsewhere = ""
     for i, (one, other, node) in enumerate(zip(a, b, nodes, strict=False)):
+        name = f"{node.name} of {node.op}" if node.op else node.name
         if one[:-1] != other[:-1]:
-            return f"command {i} ({node.name}) is another one than the time before"
+            return f"command {i} was {getattr(one[1], 'name', one[0])}, then {name}{_sizes(one, other)}", False
         for at, (old, new) in enumerate(zip(one[-1], other[-1], strict=False)):
             if old != new:
-                return f"argument {at} of command {i} ({node.name}) was {_short(old)}, then {_short(new)}"
-    return "" if len(a) == len(b) else f"it enqueued {len(a)} commands, then {len(b)}"
+                what = f"argument {at} of command {i} ({name}) was {_short(old)}, then {_short(new)}"
+                if not excuses(old, new):
+                    return what, False
+                elsewhere = elsewhere or what
+    return (elsewhere, True) if len(a) == len(b) else (f"it enqueued {len(a)} commands, then {len(b)}: {_first_more(a, b, nodes)}", False)
+
+
+def _sizes(one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
+    return f" over {one[2]}, then {other[2]} items" if one[1] is other[1] and one[2] != other[2] else ""
+
+
+def _first_more(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node]) -> str:
+    at = min(len(a), len(b))
+    if len(a) > at:
+        return f"command {at} ({getattr(a[at][1], 'name', a[at][0])}) is missing"
+    return f"command {at} ({nodes[at].name}{' of ' + nodes[at].op if nodes[at].op else ''}) is new"
 
 
 def _short(told: Any) -> str:

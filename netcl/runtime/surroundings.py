@@ -9,30 +9,34 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from netcl.core.tensor import Tensor
-from netcl.runtime.followed import (
+from netcl.runtime.contract import (
     CONTAINERS,
+    EXACTLY_PLAIN,
+    MOST_BYTES,
     MOST_DEPTH,
     MOST_ITEMS,
     PLAIN,
-    Path,
-    Place,
-    Search,
-    Seen,
+    SETS,
+    Vet,
     attribute,
-    bound,
+    instance_dict,
+    is_a,
     is_layer,
     is_own,
     items_of,
+    loose_names,
 )
+from netcl.runtime.followed import Path, Place, Search, Seen, bound
 
-MOST_BYTES = 4096  # of an array whose values are compared
+_OF_OWN = (*PLAIN, list, dict)
 
 
 class Left:
@@ -53,7 +57,7 @@ class Left:
     def is_there(self) -> bool:
         """Whether it is what it was."""
         now, was = self._at(self._path), self.value
-        return now is was or (isinstance(was, PLAIN) and type(now) is type(was) and now == was)
+        return now is was or (is_a(was, PLAIN) and type(now) is type(was) and now == was)
 
     def tensors(self) -> list[Tensor]:
         """It, or those in it."""
@@ -68,7 +72,8 @@ class Surroundings:
         self._search = Search(function)
         self._watched: list[tuple[Place, list[Path]]] = []
         self._loose: frozenset[str] = frozenset()
-        self._of_class: dict[type, frozenset[str]] = {}
+        self._of_class: dict[type, tuple[str, ...]] = {}
+        self._kinds: dict[type, tuple[bool, bool]] = {}
         self._told: list[Any] = []
         self._kept: list[Any] = []
         self._depths: dict[int, int] = {}  # of what was gone into
@@ -81,14 +86,36 @@ class Surroundings:
             for path in paths:
                 self._follow(root, path)
         for value in arguments:  # objects, of which the function may read what it names
-            if not isinstance(value, Tensor):
+            if not is_a(value, Tensor):
                 self._tell(value, 0)
         return tuple(self._told), self._kept
+
+    def unguarded(self, arguments: Sequence[Any]) -> str:
+        """What the function reads that no guard compares, by name; empty if there is nothing."""
+        vet = Vet(self._loose)
+        for place, paths in self._watched:
+            root, name = bound(place), self._search.names.get((id(place[0]), place[1]), "a value")
+            found = vet(root, name)
+            for path in () if found else paths:
+                value, called = root, name
+                for part in path:
+                    of_layer = is_layer(value)
+                    value, called = attribute(value, part), f"{called}.{part}"
+                    found = found or ("" if of_layer and is_layer(value) else vet(value, called))
+            if found:
+                return found
+        given = (vet(value, "an argument") for value in arguments if not is_a(value, Tensor))
+        return next((found for found in given if found), "") or next(iter(self._search.random), "")
+
+    def fixed(self) -> tuple[list[tuple[Any, str, Any]], list[tuple[Any, Any, Any]]]:
+        """What must stay the same object: names of classes and libraries; of functions, their code and their defaults."""
+        functions = [(f, f.__code__, f.__defaults__) for f in self._search.functions.values()]
+        return self._search.fixed(), functions
 
     def search(self, arguments: Sequence[Any]) -> bool:
         """Look again which functions take part, as things are now; whether more is told from now on."""
         before = self._search.extent
-        self._search.walk([value for value in arguments if not isinstance(value, Tensor)])
+        self._search.walk([value for value in arguments if not is_a(value, Tensor)])
         if self._search.extent == before:
             return False
         self._watched, self._loose = self._search.watched(), frozenset(self._search.loose)
@@ -96,24 +123,21 @@ class Surroundings:
         return True
 
     @contextmanager
-    def observed(self) -> Iterator[None]:
-        """Note which functions run inside the block, in this thread. A profiler that is at work there is left to it.
+    def observed(self, arguments: Sequence[Any]) -> Iterator[Seen]:
+        """Note which functions run inside the block, in this thread; no other profiler may be at work there.
 
         No garbage is collected meanwhile: that would run functions which have nothing to do with this one.
         """
-        if sys.getprofile() is not None:
-            yield
-            return
         seen, collects = Seen(), gc.isenabled()
         gc.disable()
         sys.setprofile(seen)
         try:
-            yield
+            yield seen
         finally:
             sys.setprofile(None)
             if collects:
                 gc.enable()
-            self._search.add(seen.calls)
+            self._search.add(seen.calls, arguments)
 
     @property
     def complete(self) -> bool:
@@ -124,34 +148,43 @@ class Surroundings:
         """What the functions set, as it is now."""
         places: list[tuple[Place, Path]] = list(self._search.sets.values())
         for value in arguments:
-            if not isinstance(value, Tensor) and not is_own(value):
-                places += [(({"": value}, ""), (name,)) for name in self._search.sets_loose if name in getattr(value, "__dict__", ())]
+            if not is_a(value, Tensor) and not is_own(value):
+                places += [(({"": value}, ""), (name,)) for name in self._search.sets_loose if name in instance_dict(value)]
         return [Left(place, path) for place, path in places]
 
     def _follow(self, value: Any, path: Path) -> None:
         """Tell what is reached from a value by attributes."""
         for name in path:
-            own, of_layer = is_own(value), is_layer(value)
+            own, of_layer = self._whose(value)
             value = attribute(value, name)
-            if not own or (isinstance(value, Tensor) or not is_own(value) if of_layer else not isinstance(value, Tensor)):
+            if not own or (is_a(value, Tensor) or is_layer(value) or not is_own(value) if of_layer else not is_a(value, Tensor)):
                 self._tell(value, 0)
 
+    def _whose(self, value: Any) -> tuple[bool, bool]:
+        """Whether it is netcl's, and whether it is a layer: that of its class, but for modules and classes."""
+        kind = type(value)
+        found = self._kinds.get(kind)
+        if found is None:
+            found = is_own(value), is_layer(value)
+            if not issubclass(kind, (ModuleType, type)):
+                self._kinds[kind] = found
+        return found
+
     def _tell(self, value: Any, depth: int) -> None:
-        if isinstance(value, PLAIN):
-            self._told += (type(value), value if value and value == value else repr(value))  # 0.0 is not -0.0, and NaN is itself
-        elif isinstance(value, Tensor):
+        kind = type(value)
+        if kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
+            self._told += (kind, value if value and value == value else repr(value))  # 0.0 is not -0.0, and NaN is itself
+        elif issubclass(kind, Tensor):
             # not kept: a recording has an eye of its own on whether it is still there
             self._told += (id(value), id(value.buffer), value.requires_grad)
-        elif isinstance(value, CONTAINERS):
+        elif issubclass(kind, CONTAINERS) or issubclass(kind, SETS):
             self._tell_items(value, depth)
-        elif isinstance(value, (set, frozenset)):
-            self._told.append(frozenset(value) if len(value) <= MOST_ITEMS else len(value))
-        elif isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
+        elif kind is np.ndarray and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             self._told += (value.shape, value.dtype, value.tobytes())
         else:
-            self._told.append(id(value))
+            self._told += (id(value), kind)
             self._kept.append(value)
-            if self._loose and not is_layer(value) and self._goes_into(value, depth):
+            if self._loose and self._goes_into(value, depth):
                 self._tell_loose(value, depth)
 
     def _goes_into(self, value: Any, depth: int) -> bool:
@@ -163,19 +196,24 @@ class Surroundings:
 
     def _tell_items(self, value: Any, depth: int) -> None:
         self._told += (type(value), len(value))
-        if len(value) <= MOST_ITEMS and self._goes_into(value, depth):
+        if len(value) > MOST_ITEMS:  # of tensors alone, or the function is refused
+            self._told += [(id(item), item.requires_grad) for item in value if is_a(item, Tensor)]
+        elif self._goes_into(value, depth):
             for item in items_of(value):
                 self._tell(item, depth + 1)
+            if self._loose and instance_dict(value):  # of a user's class
+                self._tell_loose(value, depth)
 
     def _tell_loose(self, value: Any, depth: int) -> None:
-        """The attributes that are read of something that is not known by name, which this may be; of netcl's own, numbers and lists."""
-        kinds = (*PLAIN, list) if is_own(value) else object
-        own: Mapping[str, Any] = getattr(value, "__dict__", {})
-        of_class = self._of_class.get(type(value))
+        """The attributes that are read of nameless things, which this may be one of; of netcl's own, numbers and containers."""
+        kinds = _OF_OWN if self._whose(value)[0] and not is_a(value, FunctionType) else object
+        own, kind = instance_dict(value), type(value)
+        of_class = self._of_class.get(kind)
         if of_class is None:
-            of_class = self._of_class[type(value)] = frozenset(name for name in self._loose if hasattr(type(value), name))
-        for name in self._loose:
-            part = attribute(value, name) if name in own or name in of_class else None
-            if part is not None and isinstance(part, kinds):
+            of_class = self._of_class[kind] = tuple(loose_names(kind, self._loose))
+        own_names = own if "*" in self._loose else [name for name in self._loose if name in own]
+        for name in (*own_names, *of_class) if own_names or of_class else ():
+            part = attribute(value, name)
+            if is_a(part, kinds):
                 self._told.append(name)
                 self._tell(part, depth + 1)

@@ -1,0 +1,1845 @@
+"""Scenes of hidden state: whatever a compiled function reads, every call gives what the plain function gives, or the function is refused.
+
+A scene is a generator over ``way``, which compiles the functions of the scene or leaves them as they are. It yields what each call gives,
+with changes in between. Both runs must agree call by call. A scene also says what becomes of its functions: ``replayed`` (a graph, no
+refusal), ``refused`` (never replayed again, one warning with these words in it), or ``right``, which asks for the values alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import enum
+import functools
+import io
+import itertools
+import logging
+import math
+import operator
+import os
+import queue
+import random
+import re
+import sys
+import threading
+import time
+import types
+import uuid
+import weakref
+from array import array
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from contextvars import ContextVar
+from decimal import Decimal
+from fractions import Fraction
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import netcl
+import netcl.autograd as ag
+from netcl import nn, optim
+from netcl.amp import GradScaler, autocast
+from netcl.core.tensor import Tensor
+
+CALLS = 4  # the last of these is replayed, where anything is
+SCENES: dict[str, tuple[Any, str, str]] = {}
+
+
+def scene(outcome: str, words: str = "") -> Any:
+    def put(function: Any) -> Any:
+        assert function.__name__ not in SCENES
+        SCENES[function.__name__] = function, outcome, words
+        return function
+
+    return put
+
+
+replayed, right = scene("replayed"), scene("right")
+
+
+def refused(words: str) -> Any:
+    return scene("refused", words)
+
+
+def one(value: float = 1.0) -> Tensor:
+    return Tensor.full((2,), value)
+
+
+def several(step: Any, *args: Any, count: int = CALLS) -> Any:
+    """What some calls give, each with a tensor of its own."""
+    for i in range(count):
+        yield step(one(i + 1.0), *args)
+
+
+def around(step: Any, *changes: Any) -> Any:
+    """Some calls, and after each change some more."""
+    yield from several(step)
+    for change in changes:
+        change()
+        yield from several(step)
+
+
+def as_array(part: Any) -> Any:
+    return part.to_host() if isinstance(part, Tensor) else np.asarray(part)
+
+
+def flattened(told: Any) -> list[Any]:
+    return [leaf for part in told for leaf in (flattened(part) if isinstance(part, (list, tuple)) else [as_array(part)])]
+
+
+def run(function: Any, way: Any) -> list[Any]:
+    netcl.manual_seed(11)
+    random.seed(11)
+    np.random.seed(11)
+    told: list[Any] = []
+    for part in function(way):
+        told += flattened([part])
+    return told
+
+
+# ---- names: closures, globals, modules, functions, classes
+
+
+@replayed
+def a_closure_gets_another_number(way):
+    scale = 2.0
+    step = way(lambda x: x * scale)
+    yield from several(step)
+    scale = 5.0
+    yield from several(step)
+
+
+@replayed
+def a_closure_gets_another_tensor(way):
+    weight = one(2.0)
+    kept = [weight]
+    step = way(lambda x: x * weight)
+    yield from several(step)
+    weight = one(5.0)
+    yield from several(step)
+    del kept
+
+
+GLOBAL = 2.0
+TABLE: dict[str, Any] = {"scale": 2.0}
+
+
+@replayed
+def a_global_gets_another_number(way):
+    global GLOBAL
+    GLOBAL = 2.0
+    step = way(lambda x: x * GLOBAL)
+    yield from several(step)
+    GLOBAL = 5.0
+    yield from several(step)
+
+
+@replayed
+def a_global_is_read_by_a_function_that_is_called(way):
+    global GLOBAL
+    GLOBAL = 2.0
+
+    def scale():
+        return GLOBAL
+
+    step = way(lambda x: x * scale())
+    yield from several(step)
+    GLOBAL = 3.0
+    yield from several(step)
+
+
+@replayed
+def an_attribute_of_another_module(way):
+    settings = types.ModuleType("settings_of_a_scene")
+    settings.scale = 2.0
+    yield from around(way(lambda x: x * settings.scale), lambda: setattr(settings, "scale", 5.0))
+
+
+@replayed
+def a_module_under_another_name(way):
+    settings = types.ModuleType("settings_of_a_scene")
+    settings.scale = 2.0
+
+    def step(x):
+        alias = settings
+        return x * alias.scale
+
+    yield from around(way(step), lambda: setattr(settings, "scale", 5.0))
+
+
+@replayed
+def a_module_that_the_function_imports(way):
+    settings = types.ModuleType("settings_of_a_scene")
+    settings.scale, settings.shift = 2.0, 1.0
+    sys.modules["settings_of_a_scene"] = settings
+
+    def step(x):
+        import settings_of_a_scene
+        from settings_of_a_scene import shift
+
+        return x * settings_of_a_scene.scale + shift
+
+    try:
+        yield from around(way(step), lambda: setattr(settings, "scale", 5.0), lambda: setattr(settings, "shift", 3.0))
+    finally:
+        del sys.modules["settings_of_a_scene"]
+
+
+@replayed
+def a_module_is_swapped(way):
+    settings = SimpleNamespace(module=types.ModuleType("first"))
+    settings.module.scale = 2.0
+    other = types.ModuleType("second")
+    other.scale = 5.0
+    yield from around(way(lambda x: x * settings.module.scale), lambda: setattr(settings, "module", other))
+
+
+@replayed
+def a_number_of_a_library(way):
+    before = math.pi
+
+    def change(value):
+        math.pi = value
+
+    try:
+        yield from around(way(lambda x: x * math.pi), functools.partial(change, 5.0))
+    finally:
+        change(before)
+
+
+@replayed
+def an_op_is_replaced(way):
+    before = ag.relu
+
+    def change(value):
+        ag.relu = value
+
+    try:
+        yield from around(way(lambda x: ag.relu(x - 2.0)), functools.partial(change, lambda x: x * 7.0), functools.partial(change, before))
+    finally:
+        ag.relu = before
+
+
+@replayed
+def a_builtin_is_hidden_by_a_global(way):
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec("def step(x):\n    return x * abs(-2.0)", scope)
+    yield from around(way(scope["step"]), lambda: scope.update(abs=lambda value: 7.0))
+
+
+@replayed
+def an_attribute_of_a_function(way):
+    def scale(x):
+        return x * scale.factor
+
+    scale.factor = 2.0
+    yield from around(way(lambda x: scale(x)), lambda: setattr(scale, "factor", 5.0))
+
+
+@replayed
+def an_attribute_of_the_function_itself(way):
+    def step(x):
+        return x * step_itself.factor
+
+    step_itself = step
+    step.factor = 2.0
+    yield from around(way(step), lambda: setattr(step_itself, "factor", 5.0))
+
+
+@replayed
+def the_defaults_of_a_function_are_replaced(way):
+    def scale(x, by=2.0):
+        return x * by
+
+    yield from around(way(lambda x: scale(x)), lambda: setattr(scale, "__defaults__", (5.0,)))
+
+
+@replayed
+def the_defaults_of_keywords_are_replaced(way):
+    def scale(x, *, by=2.0):
+        return x * by
+
+    yield from around(way(lambda x: scale(x)), lambda: scale.__kwdefaults__.update(by=5.0))
+
+
+@replayed
+def a_default_that_changes(way):
+    def scale(x, table={"by": 2.0}):  # noqa: B006
+        return x * table["by"]
+
+    yield from around(way(scale), lambda: scale.__defaults__[0].update(by=5.0))
+
+
+@replayed
+def the_code_of_a_function_is_replaced(way):
+    def scale(x):
+        return x * 2.0
+
+    def other(x):
+        return x * 5.0
+
+    yield from around(way(lambda x: scale(x)), lambda: setattr(scale, "__code__", other.__code__))
+
+
+@replayed
+def annotations_do_not_matter(way):
+    def step(x: Tensor, scale: int | None = None) -> Tensor:
+        result: Tensor = x * 2.0
+        return result
+
+    yield from around(way(step), lambda: step.__annotations__.update(x=int))
+
+
+class Setting:
+    shared = 2.0
+    table: Any = SimpleNamespace(scale=2.0)
+
+    def __init__(self, scale: float = 2.0):
+        self.scale = scale
+        self.calls = 0
+
+    @property
+    def computed(self):
+        return self.scale + 1.0
+
+    @functools.cached_property
+    def kept(self):
+        return self.scale + 2.0
+
+    @classmethod
+    def of_class(cls):
+        return cls.shared
+
+    @staticmethod
+    def of_nobody(setting):
+        return setting.scale
+
+    def __call__(self, x):
+        return x * self.scale
+
+    def scaled(self, x):
+        return x * self.scale
+
+    def count(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+class Below(Setting):
+    def scaled(self, x):
+        return super().scaled(x) + 1.0
+
+
+@replayed
+def an_attribute_of_a_class(way):
+    try:
+        yield from around(way(lambda x: x * Setting.shared), lambda: setattr(Setting, "shared", 5.0))
+    finally:
+        Setting.shared = 2.0
+
+
+@replayed
+def an_attribute_of_the_class_of_an_object(way):
+    setting = Setting()
+    try:
+        yield from around(way(lambda x: x * setting.shared), lambda: setattr(Setting, "shared", 5.0))
+    finally:
+        Setting.shared = 2.0
+
+
+@replayed
+def an_object_in_a_class(way):
+    setting = Setting()
+    try:
+        yield from around(way(lambda x: x * setting.table.scale), lambda: setattr(Setting.table, "scale", 5.0))
+    finally:
+        Setting.table.scale = 2.0
+
+
+@replayed
+def an_attribute_hides_that_of_the_class(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * setting.shared), lambda: setattr(setting, "shared", 5.0))
+
+
+@replayed
+def a_method_of_a_class(way):
+    try:
+        yield from around(way(lambda x: x * Setting.of_class()), lambda: setattr(Setting, "shared", 5.0))
+    finally:
+        Setting.shared = 2.0
+
+
+@replayed
+def a_static_method(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * Setting.of_nobody(setting)), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def an_attribute_of_an_object(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * setting.scale), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def a_property(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * setting.computed), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def a_property_that_is_kept(way):
+    setting = Setting()
+
+    def forget():
+        setting.scale = 5.0
+        del setting.kept
+
+    yield from around(way(lambda x: x * setting.kept), forget)
+
+
+@replayed
+def a_method_and_the_one_above(way):
+    setting = Below()
+    yield from around(way(setting.scaled), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def a_method_is_replaced_in_its_class(way):
+    class Own(Setting):
+        pass
+
+    setting = Own()
+    yield from around(way(lambda x: setting.scaled(x)), lambda: setattr(Own, "scaled", lambda self, x: x * 7.0))
+
+
+@replayed
+def a_callable_object_hides_its_state(way):
+    setting = Setting()
+    yield from around(way(setting), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def an_object_behind_a_function(way):
+    setting = Setting()
+
+    def get():
+        return setting
+
+    yield from around(way(lambda x: x * get().scale), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def the_class_of_an_object_changes(way):
+    setting = Setting()
+    yield from around(way(lambda x: setting.scaled(x)), lambda: setattr(setting, "__class__", Below))
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "scale")
+
+    def __init__(self):
+        self.scale = 2.0
+
+
+@replayed
+def a_slot(way):
+    slotted = Slotted()
+    yield from around(way(lambda x: x * slotted.scale), lambda: setattr(slotted, "scale", 5.0))
+
+
+@replayed
+def a_slot_of_an_object_in_a_list(way):
+    slotted = [Slotted()]
+    yield from around(way(lambda x: x * slotted[0].scale), lambda: setattr(slotted[0], "scale", 5.0))
+
+
+@replayed
+def an_attribute_by_its_name(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * getattr(setting, "scale", 1.0)), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def an_attribute_by_a_computed_name(way):
+    setting = Setting()
+    name = "sc"
+    yield from around(way(lambda x: x * getattr(setting, name + "ale")), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def an_attribute_that_may_be_there(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * (5.0 if hasattr(setting, "more") else 2.0)), lambda: setattr(setting, "more", None))
+
+
+@replayed
+def all_attributes(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * sum(vars(setting).values())), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def attributes_by_a_pattern(way):
+    @dataclasses.dataclass
+    class Point:
+        scale: float
+
+    point = Point(2.0)
+
+    def step(x):
+        match point:
+            case Point(scale=by):
+                return x * by
+
+    yield from around(way(step), lambda: setattr(point, "scale", 5.0))
+
+
+@replayed
+def a_frozen_dataclass_is_replaced(way):
+    @dataclasses.dataclass(frozen=True)
+    class Point:
+        scale: float
+
+    box = SimpleNamespace(point=Point(2.0))
+    yield from around(way(lambda x: x * box.point.scale), lambda: setattr(box, "point", dataclasses.replace(box.point, scale=5.0)))
+
+
+class Color(enum.Enum):
+    RED = 2.0
+    BLUE = 5.0
+
+
+@replayed
+def a_member_of_an_enumeration(way):
+    box = SimpleNamespace(color=Color.RED)
+    yield from around(way(lambda x: x * box.color.value), lambda: setattr(box, "color", Color.BLUE))
+
+
+class Silent:
+    """Answers everything with an error that is no AttributeError."""
+
+    def __init__(self):
+        self.__dict__["table"] = {"scale": 2.0}
+
+    def __getattr__(self, name):
+        return self.__dict__["table"][name]
+
+
+@replayed
+def an_object_whose_getattr_raises_another_error(way):
+    silent = Silent()
+    yield from around(way(lambda x: x * silent.scale), lambda: silent.table.update(scale=5.0))
+
+
+@replayed
+def a_callable_whose_getattr_raises_another_error(way):
+    class Step(Silent):
+        def __call__(self, x):
+            return x * self.scale
+
+    step = Step()
+    yield from around(way(step), lambda: step.table.update(scale=5.0))
+
+
+@right
+def an_object_whose_getattribute_raises(way):
+    class Closed:
+        def __getattribute__(self, name):
+            raise KeyError(name)
+
+        def __mul__(self, x):
+            return x * GLOBAL
+
+    global GLOBAL
+    GLOBAL = 2.0
+    closed = Closed()
+    step = way(lambda x: closed * x)
+    yield from several(step)
+    GLOBAL = 5.0
+    yield from several(step)
+
+
+@replayed
+def a_property_that_raises_is_not_touched(way):
+    class Raising(Setting):
+        @property
+        def broken(self):
+            raise RuntimeError("touched")
+
+    setting = Raising()
+
+    def step(x):
+        return x * setting.scale if setting.scale < 100 else setting.broken
+
+    yield from around(way(step), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def an_object_that_computes_with_operators(way):
+    class Factor(Setting):
+        def __rmul__(self, x):
+            return x * self.scale
+
+        def __getitem__(self, name):
+            return self.scale
+
+    holder = [Factor()]
+    yield from around(way(lambda x: x * holder[0]["any"]), lambda: setattr(holder[0], "scale", 5.0))
+
+
+@replayed
+def a_descriptor_of_the_user(way):
+    class Constant:
+        def __init__(self):
+            self.scale = 2.0
+
+        def __get__(self, owner, kind):
+            return self.scale
+
+    class Holder:
+        constant = Constant()
+
+    holder = Holder()
+    yield from around(way(lambda x: x * holder.constant), lambda: setattr(vars(Holder)["constant"], "scale", 5.0))
+
+
+# ---- containers
+
+
+@replayed
+def an_item_of_a_list(way):
+    table = [1.0, 2.0]
+    yield from around(way(lambda x: x * table[1]), lambda: table.__setitem__(1, 5.0), lambda: table.insert(0, 3.0))
+
+
+@replayed
+def an_item_of_a_dict(way):
+    table = {"scale": 2.0, "shift": {"deep": [1.0]}}
+    step = way(lambda x: x * table["scale"] + table["shift"]["deep"][0])
+    yield from around(step, lambda: table.update(scale=5.0), lambda: table["shift"]["deep"].__setitem__(0, 9.0))
+
+
+@replayed
+def the_order_of_a_dict(way):
+    table = {"a": 2.0, "b": 5.0}
+
+    def swap():
+        table["a"] = table.pop("a")
+
+    yield from around(way(lambda x: x * next(iter(table.values()))), swap)
+
+
+@replayed
+def a_dict_is_replaced(way):
+    table = {"scale": 2.0}
+    step = way(lambda x: x * table["scale"])
+    yield from several(step)
+    table = {"scale": 5.0}
+    yield from several(step)
+
+
+@replayed
+def a_member_of_a_set(way):
+    chosen = {1}
+    yield from around(way(lambda x: x * (2.0 if 1 in chosen else 5.0)), chosen.clear, lambda: chosen.add(1))
+
+
+@replayed
+def a_set_of_numbers_that_are_equal(way):
+    box = SimpleNamespace(chosen={1})
+    yield from around(way(lambda x: x * (2.0 if type(max(box.chosen)) is int else 5.0)), lambda: setattr(box, "chosen", {True}))
+
+
+@replayed
+def a_deque_turns(way):
+    line = deque([2.0, 5.0])
+    yield from around(way(lambda x: x * line[0]), lambda: line.rotate(1))
+
+
+@replayed
+def dicts_of_other_classes(way):
+    ordered, counted, made = OrderedDict(scale=2.0), Counter(scale=2), defaultdict(float, scale=2.0)
+    step = way(lambda x: x * ordered["scale"] * counted["scale"] * made["scale"])
+    yield from around(step, lambda: ordered.update(scale=5.0), lambda: counted.update(scale=1), lambda: made.update(scale=7.0))
+
+
+@replayed
+def a_dict_of_the_users(way):
+    class Table(dict):
+        factor = 1.0
+
+        def get_scaled(self, name):
+            return self[name] * self.factor
+
+    table = Table(scale=2.0)
+    yield from around(way(lambda x: x * table.get_scaled("scale")), lambda: table.update(scale=5.0), lambda: setattr(table, "factor", 3.0))
+
+
+@replayed
+def a_tuple_with_names(way):
+    Pair = namedtuple("Pair", "scale shift")
+    box = SimpleNamespace(pair=Pair(2.0, 1.0))
+    yield from around(way(lambda x: x * box.pair.scale), lambda: setattr(box, "pair", Pair(5.0, 1.0)))
+
+
+@replayed
+def tensors_in_a_list(way):
+    weights = [one(2.0), one(3.0)]
+    kept = list(weights)
+    yield from around(way(lambda x: x * weights[0] + weights[1]), lambda: weights.__setitem__(0, one(5.0)), weights.reverse)
+    del kept
+
+
+@replayed
+def many_tensors_in_a_list(way):
+    weights = [one(float(i)) for i in range(100)]
+    kept = list(weights)
+    yield from around(way(lambda x: x * weights[70]), lambda: weights.__setitem__(70, one(5.0)))
+    del kept
+
+
+@refused("table is a dict of 1000 items")
+def a_large_dict(way):
+    table = {i: 2.0 for i in range(1000)}
+    yield from around(way(lambda x: x * table[500]), lambda: table.__setitem__(500, 5.0))
+
+
+@refused("table is a list of 1000 items")
+def a_large_list(way):
+    table = [2.0] * 1000
+    yield from around(way(lambda x: x * table[500]), lambda: table.__setitem__(500, 5.0))
+
+
+@refused("chosen is a set of 1000 items")
+def a_large_set(way):
+    chosen = set(range(1000))
+    yield from around(way(lambda x: x * (2.0 if 500 in chosen else 5.0)), lambda: chosen.remove(500))
+
+
+@refused("more than 8 deep")
+def containers_too_deep(way):
+    inner = [2.0]
+    table: Any = inner
+    for _ in range(10):
+        table = [table]
+    yield from around(way(lambda x: x * table[0][0][0][0][0][0][0][0][0][0][0]), lambda: inner.__setitem__(0, 5.0))
+
+
+@refused("table is a collections.UserDict")
+def a_dict_of_the_library(way):
+    table = UserDict(scale=2.0)
+    yield from around(way(lambda x: x * table["scale"]), lambda: table.update(scale=5.0))
+
+
+@refused("table is a collections.UserList")
+def a_list_of_the_library(way):
+    table = UserList([2.0])
+    yield from around(way(lambda x: x * table[0]), lambda: table.__setitem__(0, 5.0))
+
+
+@refused("table is a collections.ChainMap")
+def several_dicts_as_one(way):
+    inner = {"scale": 2.0}
+    table = ChainMap(inner)
+    yield from around(way(lambda x: x * table["scale"]), lambda: inner.update(scale=5.0))
+
+
+@refused("table is a builtins.mappingproxy")
+def a_dict_through_a_proxy(way):
+    inner = {"scale": 2.0}
+    table = MappingProxyType(inner)
+    yield from around(way(lambda x: x * table["scale"]), lambda: inner.update(scale=5.0))
+
+
+@refused("values is a builtins.dict_values")
+def a_view_of_a_dict(way):
+    inner = {"scale": 2.0}
+    values = inner.values()
+    yield from around(way(lambda x: x * sum(values)), lambda: inner.update(scale=5.0))
+
+
+@refused("table is a array.array")
+def an_array_of_python(way):
+    table = array("d", [2.0])
+    yield from around(way(lambda x: x * table[0]), lambda: table.__setitem__(0, 5.0))
+
+
+@refused("table is a builtins.bytearray")
+def bytes_that_change(way):
+    table = bytearray(b"\x02")
+    yield from around(way(lambda x: x * table[0]), lambda: table.__setitem__(0, 5))
+
+
+@refused("view is a builtins.memoryview")
+def a_view_of_memory(way):
+    table = bytearray(b"\x02")
+    view = memoryview(table)
+    yield from around(way(lambda x: x * view[0]), lambda: table.__setitem__(0, 5))
+
+
+@replayed
+def a_small_array_changes_in_place(way):
+    values = np.array([2.0, 3.0], np.float32)
+    yield from around(way(lambda x: x * Tensor.from_host(x.queue, values)), lambda: values.fill(5.0))
+
+
+@refused("values is an array of 16000 bytes")
+def a_large_array_changes_in_place(way):
+    values = np.full(4000, 2.0, np.float32)
+    yield from around(way(lambda x: x * float(values[2000])), lambda: values.fill(5.0))
+
+
+@refused("values is an array of 8 bytes of object")
+def an_array_of_objects(way):
+    values = np.array([[2.0]], object)
+    yield from around(way(lambda x: x * values[0][0]), lambda: values.fill(5.0))
+
+
+@refused("values is a numpy.ma")
+def an_array_with_a_mask(way):
+    values = np.ma.array([2.0], mask=[False])
+    yield from around(way(lambda x: x * float(values.filled(7.0)[0])), lambda: values.__setitem__(0, np.ma.masked))
+
+
+@replayed
+def numbers_of_other_kinds(way):
+    box = SimpleNamespace(a=Fraction(2), b=Decimal(2), c=np.float32(2.0), d=range(2), e=datetime.timedelta(seconds=2))
+    step = way(lambda x: x * float(box.a) * float(box.b) * float(box.c) * len(box.d) * box.e.seconds)
+    changes = {"a": Fraction(5), "b": Decimal(5), "c": np.float32(5.0), "d": range(5), "e": datetime.timedelta(seconds=5)}
+    yield from around(step, *[functools.partial(setattr, box, name, value) for name, value in changes.items()])
+
+
+# ---- iterators
+
+
+@refused("two runs differ: argument 2 of command 0 .*steps is a itertools.count")
+def an_iterator_that_counts(way):
+    steps = itertools.count(1)
+    yield from several(way(lambda x: x + float(next(steps))), count=8)
+
+
+@refused("steps is a itertools.cycle")
+def an_iterator_that_repeats_itself_at_first(way):
+    steps = itertools.cycle([1.0, 1.0, 1.0, 1.0, 5.0])
+    yield from several(way(lambda x: x + next(steps)), count=12)
+
+
+@refused("steps is a builtins.list_iterator")
+def an_iterator_over_a_list(way):
+    steps = iter([1.0] * 5 + [5.0] * 10)
+    yield from several(way(lambda x: x + next(steps)), count=12)
+
+
+@refused("steps is a builtins.enumerate")
+def an_enumeration_held_outside(way):
+    steps = enumerate([1.0] * 6 + [5.0] * 10)
+    yield from several(way(lambda x: x + next(steps)[1]), count=12)
+
+
+@refused("steps is a builtins.generator")
+def a_generator_held_outside(way):
+    def numbers():
+        yield from [1.0] * 6
+        yield from [5.0] * 10
+
+    steps = numbers()
+    yield from several(way(lambda x: x + next(steps)), count=12)
+
+
+@refused("source.steps is a builtins.list_iterator")
+def an_iterator_in_an_object(way):
+    source = SimpleNamespace(steps=iter([1.0] * 6 + [5.0] * 10))
+    yield from several(way(lambda x: x + next(source.steps)), count=12)
+
+
+@refused("sources\\[0\\] is a builtins.map")
+def an_iterator_in_a_list(way):
+    sources = [map(float, [1.0] * 6 + [5.0] * 10)]
+    yield from several(way(lambda x: x + next(sources[0])), count=12)
+
+
+@refused("an argument is a builtins.list_iterator")
+def an_iterator_among_the_arguments(way):
+    yield from several(way(lambda x, steps: x + next(steps)), iter([1.0] * 6 + [5.0] * 10), count=12)
+
+
+@right
+def an_iterator_of_the_users(way):
+    class Numbers:
+        def __init__(self):
+            self.count = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.count += 1
+            return 1.0 if self.count < 7 else 5.0
+
+    numbers = Numbers()
+    yield from several(way(lambda x: x + next(numbers)), count=12)
+
+
+@replayed
+def an_iterator_inside_the_function(way):
+    table = [2.0, 3.0]
+
+    def step(x):
+        for i, scale in enumerate(table):
+            x = x * scale + i
+        return x + sum(value for value in table)
+
+    yield from around(way(step), lambda: table.append(5.0))
+
+
+@right
+def a_function_that_yields(way):
+    scale = 2.0
+
+    def step(x):
+        yield x * scale
+        yield x + 1.0
+
+    step = way(step)
+    for value in (2.0, 5.0):
+        scale = value
+        for i in range(CALLS):
+            yield list(step(one(float(i))))
+
+
+@right
+def a_function_that_is_awaited(way):
+    scale = 2.0
+
+    async def step(x):
+        return x * scale
+
+    step = way(step)
+    for value in (2.0, 5.0):
+        scale = value
+        for i in range(CALLS):
+            yield asyncio.run(step(one(float(i))))
+
+
+# ---- randomness
+
+
+@refused("random.random|random\\(\\) of a random.Random")
+def a_number_of_pythons_random(way):
+    yield from several(way(lambda x: x * (2.0 if random.random() < 2.0 else 5.0)), count=10)
+
+
+@refused("random.choice|random\\(\\) of a random.Random")
+def a_choice_of_pythons_random(way):
+    yield from several(way(lambda x: x * random.choice([2.0, 5.0])), count=10)
+
+
+@refused("rng is a random.Random")
+def a_generator_of_pythons(way):
+    rng = random.Random(3)
+    yield from several(way(lambda x: x * (2.0 if rng.random() < 0.8 else 5.0)), count=12)
+
+
+@refused("np.random.rand is random")
+def a_number_of_numpys_random(way):
+    yield from several(way(lambda x: x * (2.0 if np.random.rand() < 0.8 else 5.0)), count=12)
+
+
+@refused("rng is a numpy.random")
+def a_generator_of_numpys(way):
+    rng = np.random.default_rng(3)
+    yield from several(way(lambda x: x * (2.0 if rng.random() < 0.8 else 5.0)), count=12)
+
+
+@refused("draw is a numpy.random")
+def a_method_of_a_generator_of_numpys(way):
+    draw = np.random.default_rng(3).random
+    yield from several(way(lambda x: x * (2.0 if draw() < 0.8 else 5.0)), count=12)
+
+
+def coin(seed):
+    def scene_of_a_coin(way):
+        rng = random.Random(seed)
+        toss = SimpleNamespace(result=lambda: rng.random() < 0.5)
+        yield from several(way(lambda x: ag.relu(x - 2.0) if toss.result() else ag.exp(x)), count=14)
+
+    return scene_of_a_coin
+
+
+for seed in range(6):
+    function = coin(seed)
+    function.__name__ = f"a_random_branch_with_seed_{seed}"
+    refused("two runs differ: command 0 was|random")(function)
+
+
+@refused("random")
+def layers_that_are_dropped(way):
+    class LayerDrop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                if random.random() < 0.5:
+                    x = layer(x)
+            return x
+
+    step = way(LayerDrop().eval())
+    for i in range(14):
+        yield step(Tensor.full((1, 2), float(i)))
+
+
+@refused("two runs differ: command 0 was op_(neg|abs), then op_(neg|abs) of (neg|abs)")
+def a_branch_that_nothing_shows(way):
+    """An operator of netcl is replaced between two recordings."""
+    before, step = Tensor.__neg__, way(lambda x: -x)
+    try:
+        yield step(one())
+        yield step(one())
+        Tensor.__neg__ = lambda x: ag.abs(x)
+        yield step(one())
+    finally:
+        Tensor.__neg__ = before
+    yield from several(step, count=6)
+
+
+@replayed
+def random_numbers_of_netcl(way):
+    yield from several(way(lambda x: x + ag.rand(2)), count=8)
+
+
+@replayed
+def dropout_in_training(way):
+    drop = nn.Dropout(0.5)
+    step = way(lambda x: drop(x))
+    for i in range(8):
+        yield step(Tensor.full((64,), i + 1.0))
+    netcl.manual_seed(3)
+    yield step(Tensor.ones((64,)))
+    drop.p = 0.1
+    for i in range(4):
+        yield step(Tensor.full((64,), i + 1.0))
+
+
+@refused("uuid.uuid4|uuid")
+def a_number_of_uuid(way):
+    yield from several(way(lambda x: x * (2.0 if uuid.uuid4().int >= 0 else 5.0)), count=6)
+
+
+# ---- the world: environment, clocks, files, messages, threads
+
+
+@refused("os.environ is a os._Environ|os\\.")
+def the_environment(way):
+    os.environ["NETCL_SCENE"] = "2.0"
+    try:
+        yield from around(way(lambda x: x * float(os.environ["NETCL_SCENE"])), lambda: os.environ.update(NETCL_SCENE="5.0"))
+    finally:
+        del os.environ["NETCL_SCENE"]
+
+
+@refused("os.getenv\\(\\)")
+def the_environment_by_getenv(way):
+    os.environ["NETCL_SCENE"] = "2.0"
+    try:
+        yield from around(way(lambda x: x * float(os.getenv("NETCL_SCENE", "1"))), lambda: os.environ.update(NETCL_SCENE="5.0"))
+    finally:
+        del os.environ["NETCL_SCENE"]
+
+
+@refused("environ is a os._Environ")
+def the_environment_under_another_name(way):
+    environ = os.environ
+    environ["NETCL_SCENE"] = "2.0"
+    try:
+        yield from around(way(lambda x: x * float(environ.get("NETCL_SCENE", "1"))), lambda: environ.update(NETCL_SCENE="5.0"))
+    finally:
+        del environ["NETCL_SCENE"]
+
+
+@refused("time.time\\(\\)")
+def the_time(way):
+    yield from several(way(lambda x: x * (2.0 if time.time() > 0 else 5.0)))
+
+
+@refused("time.perf_counter\\(\\)")
+def a_clock(way):
+    clock = time.perf_counter
+    yield from several(way(lambda x: x * (2.0 if clock() >= 0 else 5.0)))
+
+
+@refused("now\\(\\) of a datetime.datetime")
+def the_date(way):
+    yield from several(way(lambda x: x * (2.0 if datetime.datetime.now().year > 0 else 5.0)))
+
+
+@refused("variable is a _?contextvars.ContextVar|get\\(\\) of a")
+def a_context_variable(way):
+    variable: ContextVar[float] = ContextVar("variable", default=2.0)
+    yield from around(way(lambda x: x * variable.get()), lambda: variable.set(5.0))
+
+
+@refused("local is a _thread._local")
+def a_variable_of_a_thread(way):
+    local = threading.local()
+    local.scale = 2.0
+    yield from around(way(lambda x: x * local.scale), lambda: setattr(local, "scale", 5.0))
+
+
+@refused("threading")
+def another_thread(way):
+    def step(x):
+        done = []
+        thread = threading.Thread(target=lambda: done.append(2.0))
+        thread.start()
+        thread.join()
+        return x * done[0]
+
+    yield from several(way(step))
+
+
+@refused("lines is a queue.Queue|queue")
+def a_queue(way):
+    lines: queue.Queue = queue.Queue()
+    for value in [2.0] * 6 + [5.0] * 6:
+        lines.put(value)
+    yield from several(way(lambda x: x * lines.get()), count=10)
+
+
+@refused("ref is a weakref")
+def a_weak_reference(way):
+    setting = Setting()
+    ref = weakref.ref(setting)
+    step = way(lambda x: x * (ref().scale if ref() is not None else 7.0))
+    yield from several(step)
+    setting.scale = 5.0
+    yield from several(step)
+    del setting
+    yield from several(step)
+
+
+@refused("table is a weakref.WeakValueDictionary")
+def a_dict_of_weak_references(way):
+    setting = Setting()
+    table = weakref.WeakValueDictionary(one=setting)
+    step = way(lambda x: x * (table["one"].scale if "one" in table else 7.0))
+    yield from several(step)
+    del setting
+    yield from several(step)
+
+
+@refused("proxy is a weakref")
+def a_weak_proxy(way):
+    setting = Setting()
+    proxy = weakref.proxy(setting)
+    yield from around(way(lambda x: x * proxy.scale), lambda: setattr(setting, "scale", 5.0))
+
+
+@refused("stream is a _io.StringIO|read")
+def a_file(way):
+    stream = io.StringIO("222222555555")
+    yield from several(way(lambda x: x * float(stream.read(1))), count=10)
+
+
+@refused("open\\(\\)")
+def a_file_that_is_opened(way):
+    def step(x):
+        with open(__file__, encoding="utf-8") as file:
+            return x * (2.0 if file.readable() else 5.0)
+
+    yield from several(way(step))
+
+
+@refused("sys.stdin|stream is")
+def the_standard_input(way):
+    before = sys.stdin
+    sys.stdin = io.StringIO("2\n" * 6 + "5\n" * 6)
+    try:
+        yield from several(way(lambda x: x * float(sys.stdin.readline())), count=10)
+    finally:
+        sys.stdin = before
+
+
+@refused("print\\(\\)")
+def a_message_is_printed(way):
+    stream = io.StringIO()
+
+    def step(x):
+        print("called", file=None)
+        return x * 2.0
+
+    step = way(step)
+    with contextlib.redirect_stdout(stream):
+        told = list(several(step, count=7))
+    yield told
+    yield stream.getvalue().count("called")
+
+
+@refused("logging")
+def a_message_is_logged(way):
+    told: list[Any] = []
+    log, handler = logging.Logger("of a scene"), logging.Handler()
+    handler.emit = told.append
+    log.addHandler(handler)
+
+    def step(x):
+        log.warning("called")
+        return x * 2.0
+
+    yield from several(way(step), count=7)
+    yield len(told)
+
+
+@refused("numpy.lib|load")
+def an_array_of_a_file(way):
+    def saved(value):
+        stream.seek(0)
+        np.save(stream, np.full(2, value, np.float32))
+
+    stream = io.BytesIO()
+
+    def step(x):
+        copied = io.BytesIO(box.data)
+        return x * Tensor.from_host(x.queue, np.load(copied))
+
+    box = SimpleNamespace(data=b"")
+
+    def change(value):
+        saved(value)
+        box.data = stream.getvalue()
+
+    change(2.0)
+    yield from around(way(step), lambda: change(5.0))
+
+
+@refused("globals\\(\\)")
+def all_globals(way):
+    global GLOBAL
+    GLOBAL = 2.0
+    step = way(lambda x: x * globals()["GLO" + "BAL"])
+    yield from several(step)
+    GLOBAL = 5.0
+    yield from several(step)
+
+
+@refused("eval\\(\\)")
+def an_evaluated_text(way):
+    global GLOBAL
+    GLOBAL = 2.0
+    step = way(lambda x: x * eval("GLO" + "BAL"))
+    yield from several(step)
+    GLOBAL = 5.0
+    yield from several(step)
+
+
+# ---- callables
+
+
+@replayed
+def a_partial(way):
+    setting = Setting()
+    yield from around(way(functools.partial(lambda s, x: x * s.scale, setting)), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def a_partial_in_a_closure(way):
+    table = {"scale": 2.0}
+    scaled = functools.partial(lambda t, x: x * t["scale"], table)
+    yield from around(way(lambda x: scaled(x)), lambda: table.update(scale=5.0))
+
+
+@refused("scale is a functools._lru_cache_wrapper")
+def a_function_with_a_cache(way):
+    value = 2.0
+
+    @functools.lru_cache
+    def scale():
+        return value
+
+    step = way(lambda x: x * scale())
+    yield from several(step)
+    value = 5.0
+    yield from several(step)
+    scale.cache_clear()
+    yield from several(step)
+
+
+@replayed
+def a_decorated_function(way):
+    table = {"scale": 2.0}
+
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapped(x):
+            return function(x) + table["scale"]
+
+        return wrapped
+
+    @decorate
+    def inner(x):
+        return x * table["scale"]
+
+    yield from around(way(lambda x: inner(x)), lambda: table.update(scale=5.0))
+
+
+@refused("of_scale is a operator.attrgetter")
+def a_getter_of_attributes(way):
+    setting, of_scale = Setting(), operator.attrgetter("scale")
+    yield from around(way(lambda x: x * of_scale(setting)), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def functions_in_containers(way):
+    table = {"scale": 2.0}
+    functions = [{"f": lambda x: x * table["scale"]}]
+    yield from around(way(lambda x: functions[0]["f"](x)), lambda: table.update(scale=5.0), lambda: functions[0].update(f=lambda x: x + 1))
+
+
+@replayed
+def a_function_that_calls_itself(way):
+    table = {"depth": 3}
+
+    def down(x, depth):
+        return x if depth == 0 else down(x * 2.0, depth - 1)
+
+    yield from around(way(lambda x: down(x, table["depth"])), lambda: table.update(depth=2))
+
+
+@replayed
+def a_compiled_function_in_another(way):
+    table = {"scale": 2.0}
+    inner = way(lambda x: x * table["scale"])
+    outer = way(lambda x: inner(x) + 1.0)
+    yield from several(inner)
+    yield from around(outer, lambda: table.update(scale=5.0))
+    yield from several(inner)
+
+
+@replayed
+def a_compiled_model_in_a_function(way):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = [2.0]
+
+        def forward(self, x):
+            return x * self.table[0]
+
+    model = Scaled().eval()
+    inner = way(model)
+    yield from several(inner)
+    yield from around(way(lambda x: inner(x) + 1.0), lambda: model.table.__setitem__(0, 5.0))
+
+
+@replayed
+def a_context_manager_of_the_users(way):
+    table = {"scale": 2.0}
+
+    @contextlib.contextmanager
+    def scaled():
+        yield table["scale"]
+
+    def step(x):
+        with scaled() as by:
+            return x * by
+
+    yield from around(way(step), lambda: table.update(scale=5.0))
+
+
+@replayed
+def an_expression_of_the_library(way):
+    box = SimpleNamespace(pattern=re.compile("a+"), text="aaa")
+    yield from around(way(lambda x: x * len(box.pattern.match(box.text).group())), lambda: setattr(box, "text", "a"))
+
+
+@refused("shared is a _?ctypes|shared is a")
+def an_object_of_c(way):
+    import ctypes
+
+    shared = ctypes.c_double(2.0)
+    yield from around(way(lambda x: x * shared.value), lambda: setattr(shared, "value", 5.0))
+
+
+# ---- side effects and counters
+
+
+@refused("")
+def a_counter_of_an_object(way):
+    setting = Setting()
+    yield from several(way(setting.count), count=22)
+    yield setting.calls
+
+
+@refused("")
+def a_counter_of_a_closure(way):
+    calls = 0
+
+    def step(x):
+        nonlocal calls
+        calls += 1
+        return x * 2.0
+
+    yield from several(way(step), count=22)
+    yield calls
+
+
+CALLED = 0
+
+
+@refused("")
+def a_counter_of_a_global(way):
+    global CALLED
+    CALLED = 0
+
+    def step(x):
+        global CALLED
+        CALLED += 1
+        return x * 2.0
+
+    yield from several(way(step), count=22)
+    yield CALLED
+
+
+@refused("")
+def a_list_that_grows(way):
+    history: list[Any] = []
+
+    def step(x):
+        history.append(1)
+        return x * 2.0
+
+    yield from several(way(step), count=22)
+    yield len(history)
+
+
+@refused("setattr\\(\\)")
+def an_attribute_is_set_by_its_name(way):
+    box = SimpleNamespace()
+
+    def step(x):
+        setattr(box, "la" + "st", x * 3.0)
+        return x * 2.0
+
+    step = way(step)
+    for i in range(6):
+        box.last = None
+        yield step(one(float(i)))
+        yield box.last
+
+
+@replayed
+def an_attribute_that_the_step_sets(way):
+    box = SimpleNamespace(last=None)
+
+    def step(x):
+        box.last = x * 3.0
+        return x * 2.0
+
+    step = way(step)
+    for i in range(6):
+        yield step(one(float(i)))
+        yield box.last
+
+
+@refused("a container among its arguments changes")
+def a_container_of_the_arguments_changes(way):
+    def step(x, table):
+        table["last"] = x * 3.0
+        return x * 2.0
+
+    step, table = way(step), {}
+    for i in range(8):
+        yield step(one(float(i)), table)
+        yield table["last"]
+        yield len(table)
+
+
+@right
+def an_error_inside(way):
+    limit = [3.0]
+
+    def step(x):
+        y = x * 2.0
+        if limit[0] < 2.0:
+            raise ValueError("too low")
+        return y
+
+    step = way(step)
+    yield from several(step)
+    for value in (1.0, 3.0):
+        limit[0] = value
+        for i in range(CALLS):
+            try:
+                yield step(one(float(i)))
+            except ValueError as error:
+                yield str(error) == "too low"
+
+
+@replayed
+def an_error_that_is_caught(way):
+    table = {"scale": 2.0}
+
+    def step(x):
+        try:
+            by = table["other"]
+        except KeyError:
+            by = table["scale"]
+        finally:
+            x = x + 1.0
+        return x * by
+
+    yield from around(way(step), lambda: table.update(other=5.0))
+
+
+# ---- values on the host
+
+
+@refused("reads values on the host")
+def a_number_is_read(way):
+    yield from several(way(lambda x: x * x.sum().item()), count=6)
+
+
+@refused("reads values on the host")
+def a_branch_on_a_value(way):
+    step = way(lambda x: x * 2.0 if x.sum() > 4.0 else x + 1.0)
+    for value in (1.0, 1.0, 1.0, 5.0, 5.0, 1.0):
+        yield step(one(value))
+
+
+@refused("the result holds a float")
+def a_float_is_returned(way):
+    yield from several(way(lambda x: (x * 2.0, 0.5)), count=6)
+
+
+# ---- arguments
+
+
+@replayed
+def other_shapes_and_dtypes(way):
+    step = way(lambda x: x * 2 + 1)
+    for x in [Tensor.ones((2,)), Tensor.ones((3,)), Tensor.ones((2,), "float16"), Tensor.ones((2,), "int32")] * 4:
+        yield step(x)
+
+
+@replayed
+def numbers_among_the_arguments(way):
+    step = way(lambda x, by, *, shift=0.0: x * by + shift)
+    for by, shift in [(2.0, 0.0), (2, 0.0), (True, 0.0), (2.0, -0.0), (5.0, 1.0)] * 4:
+        yield step(one(), by, shift=shift)
+
+
+@replayed
+def numbers_of_numpy_among_the_arguments(way):
+    step = way(lambda x, by: x * float(by))
+    for i in range(12):
+        yield step(one(), np.float32(2.0 + i // 4))
+
+
+@replayed
+def none_or_a_tensor(way):
+    step = way(lambda x, shift=None: x if shift is None else x * 2.0 + shift)
+    for i in range(10):
+        yield step(one(float(i)) * 1.0, one() if i % 2 else None) + 0.0
+
+
+@replayed
+def keywords_in_another_order(way):
+    step = way(lambda x, a=1.0, b=2.0: x * a + b)
+    for i in range(8):
+        yield step(one(float(i)), a=2.0, b=3.0) if i % 2 else step(one(float(i)), b=3.0, a=2.0)
+
+
+@replayed
+def tensors_in_containers_among_the_arguments(way):
+    step = way(lambda batch: batch["x"] * batch["by"][0])
+    for i in range(8):
+        yield step({"x": one(float(i)), "by": [one(2.0), i // 4]})
+
+
+@replayed
+def an_array_among_the_arguments_changes_in_place(way):
+    values, step = np.ones(2, np.float32), way(lambda x: x * 2.0)
+    for i in range(8):
+        values.fill(i)
+        yield step(values)
+
+
+@replayed
+def an_object_among_the_arguments(way):
+    setting, step = Setting(), way(lambda x, s: x * s.scale)
+    yield from several(step, setting)
+    setting.scale = 5.0
+    yield from several(step, setting)
+
+
+@replayed
+def a_subclass_of_float_among_the_arguments(way):
+    class Factor(float):
+        scale = 2.0
+
+    factor, step = Factor(3.0), way(lambda x, by: x * float(by) * by.scale)
+    yield from several(step, factor)
+    Factor.scale = 5.0
+    yield from several(step, factor)
+
+
+# ---- models, tensors and modes
+
+
+def training_step(way, model, optimizer, schedule=None):
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = ag.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        return loss
+
+    return way(step)
+
+
+def batch(i: int) -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(i)
+    return Tensor.from_host(rng.standard_normal((4, 3), np.float32)), Tensor.from_host(rng.integers(0, 2, 4))
+
+
+@replayed
+def a_training_step(way):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    step = training_step(way, model, optim.Adam(model.parameters(), lr=0.1))
+    for i in range(6):
+        yield step(*batch(i))
+    yield [p.detach().clone() for p in model.parameters()]
+
+
+@replayed
+def a_training_step_with_dropout_batch_norm_and_a_schedule(way):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = training_step(way, model, optimizer, optim.StepLR(optimizer, 2, gamma=0.5))
+    for i in range(8):
+        yield step(*batch(i))
+    yield [t.to_host() for t in model.state_dict().values()]
+
+
+@replayed
+def evaluation_with_batch_norm(way):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model(batch(0)[0])
+    step = way(model.eval())
+    for i in range(6):
+        yield step(batch(i)[0])
+
+
+@replayed
+def gradients_add_up(way):
+    model = nn.Linear(3, 2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    add_up = way(lambda x, y: ag.cross_entropy(model(x), y).backward())
+    for i in range(16):
+        add_up(*batch(i))
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        yield model.weight.detach().clone()
+
+
+@replayed
+def a_scaler(way):
+    model = nn.Linear(3, 2)
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), GradScaler(init_scale=4.0)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        scaler.scale_loss(ag.cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step = way(step)
+    for i in range(6):
+        step(*batch(i))
+        yield model.weight.detach().clone()
+
+
+@replayed
+def a_learning_rate_set_between_calls(way):
+    model = nn.Linear(3, 2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    step = training_step(way, model, optimizer)
+    for i in range(8):
+        if i == 5:
+            optimizer.param_groups[0]["lr"] = 1.0
+        step(*batch(i))
+        yield model.weight.detach().clone()
+
+
+@replayed
+def weights_written_in_place(way):
+    layer = nn.Linear(2, 2, bias=False).eval()
+    step = way(lambda x: layer(x))
+
+    def write(value):
+        with ag.no_grad():
+            layer.weight.fill_(value)
+
+    write(1.0)
+    with ag.no_grad():
+        for value in (2.0, 5.0):
+            write(value)
+            for i in range(CALLS):
+                yield step(Tensor.full((1, 2), float(i)))
+
+
+@replayed
+def weights_are_replaced(way):
+    layer = nn.Linear(2, 2, bias=False).eval()
+    kept = layer.weight
+    step = way(layer)
+    for value in (2.0, 5.0):
+        layer.weight = nn.Parameter(np.full((2, 2), value, np.float32))
+        for i in range(CALLS):
+            yield step(Tensor.full((1, 2), float(i)))
+    del kept
+
+
+@replayed
+def training_and_evaluation(way):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+
+    def step(x):
+        with ag.no_grad():
+            return model(x)
+
+    step = way(step)
+    for i in range(16):
+        model.train(i % 8 < 4)
+        yield step(batch(i)[0])
+
+
+@replayed
+def gradients_of_frozen_tensors(way):
+    weight, other = Tensor.ones((2,), requires_grad=True), Tensor.ones((2,), requires_grad=True)
+
+    def step(x):
+        weight.grad = other.grad = None
+        (weight * other * x).sum().backward()
+
+    step = way(step)
+    for i in range(12):
+        other.requires_grad = not 4 <= i < 8
+        step(one(float(i)))
+        yield weight.grad.clone()
+        yield np.zeros(2) if other.grad is None else other.grad.clone()
+
+
+@right
+def modes_around_the_call(way):
+    weight = Tensor.full((2, 2), 1.001, requires_grad=True)
+    step = way(lambda x: x @ weight)
+    for i in range(12):
+        mode = (contextlib.nullcontext, ag.no_grad, functools.partial(autocast, dtype="bfloat16"))[i % 3]
+        with mode():
+            y = step(Tensor.full((2, 2), 1.0 + i))
+        yield y.detach().to("float32")
+        yield y.requires_grad
+
+
+@replayed
+def settings_of_layers_in_a_list(way):
+    class Gained(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain, self.table = 2.0, {"gain": 3.0}
+
+    layers = [Gained(), Gained()]
+
+    def step(x):
+        for layer in layers:
+            x = x * layer.gain + layer.table["gain"]
+        return x
+
+    yield from around(way(step), lambda: setattr(layers[0], "gain", 5.0), lambda: layers[1].table.update(gain=7.0))
+
+
+@replayed
+def a_part_of_a_model_under_another_name(way):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+            self.inner.gain = 2.0
+
+        def forward(self, x):
+            inner = self.inner
+            return x * inner.gain
+
+    model = Outer().eval()
+    yield from around(way(model), lambda: setattr(model.inner, "gain", 5.0))
+
+
+@replayed
+def the_forward_of_a_class_of_netcl(way):
+    layer = nn.ReLU()
+    before = nn.ReLU.forward
+
+    def change(forward):
+        nn.ReLU.forward = forward
+
+    try:
+        yield from around(way(lambda x: layer(x)), functools.partial(change, lambda self, x: x * 7.0))
+    finally:
+        nn.ReLU.forward = before
+
+
+@refused("loader is a netcl.data")
+def a_loader_inside_the_step(way):
+    values = np.full((4, 2), 2.0, np.float32)
+    loader = netcl.data.DataLoader(netcl.data.TensorDataset(values, np.zeros(4)), batch_size=4)
+
+    def step(x):
+        for rows, _ in loader:
+            x = x * float(np.asarray(rows)[0, 0])
+        return x
+
+    yield from around(way(step), lambda: values.fill(5.0))
+
+
+# ---- the test
+
+
+class Ways:
+    """Compiles, and remembers what."""
+
+    def __init__(self):
+        self.made: list[Any] = []
+
+    def __call__(self, function: Any) -> Any:
+        self.made.append(netcl.compile(function))
+        return self.made[-1]
+
+
+@pytest.mark.parametrize("name", list(SCENES))
+def test_every_call_is_as_without(device, name, caplog):
+    function, outcome, words = SCENES[name]
+    caplog.set_level(logging.WARNING, logger="netcl")
+    plain, ways = run(function, lambda f: f), Ways()
+    compiled = run(function, ways)
+    assert len(plain) == len(compiled)
+    for i, (want, got) in enumerate(zip(plain, compiled, strict=True)):
+        np.testing.assert_array_equal(got, want, err_msg=f"{name}: value {i}")
+    if device.backend != "cl" or outcome == "right":
+        return
+    warned = [record.getMessage() for record in caplog.records if "is not replayed" in record.getMessage()]
+    if outcome == "replayed":
+        assert all(made.graphs and not made.refused for made in ways.made) and not warned, warned
+    else:
+        assert not any(made.graphs for made in ways.made) and len(warned) == 1
+        assert re.search(words, warned[0]), warned[0]
