@@ -209,8 +209,8 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "_source", "_written", "array", "buffer", "context", "dtype", "grad", "grad_fn",
-        "host_ref", "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
+        "__weakref__", "_hooks", "_index", "_persistent", "_source", "_written", "array", "buffer", "context", "dtype", "grad",
+        "grad_fn", "host_ref", "pending_event", "pending_release", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -226,7 +226,9 @@ class Tensor:
         self.context = context
         self.queue = queue
         self.pool_handle = pool_handle
-        self.persistent = persistent
+        self._persistent = persistent
+        if persistent and pool_handle is not None:
+            pool_handle.persistent = True
         self.requires_grad = requires_grad
         self.grad = grad
         self.grad_fn = grad_fn
@@ -326,7 +328,7 @@ class Tensor:
         """A tensor without memory: ``source`` computes it when it is asked for."""
         made = DeferredTensor.__new__(DeferredTensor)
         made.shape, made.dtype, made.queue, made.context = shape, dtype, queue, queue.context
-        made.persistent = made.requires_grad = False
+        made._persistent = made.requires_grad = False
         made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
         made._index, made._written = 0, None
         made._source = source
@@ -335,7 +337,7 @@ class Tensor:
 
     def _mark(self, requires_grad: bool, persistent: bool) -> None:
         self.requires_grad = requires_grad
-        self.persistent = persistent
+        self._persistent = persistent
         if self.pool_handle is not None:
             self.pool_handle.persistent = persistent
 
@@ -687,6 +689,7 @@ for _name, _op in LOGICAL.items():
     setattr(Tensor, f"__{_name}__", _logical(_op, _name))
 for _name, _target in MOVES.items():
     setattr(Tensor, _name, _to(_target))
+Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
 Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
 Tensor.contiguous = lambda self: self  # type: ignore[attr-defined]
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]
