@@ -34,7 +34,6 @@ _PACKAGES = ("amp", "autograd", "data", "distributed", "io", "nn", "ops", "optim
 dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
 # Measured choices are asked for at the first use of a shape; nothing is loaded before.
 dispatch.fill("tuned_local_size", lambda *asked: importlib.import_module("netcl.profiling.local_sizes").tuned(*asked))
-dispatch.fill("tune_local_size", lambda *asked: importlib.import_module("netcl.profiling.local_sizes").tune(*asked))
 dispatch.fill("tuned_kernel", lambda problem: importlib.import_module("netcl.profiling.autotuner").tuned(problem))
 
 

@@ -81,18 +81,19 @@ def _keep(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, times: Map
     return chosen
 
 
-def tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> Sizes | None:
+def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> Sizes | None:
     """The local size that the tuner of a kernel chooses: what is kept for the next power of two, else the fastest of its candidates.
 
     The candidates write to memory of their own: the output may be an input, too.
     """
-    tuner, whole = built.spec.tuner, (1 << max(sizes[0] - 1, 0).bit_length(),)
+    whole = (1 << max(sizes[0] - 1, 0).bit_length(),)
     known = built.kernel.program.state.get(built.slot(whole)) or tuned(queue, built, whole)
-    if known is not None or tuner is None:
-        return known
-    *inputs, out, count = args
+    (*inputs, out, count), tuner = args, built.spec.tuner
+    nbytes = out.nbytes if isinstance(out, Tensor) else getattr(out, "size", 0)
+    if known is not None or not nbytes or tuner is None:
+        return known  # an output that is no memory is refused by the launch
     try:
-        scratch = get_persistent_pool(queue).allocate(out.nbytes if isinstance(out, Tensor) else out.size)
+        scratch = get_persistent_pool(queue).allocate(nbytes)
     except OutOfMemoryError:
         return None  # the launch itself may fit
     usual, *others = dict.fromkeys(built.kernel.clamp((n,)) for n in tuner.candidates(queue.device))
@@ -131,13 +132,12 @@ def _key(built: BuiltKernel, sizes: Sizes) -> str:
     return json.dumps(["kernel", built.name, text, *sizes])
 
 
-def tuned(queue: Any, built: BuiltKernel, sizes: Sizes) -> Sizes | None:
-    """What was kept for a kernel and sizes; ``None`` if nothing was."""
+def tuned(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
+    """The local size kept for a kernel and sizes; else, for a kernel with a tuner and the ``args`` of a launch, what that measures."""
     local = tuning.store.entries(handle_of(queue).profile).get(_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
-        return None
+        return None if args is None else _tune(queue, built, sizes, args)
     return tuple(local)
 
 
 dispatch.fill("tuned_local_size", tuned)
-dispatch.fill("tune_local_size", tune)

@@ -141,12 +141,10 @@ class BuiltKernel:
         """The local size kept for this kernel and these sizes, looked up once; a tuner measures what is missing."""
         known, slot = self.kernel.program.state, self.slot(sizes)
         if slot not in known:
-            found = dispatch.call("tuned_local_size", queue, self, sizes)
-            if found is None and self.spec.tuner is not None and (len(sizes), len(args)) == (1, len(self.spec.params)):
-                if recording.active.recorder is not None:  # launches that measure must not be replayed
-                    return (self.spec.tuner.choose_local_size(queue.device),)
-                found = dispatch.call("tune_local_size", queue, self, sizes, args)
-            known[slot] = found
+            tuner = self.spec.tuner if (len(sizes), len(args)) == (1, len(self.spec.params)) else None
+            if tuner is not None and recording.active.recorder is not None:  # launches that measure must not be replayed
+                return (tuner.choose_local_size(queue.device),)
+            known[slot] = dispatch.call("tuned_local_size", queue, self, sizes, None if tuner is None else args)
         return known[slot]
 
 
