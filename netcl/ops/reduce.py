@@ -168,7 +168,8 @@ def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
     config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
     cpu = profile.device_type == "cpu"
     wide = (CPU_WIDTH if cpu else 4) if config.use_vectorization else 1
-    local = 1 << (max(1, min(config.local_size_1d, profile.max_work_group_size)).bit_length() - 1)
+    most = config.local_size_1d if shape.inner == 1 or is_named(config) else 256  # the policy answers for rows
+    local = 1 << (max(1, min(most, profile.max_work_group_size)).bit_length() - 1)
     if shape.inner > 1:
         width = wide if shape.inner >= wide else 1
         if is_named(config) and not config.use_local_memory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from netcl import ops
 from netcl.core.kernel_selector import KernelConfig, KernelSelector, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.ops import reduce
 
 V = KernelVariant
 
@@ -204,3 +207,12 @@ def test_the_policy_says_what_runs(cl_device, rng, launches):
     config = selector.select_matmul_kernel(5, 5, 4)
     assert config.variant is V.MATMUL_NAIVE
     assert [row[:2] for row in launches if row[0].startswith("gemm")] == [("gemm_naive", config.local_size_1d)]
+
+
+@pytest.mark.parametrize(
+    "shape, kernel, local", [((9, 100, 1), "reduce_rows", 64), ((9, 1000, 1), "reduce_group", 256), ((1, 100, 64), "reduce_tile", 256)]
+)
+def test_the_policy_for_reductions_on_gpus(cl_device, shape, kernel, local):
+    gpu = dataclasses.replace(cl_device.profile, name="some GPU", device_type="gpu", max_compute_units=32, max_work_group_size=1024)
+    chosen = reduce.plan(reduce.Shape3(*shape), "float32", gpu)
+    assert (chosen.kernel, chosen.local) == (kernel, local)
