@@ -98,11 +98,12 @@ def avg_pool2d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0
 def avg_pool2d_input_grad(dy: Tensor, *, size: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
 
-def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05) -> Tensor:
+def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
     """Batch norm of ``(N, C, ...)``: in training by the batch's statistics per channel, else by the running ones.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
-    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator.
+    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
+    ReLU to the result, in inference in the same kernel.
 
     >>> from netcl import ops
     >>> ops.batch_norm([[1.0], [3.0]], training=True, eps=0.0).tolist()
@@ -112,8 +113,8 @@ def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tenso
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
 
-def batch_norm_inference(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-05) -> Tensor:
-    """Batch norm by given statistics."""
+def batch_norm_inference(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
+    """Batch norm by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector says BATCHNORM_NAIVE."""
 
 def batch_norm_train(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None, running_var: Tensor | None = None, *, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
     """Batch norm by the batch's own statistics: the result, the means and one over the standard deviations.

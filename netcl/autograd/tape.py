@@ -58,6 +58,7 @@ class Like(NamedTuple):
 
 
 _make_like = partial(tuple.__new__, Like)  # half the time of calling the class
+_WALKED = "the graph was already walked and its memory released"
 _FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
@@ -99,6 +100,24 @@ class Node:
         if modes.anomaly:
             for out in outputs:
                 _check_finite(self, out, "gave")
+
+    def __call__(self, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of the op's inputs from those of its outputs, ``None`` for an input that requires none.
+
+        Neither accumulates ``.grad`` nor calls hooks nor releases anything.
+        """
+        if self.rule is None:
+            raise RuntimeError(message(self.name, _WALKED, "pass retain_graph=True to the first backward"))
+        if len(gradients) != len(self.outputs) or all(g is None for g in gradients):
+            what = f"takes the gradients of its {len(self.outputs)} outputs, None for those without one"
+            raise ShapeError(message(self.name, what, given=len([g for g in gradients if g is not None])))
+        for given, out in zip(gradients, self.outputs, strict=True):
+            if given is not None and (not isinstance(given, Tensor) or given.shape != out.shape):
+                shape = given.shape if isinstance(given, Tensor) else type(given).__name__
+                raise ShapeError(message(self.name, "a gradient must be a tensor of the output's shape", given=shape, output=out.shape))
+        with no_grad(), fusion.in_mode(self.fusing):
+            back = self.rule(self, ops, list(gradients))
+            return tuple(None if g is None or seen is None else _fit(ops, g, seen) for g, seen in zip(back, self.likes, strict=True))
 
     def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Remover:
         """Call ``hook`` with the gradient of output ``index``."""
@@ -309,8 +328,7 @@ class _Walk:
             return
         if target not in self.pending:
             if target.rule is None:
-                what = "the graph was already walked and its memory released"
-                raise RuntimeError(message("backward", what, "pass retain_graph=True to the first backward", op=target.name))
+                raise RuntimeError(message("backward", _WALKED, "pass retain_graph=True to the first backward", op=target.name))
             self.pending[target] = [None] * len(target.outputs)
             heapq.heappush(self.heap, (-target.order, target))
         grads = self.pending[target]

@@ -18,6 +18,7 @@ from netcl.core.capabilities import DeviceProfile, kernel_strategy
 from netcl.core.device import get_active_device
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
 from netcl.core.errors import ShapeError, message
+from netcl.core.kernels import program
 
 
 class KernelVariant(Enum):
@@ -43,7 +44,11 @@ class KernelVariant(Enum):
 
 @dataclass
 class KernelConfig:
-    """A variant with its tile and launch parameters. Answers are shared: copy with ``dataclasses.replace`` before changing one."""
+    """A variant with its tile and launch parameters. Answers are shared: copy with ``dataclasses.replace`` before changing one.
+
+    ``use_local_memory=False`` takes kernels without local memory, ``use_vectorization=False`` kernels that load value by value.
+    ``local_size_1d`` is the local size of kernels with a work-item per element, and the work-items that share a reduction.
+    """
 
     variant: KernelVariant
     tile_m: int = 32
@@ -108,6 +113,7 @@ SMALL_CONV_OUTPUT = 16 * 16  # pixels
 PRECISIONS = ("highest", "high", "medium")
 _precision = "highest"
 SCALAR = {"use_local_memory": False, "use_vectorization": False, "vector_width": 1}
+WAVE = {"local_size_1d": 64}  # where the variant has one work-item per result: small problems still spread over a device
 
 
 def _work(p: Problem) -> int:
@@ -138,16 +144,16 @@ def _always(p: Problem) -> bool:
 
 RULES: dict[str, tuple[Rule, ...]] = {
     "matmul": (
-        Rule(V.MATMUL_NAIVE, lambda p: _work(p) <= TINY_MATMUL, {**SCALAR, "work_per_thread": 1}, "a tile is larger than the problem"),
+        Rule(V.MATMUL_NAIVE, lambda p: _work(p) <= TINY_MATMUL, {**SCALAR, **WAVE, "work_per_thread": 1}, "smaller than a tile"),
         Rule(V.MATMUL_TILED, lambda p: _work(p) < LARGE_MATMUL, {"tile_k": 16, "work_per_thread": 2}, "small and medium"),
         Rule(V.MATMUL_REGISTER_TILED, _always, {"tile_m": 64, "tile_n": 64, "tile_k": 16}, "large"),
     ),
     "conv2d": (
-        Rule(V.CONV2D_IM2COL, lambda p: p.is_cpu, {"use_local_memory": False}, "CPUs: one matmul over unfolded patches"),
-        Rule(V.CONV2D_IMPLICIT_GEMM, _is_pointwise_conv, {"tile_k": 16}, "1x1 is a matmul already"),
-        Rule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, {}, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
-        Rule(V.CONV2D_WINOGRAD, _suits_winograd, {}, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
-        Rule(V.CONV2D_IMPLICIT_GEMM, _always, {"tile_k": 16}, "everything else"),
+        Rule(V.CONV2D_IM2COL, lambda p: p.is_cpu, WAVE, "CPUs: one matmul over unfolded patches"),
+        Rule(V.CONV2D_IMPLICIT_GEMM, _is_pointwise_conv, {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
+        Rule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, WAVE, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
+        Rule(V.CONV2D_WINOGRAD, _suits_winograd, WAVE, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
+        Rule(V.CONV2D_IMPLICIT_GEMM, _always, {**WAVE, "tile_k": 16}, "everything else"),
     ),
     "elementwise": (
         Rule(V.ELEMENTWISE_SCALAR, lambda p: _work(p) <= ELEMENTWISE_SCALAR_LIMIT, SCALAR, "few elements"),
@@ -155,7 +161,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(V.ELEMENTWISE_VECTORIZED, _always, {"use_local_memory": False, "vector_width": 4}, "128-bit loads"),
     ),
     "reduction": (
-        Rule(V.REDUCTION_SEQUENTIAL, lambda p: _work(p) < REDUCTION_SEQUENTIAL_LIMIT, {**SCALAR, "local_size_1d": 1}, "one work-item"),
+        Rule(V.REDUCTION_SEQUENTIAL, lambda p: _work(p) < REDUCTION_SEQUENTIAL_LIMIT, {**WAVE, "use_local_memory": False}, "one work-item"),
         Rule(V.REDUCTION_PARALLEL, lambda p: _work(p) < REDUCTION_PARALLEL_LIMIT, {}, "one work-group"),
         Rule(V.REDUCTION_WORKGROUP, _always, {}, "many work-groups, then their partial results"),
     ),
@@ -165,6 +171,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
 }
 
+# What differs on CPUs whatever the rule: a work-item takes a chunk of its own.
+ON_CPU: dict[str, Mapping[str, Any]] = {"elementwise": WAVE, "reduction": {**WAVE, "use_local_memory": False}}
 _WIDE_TILES = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "work_per_thread": 8}
 _WIDE_PIXELS = {"tile_m": 64, "tile_n": 128, "tile_k": 8, "work_per_thread": 8}
 VENDORS: tuple[VendorRow, ...] = (
@@ -220,13 +228,18 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
 def decide(problem: Problem) -> KernelConfig:
     """The policy's answer: the first matching rule, the vendor's fields where optimized kernels are wanted, fitted to the device."""
     rule = next(rule for rule in RULES[problem.op] if rule.when(problem))
-    change = dict(rule.change)
+    change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.is_cpu else {})}
     if kernel_strategy(problem.profile) == "optimized":
         for row in VENDORS:
             if row.variant is rule.variant and row.brand == problem.profile.brand and problem.profile.family in row.families:
                 change.update(row.change)
     change["extra"] = {"why": rule.why, **change.get("extra", {})}
     return fit(KernelConfig(rule.variant, **change), problem.profile, dtypes.lookup(problem.dtype).itemsize)
+
+
+def is_named(config: KernelConfig) -> bool:
+    """Whether a configuration was registered or measured rather than decided by the policy tables."""
+    return "why" not in config.extra
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
@@ -267,7 +280,7 @@ class KernelSelector:
     def measured(self, lookup: Callable[[str, tuple[Hashable, ...]], KernelConfig | None]) -> None:
         self._measured = lookup
         self.named += 1
-        self.revision += 1
+        self._renew()
 
     def select_matmul_kernel(self, M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
         """Naive for tiny problems, tiled for small and medium, register-tiled for large; tiles by vendor."""
@@ -292,7 +305,7 @@ class KernelSelector:
     def select_batchnorm_kernel(
         self, N: int, C: int, H: int = 1, W: int = 1, dtype: str = "float32", training: bool = True, fuse_relu: bool = False
     ) -> KernelConfig:
-        """The fused BatchNorm and ReLU for inference, when asked for."""
+        """The fused BatchNorm and ReLU for inference, when asked for: ``ops.batch_norm(fuse_relu=True)`` runs it."""
         return self._answer("batchnorm", (N, C, H, W), dtype, {"training": training, "fuse_relu": fuse_relu}, shapes=((N, C, H, W),))
 
     def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
@@ -306,7 +319,7 @@ class KernelSelector:
         chosen = KernelConfig(kernel) if isinstance(kernel, KernelVariant) else kernel
         self._registered.setdefault(op, []).insert(0, (condition, chosen))
         self.named += 1
-        self.revision += 1
+        self._renew()
 
     def select(self, op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None, dtype: str = "float32") -> Any:
         """The kernel for ``op`` on operands of ``shapes``; ``None`` for an op that has neither policy nor a registered kernel."""
@@ -324,7 +337,13 @@ class KernelSelector:
     def clear_cache(self) -> None:
         """Forget what was decided, plans included; measured and registered kernels stay."""
         self._cache.clear()
+        self._renew()
+
+    def _renew(self) -> None:
+        """Answers may have changed: plans that name no revision are forgotten."""
         self.revision += 1
+        program.forget("plans")
+        program.forget("recipes")
 
     def _profile(self, profile: DeviceProfile | None) -> ExtendedDeviceProfile:
         chosen = profile or self.profile or get_active_device().profile

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
 LARGE = 256 << 10  # bytes from which a tensor is a piece of a segment: finding one takes 3 us, an op of this size more than ten times that
 GRAIN = 1 << 10  # bytes that pieces are multiples of: what sub-buffers are aligned to on every known device divides it
+PINNED_CAP = 1 << 30  # bytes of free page-locked memory that a pool keeps at the most: the operating system cannot use them meanwhile
 _MOST_SIZES = 8192  # whose shelves are remembered; programs with ever new sizes must not grow without bound
 
 
@@ -453,21 +454,27 @@ class PersistentBufferPool(BufferPool):
 class PinnedBufferPool:
     """Page-locked host memory for transfers: ALLOC_HOST_PTR buffers that stay mapped as NumPy byte arrays.
 
-    A lease may be given back together with the event of the copy that still reads it; it is handed out again only
-    after that event is complete.
+    A lease may be released together with the event of the copy that still reads it; it is leased again only after that event is
+    complete. At most ``max_cached_bytes`` stay free: 1 GB, or ``NETCL_MAX_CACHED_GB`` if that is less. Beyond the cap the memory that
+    was released first goes back to the driver.
     """
 
-    def __init__(self, queue: Any):
+    def __init__(self, queue: Any, max_cached_bytes: int | None = None):
         self.queue = queue
         self.stats = PoolStats()
+        cap = min(PINNED_CAP, env.value("NETCL_MAX_CACHED_GB") * (1 << 30)) if max_cached_bytes is None else max_cached_bytes
+        self.max_cached_bytes = int(cap)
         self._shelves: dict[int, _Pinned] = {}
+        self._copying: deque[tuple[BufferHandle, Any]] = deque()  # leases that end with their event, oldest first
         self._lock = threading.RLock()
+        _pinned_pools.add(self)
 
     def allocate(self, nbytes: int, flags: Any = None) -> BufferHandle:
         """Lease page-locked memory; ``handle.buffer`` is a NumPy array of bytes."""
         del flags
         bucket = power_of_two(nbytes)
         with self._lock:
+            self._collect()
             shelf = self._shelves.setdefault(bucket, _Pinned(self, bucket, False))
             if shelf.free and _complete(shelf.free[0][1]):
                 self.stats.hits += 1
@@ -480,25 +487,47 @@ class PinnedBufferPool:
         return BufferHandle(shelf, mapped, nbytes)
 
     def release(self, handle: BufferHandle, event: Any = None) -> None:
-        """Give a lease back; ``event`` is the copy that must end before the memory may be written again."""
+        """End a lease; ``event`` is the copy that must end before the memory may be written again."""
         if handle.buffer is not None:
             buffer, handle.buffer = handle.buffer, None
             self._take_back(handle.shelf, buffer, event)
 
+    def release_after(self, handle: BufferHandle, event: Any) -> Callable[[], None]:
+        """End a lease when ``event`` is complete, at the latest when the pool next needs memory; a call of the result ends it now."""
+        self._copying.append((handle, event))
+        return partial(self.release, handle, event)
+
     def clear(self) -> None:
         """Unmap and free what is not leased."""
         with self._lock:
-            self.stats.bytes_allocated -= self.stats.bytes_cached
-            self.stats.bytes_cached = 0
-            for shelf in self._shelves.values():
-                shelf.free.clear()
+            self._collect()
+            self._evict(0)
+
+    def buffers(self) -> list[Any]:
+        """The free memory, for the fork contract."""
+        return [buffer for shelf in list(self._shelves.values()) for buffer, _ in shelf.free]
+
+    def _collect(self) -> None:
+        while self._copying and not platforms.forked_child and _complete(self._copying[0][1]):
+            self.release(self._copying.popleft()[0])
 
     def _take_back(self, shelf: Shelf, buffer: Any, event: Any = None) -> None:
         if platforms.forked_child:
             return
         with self._lock:
+            self._shelves[shelf.bucket] = self._shelves.pop(shelf.bucket)  # last in the order: used most recently
             shelf.free.append((buffer, event))
             self.stats.bytes_cached += shelf.bucket
+            if self.stats.bytes_cached > self.max_cached_bytes:
+                self._evict(self.max_cached_bytes)
+
+    def _evict(self, most: int) -> None:
+        """Return free memory to the driver until at most ``most`` bytes are left; unmapping follows the copies in flight on the queue."""
+        for shelf in list(self._shelves.values()):
+            while shelf.free and self.stats.bytes_cached > most:
+                shelf.free.popleft()
+                self.stats.bytes_cached -= shelf.bucket
+                self.stats.bytes_allocated -= shelf.bucket
 
 
 class _Pinned(Shelf):
@@ -523,6 +552,11 @@ def _map_pinned(queue: Any, nbytes: int) -> np.ndarray:
 
 
 _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
+_pinned_pools: weakref.WeakSet[PinnedBufferPool] = weakref.WeakSet()
+
+
+def _all_pools() -> list[BufferPool | PinnedBufferPool]:
+    return [*_pools, *_pinned_pools]
 
 
 def _queue_attribute(queue: Any, name: str, make: Callable[[], Any]) -> Any:
@@ -584,8 +618,8 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
 
 
 def empty_cache() -> None:
-    """Return the free buffers of all pools to their drivers."""
-    for pool in list(_pools):
+    """Return the free buffers of all pools to their drivers, page-locked memory included."""
+    for pool in _all_pools():
         pool.clear()
 
 
@@ -610,7 +644,7 @@ def memory_summary() -> str:
 def live_buffers() -> list[Any]:
     """Every driver object the process holds through pools and leases; the fork contract keeps them from being destroyed twice."""
     leased = [o.buffer for o in gc.get_objects() if type(o) is BufferHandle and o.buffer is not None]
-    return leased + [buffer for pool in list(_pools) for buffer in pool.buffers()]
+    return leased + [buffer for pool in _all_pools() for buffer in pool.buffers()]
 
 
 def _largest_live(pool: BufferPool, count: int = 3) -> str:

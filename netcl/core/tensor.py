@@ -192,8 +192,8 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "_place", "_source", "_written", "array", "buffer", "context", "dtype", "grad", "grad_fn",
-        "host_ref", "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
+        "__weakref__", "_hooks", "_index", "_persistent", "_place", "_source", "_written", "array", "buffer", "context", "dtype", "grad",
+        "grad_fn", "host_ref", "pending_event", "pending_release", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -209,7 +209,9 @@ class Tensor:
         self.context = context
         self.queue = queue
         self.pool_handle = pool_handle
-        self.persistent = persistent
+        self._persistent = persistent
+        if persistent and pool_handle is not None:
+            pool_handle.persistent = True
         self.requires_grad = requires_grad
         self.grad = grad
         self.grad_fn = grad_fn
@@ -310,7 +312,7 @@ class Tensor:
         """A tensor without memory: ``source`` computes it when it is asked for."""
         made = DeferredTensor.__new__(DeferredTensor)
         made.shape, made.dtype, made.queue, made.context = shape, dtype, queue, queue.context
-        made.persistent = made.requires_grad = False
+        made._persistent = made.requires_grad = False
         made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
         made._index, made._written, made._place = 0, None, None
         made._source = source
@@ -319,7 +321,7 @@ class Tensor:
 
     def _mark(self, requires_grad: bool, persistent: bool) -> None:
         self.requires_grad = requires_grad
-        self.persistent = persistent
+        self._persistent = persistent
         if self.pool_handle is not None:
             self.pool_handle.persistent = persistent
 
@@ -677,6 +679,7 @@ for _name, _op in LOGICAL.items():
     setattr(Tensor, f"__{_name}__", _logical(_op, _name))
 for _name, _target in MOVES.items():
     setattr(Tensor, _name, _to(_target))
+Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
 Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
 Tensor.contiguous = lambda self: self if self._place is None else dispatch.call("contiguous", self)  # type: ignore[attr-defined]
 in_place.install(Tensor)

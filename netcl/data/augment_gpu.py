@@ -31,8 +31,8 @@ class Feed:
 
     def __init__(self, device_queue: Any, pinned: bool = False):
         self.queue = getattr(device_queue, "queue", device_queue)
-        self.pinned = True if pinned else None
         shared = getattr(self.queue, "context", None) is None or is_integrated_gpu(self.queue)
+        self.pinned = True if pinned and not shared else None
         self._copies = None if shared else Stream(self.queue)
 
     def send(self, arrays: tuple[np.ndarray, ...]) -> tuple[Any, ...]:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core.device import handle_of
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
 from netcl.ops import fused_rows, fusion, launch, rows
@@ -35,6 +37,7 @@ from netcl.ops.norm import (
     through_statistics,
     weight_gradients,
 )
+from netcl.ops.pointwise import relu
 from netcl.ops.registry import S, composite, op
 
 FUSED_ELEMENTS = 1 << 16  # a GPU folds, applies and all in one launch up to here, whatever the channels: two would cost more
@@ -71,16 +74,20 @@ def _batch_norm_grad_ref(upstream, x, weight, mean, rstd):
     return dx.reshape(x.shape), (g * xh).sum((0, 2)), g.sum((0, 2))
 
 
-def _batch_norm_inference_ref(x, mean, var, weight=None, bias=None, eps=1e-5):
+def _batch_norm_inference_ref(x, mean, var, weight=None, bias=None, eps=1e-5, fuse_relu=False):
     view = batch_view(x.shape)
     y = (x.reshape(view.shape) - mean.reshape(view.stats)) / np.sqrt(var + eps).reshape(view.stats)
-    return apply_affine(y, weight, bias, view).reshape(x.shape)
+    y = apply_affine(y, weight, bias, view).reshape(x.shape)
+    return np.maximum(y, 0) if fuse_relu else y
 
 
-def _batch_norm_public_ref(x, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+def _batch_norm_public_ref(
+    x, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, fuse_relu=False
+):
     if training or running_mean is None:
-        return _batch_norm_ref(x, weight, bias, eps=eps)[0]
-    return _batch_norm_inference_ref(x, running_mean, running_var, weight, bias, eps)
+        y = _batch_norm_ref(x, weight, bias, eps=eps)[0]
+        return np.maximum(y, 0) if fuse_relu else y
+    return _batch_norm_inference_ref(x, running_mean, running_var, weight, bias, eps, fuse_relu)
 
 
 # ---- NumPy
@@ -91,10 +98,11 @@ def _batch_norm_grad_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> t
     return input_gradient(g, x, weight, mean, rstd, view), *weight_gradients(g, x, mean, rstd, view, x.shape[1:2])
 
 
-def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> np.ndarray:
+def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float, fuse_relu: bool) -> np.ndarray:
     view = batch_view(x.shape)
     scale = 1 / np.sqrt(var + var.dtype.type(eps)) * (1 if weight is None else weight)
-    return apply_affine((x.reshape(view.shape) - mean.reshape(view.stats)) * scale.reshape(view.stats), None, bias, view).reshape(x.shape)
+    y = apply_affine((x.reshape(view.shape) - mean.reshape(view.stats)) * scale.reshape(view.stats), None, bias, view).reshape(x.shape)
+    return np.maximum(y, 0) if fuse_relu else y
 
 
 # ---- checks and launches
@@ -224,7 +232,9 @@ def _batch_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd):
     return shaped(F, seen.of_grads(g, True), (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape))
 
 
-def _batch_norm_inference_vjp(F, g, x, mean, var, weight, eps, needs):
+def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, needs):
+    if fuse_relu:  # the result is computed again rather than kept
+        g = F.where(F.le(F.batch_norm_inference(x, mean, var, weight, bias, eps=eps), 0), F.mul(g, 0), g)
     rstd = F.rsqrt(F.add(var, eps))
     seen = Seen(F, g, x, weight, mean, rstd, batch_view(x.shape))
     d_bias = F.reshape(seen.stat_sum(seen.g), mean.shape) if needs[1] or needs[4] else None
@@ -316,44 +326,57 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 @op(
     vjp=_batch_norm_inference_vjp, ref=_batch_norm_inference_ref, cpu=_inference_cpu, tol=4,
     samples=[S((2, 3, 7, 5), (3,), (3,), (3,), (3,), low=0.1, high=2.0), S((3, 17), (17,), (17,), None, None, low=0.1),
-             S((0, 3), (3,), (3,), None, None, low=0.1)],
+             S((2, 3, 7, 5), (3,), (3,), (3,), (3,), low=0.1, high=2.0, fuse_relu=True),
+             S((3, 17), (17,), (17,), None, None, low=0.1, fuse_relu=True), S((0, 3), (3,), (3,), None, None, low=0.1)],
 )  # fmt: skip
 def batch_norm_inference(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
-) -> Tensor:
-    """Batch norm by given statistics."""
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5,
+    fuse_relu: bool = False,
+) -> Tensor:  # fmt: skip
+    """Batch norm by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector says BATCHNORM_NAIVE."""
     x, mean, var, weight, bias = launch.as_tensors("batch_norm", x, mean, var, weight, bias)
     _check_batch("batch_norm", x, weight, bias, mean, var)
     if x.backend == "cpu":
-        return launch.run_cpu(_inference_cpu, x, mean, var, weight, bias, eps=eps)
+        return launch.run_cpu(_inference_cpu, x, mean, var, weight, bias, eps=eps, fuse_relu=fuse_relu)
+    ends = fuse_relu and _selects_fused(x)
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if x.size:
         kind, extra, n_rows, n = _apply_args(x, math.prod(x.shape[2:]))
-        defines = defines_of(weight, bias, per_element=kind == "columns", columns=kind == "columns", variance=True)
+        defines = defines_of(weight, bias, per_element=kind == "columns", columns=kind == "columns", variance=True, relu=ends)
         args = (x, x if weight is None else weight, x if bias is None else bias, mean, var, y, eps, *extra)
         run_rows(f"norm_apply_{kind}", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args)
-    return y
+    return relu(y) if fuse_relu and not ends else y
+
+
+def _selects_fused(x: Tensor) -> bool:
+    """Whether the selector's variant for an inference with ReLU is BATCHNORM_FUSED."""
+    flags = {"training": False, "fuse_relu": True}
+    problem = Problem("batchnorm", (*x.shape[:2], math.prod(x.shape[2:]), 1), x.dtype, flags, handle_of(x.queue).profile)
+    return get_kernel_selector().choose(problem, (x.shape,)).variant is KernelVariant.BATCHNORM_FUSED
 
 
 @composite(
     ref=_batch_norm_public_ref, tol=4,
-    samples=[S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
+    samples=[S((4, 3, 5), None, None, (3,), (3,), training=True, fuse_relu=True),
+             S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
     errors=[(S((4, 3), (3,), None), r"\[batch_norm\] running mean and variance come together; mean=True, var=False"),
             (S((4, 3), None, None, (4,)), r"\[batch_norm\] weight must have shape \(3,\); weight=\(4,\)")],
 )  # fmt: skip
 def batch_norm(
     F: Any, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
-    bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
     """Batch norm of ``(N, C, ...)``: in training by the batch's statistics per channel, else by the running ones.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
-    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator.
+    ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
+    ReLU to the result, in inference in the same kernel.
 
     >>> from netcl import ops
     >>> ops.batch_norm([[1.0], [3.0]], training=True, eps=0.0).tolist()
     [[-1.0], [1.0]]
     """
     if training or running_mean is None or running_var is None:
-        return F.batch_norm_train(x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps)[0]
-    return F.batch_norm_inference(x, running_mean, running_var, weight, bias, eps=eps)
+        y = F.batch_norm_train(x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps)[0]
+        return F.relu(y) if fuse_relu else y
+    return F.batch_norm_inference(x, running_mean, running_var, weight, bias, eps=eps, fuse_relu=fuse_relu)

@@ -6,6 +6,9 @@
 #ifndef COLUMNS  // 1: the span is 1 and neighbouring channels make a vector
 #define COLUMNS 0
 #endif
+#ifndef RELU  // 1: results below 0 become 0
+#define RELU 0
+#endif
 #ifndef STRIP  // vectors of channels that a work-item takes, so that it reads long runs of each image
 #define STRIP (VEC > 1 ? 16 : 1)
 #endif
@@ -70,6 +73,8 @@ __kernel void join_moments(__global const M_T* part_means, __global const M_T* p
 #define ROW_FLIGHT (GROUP > 1 ? 4 : 1)
 #define FOR_ROW_FLIGHTS(i, n) for (int i = LANE * VEC; i + VEC <= (n); i += ROW_FLIGHT * GROUP * VEC)
 #define IN_ROW_FLIGHT(j) _Pragma("unroll") for (int j = 0; j < ROW_FLIGHT; ++j)
+static inline real ended(const real v) { return RELU && v < 0 ? 0 : v; }
+static inline vec ended_lanes(const vec v) { return RELU ? (v < 0 ? (vec)(0) : v) : v; }
 #define ROW_VECTOR(i, j, n) min((i) + (j) * GROUP * VEC, (n) / VEC * VEC - VEC)
 
 #if !COLUMNS
@@ -85,9 +90,9 @@ SIZED __kernel void norm_apply_rows(__global const X_T* x, __global const W_T* w
     FOR_ROW_FLIGHTS(i, n) {
       vec held[ROW_FLIGHT];
       IN_ROW_FLIGHT(j) held[j] = X_VLOAD(x, start + ROW_VECTOR(i, j, n));
-      IN_ROW_FLIGHT(j) if (i + j * GROUP * VEC + VEC <= n) Y_VSTORE(y, start + i + j * GROUP * VEC, (held[j] - mean) * w + b);
+      IN_ROW_FLIGHT(j) if (i + j * GROUP * VEC + VEC <= n) Y_VSTORE(y, start + i + j * GROUP * VEC, ended_lanes((held[j] - mean) * w + b));
     }
-    FOR_REST(i, n) Y_STORE(y, start + i, (X_LOAD(x, start + i) - mean) * w + b);
+    FOR_REST(i, n) Y_STORE(y, start + i, ended((X_LOAD(x, start + i) - mean) * w + b));
   }
 }
 #else
@@ -102,12 +107,12 @@ SIZED __kernel void norm_apply_columns(__global const X_T* x, __global const W_T
     FOR_VECTORS(i, n) {
       const vec s = M_VLOAD(stds, i);
       const vec scale = WEIGHT_LANES(i) * (VARIANCE ? 1 / sqrt(s + eps) : s);
-      Y_VSTORE(yr, i, (X_VLOAD(xr, i) - M_VLOAD(means, i)) * scale + BIAS_LANES(i));
+      Y_VSTORE(yr, i, ended_lanes((X_VLOAD(xr, i) - M_VLOAD(means, i)) * scale + BIAS_LANES(i)));
     }
     FOR_REST(i, n) {
       const real s = M_LOAD(stds, i);
       const real scale = WEIGHT_AT(i) * (VARIANCE ? inverse_root(s, eps) : s);
-      Y_STORE(yr, i, (X_LOAD(xr, i) - M_LOAD(means, i)) * scale + BIAS_AT(i));
+      Y_STORE(yr, i, ended((X_LOAD(xr, i) - M_LOAD(means, i)) * scale + BIAS_AT(i)));
     }
   }
 }

@@ -19,7 +19,7 @@ from netcl.core.capabilities import DeviceProfile, device_profile
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
-from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
@@ -266,10 +266,9 @@ def profile_of(queue: Any) -> DeviceProfile:
     return state["profile"]
 
 
-def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, asked: tuple[int, int] | None) -> Layout:
-    config = get_kernel_selector().select("elementwise", ((n,),), profile, dtype)
+def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: KernelConfig, asked: tuple[int, int] | None) -> Layout:
     width = 1
-    if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED:
+    if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED and config.use_vectorization:
         width = CPU_WIDTH if profile.device_type == "cpu" else config.vector_width
     if walk.inner < width:
         width = 1
@@ -279,15 +278,15 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, asked: tuple
     return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asked)
 
 
-def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile) -> tuple[int, int, int]:
+def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
     """Elements per work-item, work-items, local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
     rows = n // inner if inner else 0
     if profile.device_type != "cpu":
-        return width, rows * -(-inner // width), 256
+        return width, rows * -(-inner // width), config.local_size_1d
     most = max(16384, inner // 1024)  # few enough that each can be a group
     chunk = min(max(inner // (4 * profile.max_compute_units), 1024), most) // CPU_WIDTH * CPU_WIDTH
     items = rows * -(-inner // chunk)
-    return chunk, items, 1 if items <= 1024 else 64
+    return chunk, items, 1 if items <= 1024 and not is_named(config) else config.local_size_1d
 
 
 def prepare(
@@ -306,10 +305,11 @@ def prepare(
     check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
-    layout = _layout(walk, n, names[0], profile, ahead(queue))
+    config = get_kernel_selector().select("elementwise", ((n,),), profile, names[0])
+    layout = _layout(walk, n, names[0], profile, config, ahead(queue))
     inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
     kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
-    chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile)
+    chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile, config)
     sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
         sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))

@@ -18,7 +18,7 @@ from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED, DType
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import KernelVariant, get_kernel_selector
+from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import Body, Layout, forward_body, helper_functions, numpy_function, statements, value_functions
@@ -161,35 +161,40 @@ class Plan(NamedTuple):
 
 
 def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
-    """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage."""
-    variant = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype).variant
+    """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage.
+
+    On CPUs the policy's variants are all slices of rows; a registered one is taken as it is.
+    """
+    config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
     cpu = profile.device_type == "cpu"
-    wide = CPU_WIDTH if cpu else 4
+    wide = (CPU_WIDTH if cpu else 4) if config.use_vectorization else 1
+    most = config.local_size_1d if shape.inner == 1 or is_named(config) else 256  # the policy answers for rows
+    local = 1 << (max(1, min(most, profile.max_work_group_size)).bit_length() - 1)
     if shape.inner > 1:
         width = wide if shape.inner >= wide else 1
+        if is_named(config) and not config.use_local_memory:
+            return Plan("reduce_columns", width, local, 1)
         if not cpu:
-            return _gpu_columns(shape, width, profile)
+            return _gpu_columns(shape, width, profile, local)
         span = next((n for n in _CPU_SPANS if shape.inner >= 2 * n * width), 1)
         outputs = shape.rows * -(-shape.inner // (width * span))
         return Plan("reduce_columns", width, 1, _slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span)
     width = wide if shape.length >= 4 * wide else 1
-    if cpu:
+    if cpu and not is_named(config):
         return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))
-    if variant is KernelVariant.REDUCTION_SEQUENTIAL:
-        return Plan("reduce_rows", width, 64, 1)
-    local = min(256, profile.max_work_group_size)
+    if config.variant is KernelVariant.REDUCTION_SEQUENTIAL or not config.use_local_memory or local == 1:
+        return Plan("reduce_rows", width, local, 1)
     slices = 1
-    if variant is KernelVariant.REDUCTION_WORKGROUP:
+    if config.variant is KernelVariant.REDUCTION_WORKGROUP:
         slices = _slices(shape.length, shape.rows, 8 * profile.max_compute_units, 16384)
     return Plan("reduce_group", width, local, slices)
 
 
-def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile) -> Plan:
+def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> Plan:
     """A work-item per vector of columns where those keep the device busy, else a work-group per tile of them and slice."""
     across, units = -(-shape.inner // width), profile.max_compute_units
     if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
         return Plan("reduce_columns", width, 64, 1)
-    local = 1 << (min(256, profile.max_work_group_size).bit_length() - 1)
     tile = min(16, local, 1 << (across - 1).bit_length())
     groups = shape.rows * -(-across // tile)
     return Plan("reduce_tile", width, local, _slices(shape.length, groups, 8 * units, _LEAST_ABOVE * local // tile), 1, tile)

@@ -1,4 +1,4 @@
-"""Local sizes of kernels people write: measured on request, kept in the tuning store, taken where a launch names none."""
+"""Local sizes of kernels people write: measured on request or by a tuner, kept in the tuning store, taken where a launch names none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,16 @@ import numpy as np
 
 from netcl.core import dispatch
 from netcl.core.device import handle_of
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import OutOfMemoryError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec
+from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.profiling import timing
 from netcl.runtime import tuning
 
 Sizes = tuple[int, ...]
 TOLERANCE = 1e-5  # of the largest value: another order of a sum, not another result
+TUNER_BUDGET = 0.25  # seconds after which a tuner's first launch measures no further candidate
 _OUTER = (1, 2, 4, 8, 16, 32)
 
 
@@ -67,11 +69,41 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
         if _same(_outcome(built, queue, sizes, local, args, tensors, before), expected):
             times[local] = timing.measure(partial(built.run, queue, sizes, local, *args), repeat=5, warmup=1, queue=queue).best
     _restore(tensors, before)
-    best = min(times, key=lambda local: times[local]) if times else safe
-    chosen = best if times and times[best] < timing.MARGIN * times.get(safe, math.inf) else safe
+    return _keep(queue, built, sizes, safe, times)
+
+
+def _keep(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, times: Mapping[Sizes, float]) -> Sizes:
+    """The fastest local size, or the usual one where none is clearly faster, kept in the store and in memory."""
+    best = min(times, key=lambda local: times[local]) if times else usual
+    chosen = best if times and times[best] < timing.MARGIN * times.get(usual, math.inf) else usual
     tuning.store.put(handle_of(queue).profile, _key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
-    built.kernel.program.state["local size", built.kernel.program.key, built.name, sizes] = chosen
+    built.kernel.program.state[built.slot(sizes)] = chosen
     return chosen
+
+
+def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> Sizes | None:
+    """The local size that the tuner of a kernel chooses: what is kept for the next power of two, else the fastest of its candidates.
+
+    The candidates write to memory of their own: the output may be an input, too.
+    """
+    whole = (1 << max(sizes[0] - 1, 0).bit_length(),)
+    known = built.kernel.program.state.get(built.slot(whole)) or tuned(queue, built, whole)
+    (*inputs, out, count), tuner = args, built.spec.tuner
+    nbytes = out.nbytes if isinstance(out, Tensor) else getattr(out, "size", 0)
+    if known is not None or not nbytes or tuner is None:
+        return known  # an output that is no memory is refused by the launch
+    try:
+        scratch = get_persistent_pool(queue).allocate(nbytes)
+    except OutOfMemoryError:
+        return None  # the launch itself may fit
+    usual, *others = dict.fromkeys(built.kernel.clamp((n,)) for n in tuner.candidates(queue.device))
+    start, times = time.perf_counter(), dict[Sizes, float]()
+    for local in (usual, *others):
+        run = partial(built.run, queue, sizes, local, *inputs, scratch.buffer, count)
+        times[local] = timing.measure(run, repeat=5, warmup=1, queue=queue).best
+        if time.perf_counter() - start > TUNER_BUDGET:
+            break
+    return _keep(queue, built, whole, usual, times)
 
 
 def _restore(tensors: Sequence[Tensor], before: Sequence[np.ndarray]) -> None:
@@ -100,11 +132,11 @@ def _key(built: BuiltKernel, sizes: Sizes) -> str:
     return json.dumps(["kernel", built.name, text, *sizes])
 
 
-def tuned(queue: Any, built: BuiltKernel, sizes: Sizes) -> Sizes | None:
-    """What was kept for a kernel and sizes; ``None`` if nothing was."""
+def tuned(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
+    """The local size kept for a kernel and sizes; else, for a kernel with a tuner and the ``args`` of a launch, what that measures."""
     local = tuning.store.entries(handle_of(queue).profile).get(_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
-        return None
+        return None if args is None else _tune(queue, built, sizes, args)
     return tuple(local)
 
 

@@ -29,7 +29,7 @@ except ImportError:  # Windows: two processes that finish at the same moment may
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("netcl")
-FORMAT = 1  # grows when configurations change their meaning: older files are then begun anew
+FORMAT = 2  # grows when configurations change their meaning: older files are then begun anew
 SHIPPED = Path(__file__).with_name("tuned.json")
 Entry = Mapping[str, Any]
 _PLAIN = {field.name: field.default for field in fields(KernelConfig) if field.name not in ("variant", "extra")}

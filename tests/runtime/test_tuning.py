@@ -42,7 +42,7 @@ def test_entries_belong_to_a_device_and_a_driver(store):
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b'{"format": 1', b"[]", b'{"format": 1, "entries": {"a": 5}}', b"[" * 100_000],
+    [b"", b'{"format": 1', b"[]", json.dumps({"format": tuning.FORMAT, "entries": {"a": 5}}).encode(), b"[" * 100_000],
     ids=["empty", "cut", "list", "entry", "brackets"],
 )
 def test_a_damaged_file_is_told_about_and_begun_anew(store, damage):

@@ -1,8 +1,8 @@
 """The OpenCL transport: asynchronous, pinned and zero-copy transfers on one in-order queue.
 
 Discrete devices: values go through page-locked staging memory that is filled at once, the copy to the device is
-enqueued. Devices that share the host's memory: the driver copies the values once, into memory it then uses in place. The user's
-own array is never aliased unless ``share=True`` asks for it.
+enqueued. Devices that share the host's memory: the driver copies the values once, into memory it then uses in place;
+``use_pinned=True`` stages them there too. The user's own array is never aliased unless ``share=True`` asks for it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class OpenCLBackend:
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
         """Put stored bytes on the device; ``array`` is what the caller gave, whose memory they may still share."""
-        if self.integrated and stored.nbytes:
+        if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
         return self.write(handle, array, stored, async_copy, use_pinned)
@@ -110,13 +110,13 @@ class OpenCLBackend:
     ) -> Transfer:
         """Copy stored bytes into the buffer of ``handle``, after what is queued before."""
         later = env.value("NETCL_ASYNC_H2D") if async_copy is None else async_copy
-        pinned = env.value("NETCL_PINNED_H2D") if use_pinned is None else use_pinned
+        pinned = env.value("NETCL_PINNED_H2D") and not self.integrated if use_pinned is None else use_pinned
         if active.recorder is not None:
             active.recorder.upload(handle.buffer, stored)
         if not stored.nbytes:
             transfer = Transfer(handle.buffer, None, None, None)
-        elif pinned and later and not self.integrated:
-            transfer = self._staged(handle.buffer, stored)
+        elif pinned:
+            transfer = self._staged(handle.buffer, stored, later)
         elif later and not np.may_share_memory(stored, array):
             event = self._copy(self.queue, handle.buffer, stored, is_blocking=False)
             transfer = Transfer(handle.buffer, event, None, stored)
@@ -126,15 +126,17 @@ class OpenCLBackend:
         transfer.handle = handle
         return transfer
 
-    def _staged(self, buffer: Any, stored: np.ndarray) -> Transfer:
+    def _staged(self, buffer: Any, stored: np.ndarray, later: bool) -> Transfer:
+        """Copy through page-locked memory; ``later`` leaves the copy in flight, with its event and what releases its staging."""
         pool = memory.get_pinned_pool(self.queue)
         lease = pool.allocate(stored.nbytes)
         staging = lease.buffer[: stored.nbytes]
         np.copyto(staging.view(stored.dtype), stored.reshape(-1))
-        event = self._copy(self.queue, buffer, staging, is_blocking=False)
-        # Given back together with its event: the pool hands it out again only after the copy has read it.
-        pool.release(lease, event)
-        return Transfer(buffer, event, None, _remembered(None, stored))
+        event = self._copy(self.queue, buffer, staging, is_blocking=not later)
+        if later:
+            return Transfer(buffer, event, pool.release_after(lease, event), _remembered(None, stored))
+        pool.release(lease)
+        return Transfer(buffer, None, None, _remembered(None, stored))
 
     def from_shape(self, shape: tuple[int, ...], dtype: str = "float32", fill: float = 0) -> memory.BufferHandle:
         """A lease of zeros (or of ``fill``)."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from netcl.core import dispatch, platforms
+from netcl.core import dispatch, platforms, recording
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DeviceError, KernelBuildError, ShapeError, message
 from netcl.core.kernels import program
@@ -54,12 +54,16 @@ class KernelSpec:
     src: str = ""
     options: Sequence[str] = ()
     guarded: bool = False  # the body returns beyond its element count, so a global size may be rounded up
+    tuner: WorkGroupTuner | None = None  # measures local sizes; the last arguments must be the output and the element count
 
     def __post_init__(self) -> None:
         if bool(self.body) == bool(self.src):
             raise KernelBuildError(message("KernelSpec", "exactly one of src and body is needed", name=self.name))
         if not re.fullmatch(r"[A-Za-z_]\w*", self.name):
             raise KernelBuildError(message("KernelSpec", "the name is not an identifier", name=repr(self.name)))
+        if self.tuner is not None and not self.guarded:
+            remedy = "measure it with netcl.profiling.local_sizes.autotune_local_size"
+            raise KernelBuildError(message("KernelSpec", "a tuner needs a guarded elementwise kernel", remedy, name=self.name))
 
     def to_source(self) -> str:
         """The complete OpenCL C text."""
@@ -96,7 +100,8 @@ class BuiltKernel:
     """A compiled kernel: call it, or ``run`` it, with Tensors, buffers and Python numbers.
 
     A local size of ``None`` takes a measured one (``netcl.profiling.local_sizes``) or else a safe one; a local size that does not
-    divide the global size is reduced to one that does, since a hand-written kernel need not guard its edge.
+    divide the global size is reduced to one that does, since a hand-written kernel need not guard its edge. With a tuner, the first
+    launch of a size measures.
     """
 
     def __init__(self, spec: KernelSpec, kernel: program.Kernel):
@@ -113,25 +118,33 @@ class BuiltKernel:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
         if any(n < 0 for n in sizes):
             raise ShapeError(message(self.name, "a global size cannot be negative", global_size=sizes))
-        return self.kernel(queue, sizes, self._local(queue, sizes, local_size), *args)
+        return self.kernel(queue, sizes, self._local(queue, sizes, local_size, args), *args)
 
     __call__ = run
 
-    def _local(self, queue: Any, sizes: tuple[int, ...], local_size: program.Size | None) -> tuple[int, ...] | None:
+    def _local(
+        self, queue: Any, sizes: tuple[int, ...], local_size: program.Size | None, args: Sequence[Any] = ()
+    ) -> tuple[int, ...] | None:
         if self.kernel.required_local is not None or 0 in sizes:
             return None
-        wanted = self._measured(queue, sizes) or (256, 1, 1)[: len(sizes)] if local_size is None else local_size
+        wanted = self._measured(queue, sizes, args) or (256, 1, 1)[: len(sizes)] if local_size is None else local_size
         local = self.kernel.clamp((wanted,) if isinstance(wanted, int) else tuple(wanted))
         if len(local) != len(sizes):
             raise ShapeError(message(self.name, "global and local size differ in rank", global_size=sizes, local_size=local))
         return local if self.spec.guarded else tuple(largest_divisor(n, most) for n, most in zip(sizes, local, strict=True))
 
-    def _measured(self, queue: Any, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The local size that a tuner has kept for this kernel and these sizes; asked for once."""
-        known = self.kernel.program.state
-        slot = ("local size", self.kernel.program.key, self.name, sizes)
+    def slot(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        """Where the state of a context keeps the local size of this kernel for a global size."""
+        return ("local size", self.kernel.program.key, self.name, sizes)
+
+    def _measured(self, queue: Any, sizes: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...] | None:
+        """The local size kept for this kernel and these sizes, looked up once; a tuner measures what is missing."""
+        known, slot = self.kernel.program.state, self.slot(sizes)
         if slot not in known:
-            known[slot] = dispatch.call("tuned_local_size", queue, self, sizes)
+            tuner = self.spec.tuner if (len(sizes), len(args)) == (1, len(self.spec.params)) else None
+            if tuner is not None and recording.active.recorder is not None:  # launches that measure must not be replayed
+                return (tuner.choose_local_size(queue.device),)
+            known[slot] = dispatch.call("tuned_local_size", queue, self, sizes, None if tuner is None else args)
         return known[slot]
 
 
@@ -147,9 +160,18 @@ def largest_divisor(n: int, limit: int) -> int:
 
 @dataclass(frozen=True)
 class WorkGroupTuner:
-    """Picks a local size a device allows, and rounds a global size up to a multiple of it."""
+    """Picks a local size a device allows, and rounds a global size up to a multiple of it.
+
+    Kernels of a :class:`PrimitiveBuilder` measure the tuner's :meth:`candidates` at their first launch of a size (in steps of powers of
+    two) and keep the fastest, in memory and in the tuning store.
+    """
 
     max_local: int = 256
+
+    def candidates(self, device: Any) -> tuple[int, ...]:
+        """Local sizes to measure: the one that is taken without a measurement, then smaller ones."""
+        most = self.choose_local_size(device)
+        return tuple(most >> step for step in range(4) if most >> step)
 
     def choose_local_size(self, device: Any) -> int:
         """The largest power of two that neither ``max_local`` nor the device forbids."""
@@ -189,7 +211,7 @@ class PrimitiveBuilder:
     """
 
     dtype: str = "float"
-    tuner: WorkGroupTuner = WorkGroupTuner()
+    tuner: WorkGroupTuner | None = WorkGroupTuner()  # None: the largest local size up to 256, unmeasured
 
     def elementwise_spec(self, name: str, arity: int, expression: str, options: Sequence[str] = ()) -> KernelSpec:
         """A kernel ``out[i] = expression(v0 .., of in0[i] ..)``; its arguments are the inputs, ``out`` and ``int n``."""
@@ -201,7 +223,8 @@ class PrimitiveBuilder:
         loads = "\n  ".join(f"const {row.c_compute} v{i} = LOAD(in{i}, i);" for i in range(arity))
         body = f"const int i = get_global_id(0);\n  if (i >= n) return;\n  {loads}\n  STORE(out, i, {expression});"
         params = [*ins, f"__global {row.c_storage}* out", "const int n"]
-        return KernelSpec(name, params, storage_preamble(row) + PRIMITIVE_PREAMBLE, body, options=tuple(options), guarded=True)
+        source = storage_preamble(row) + PRIMITIVE_PREAMBLE
+        return KernelSpec(name, params, source, body, options=tuple(options), guarded=True, tuner=self.tuner)
 
 
 _NEEDS = {"float16": _FP16, "bfloat16": BFLOAT16_STORE, "float64": "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n"}

@@ -408,7 +408,8 @@ def _batch_norm(graph: Graph, call: Call) -> Name:
     given = [_filled(graph, channels, 1.0 - i, dtype) if call[name] is None else graph.value(call[name], dtype)
              for i, name in enumerate(("weight", "bias"))]  # fmt: skip
     rest = [graph.value(call[name], dtype) for name in ("mean", "var")]
-    return graph.node("BatchNormalization", [graph.value(call["x"], dtype), *given, *rest], dtype, epsilon=float(call["eps"]))
+    y = graph.node("BatchNormalization", [graph.value(call["x"], dtype), *given, *rest], dtype, epsilon=float(call["eps"]))
+    return graph.node("Relu", [y], dtype) if call["fuse_relu"] else y
 
 
 @rule("layer_norm")

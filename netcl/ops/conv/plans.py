@@ -15,7 +15,8 @@ WINOGRAD         transforms and products in one kernel       transforms around a
 With few filters or channels CPUs unfold nothing (``few.py``). Other groups of one or two filters (depthwise) take the NAIVE kernels: a
 tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
 and channels and tiles enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or
-"simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file. On CPUs
+"simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file. A registered configuration without
+``use_local_memory`` takes the NAIVE kernels, one without ``use_vectorization`` those that load value by value. On CPUs
 the policy's IM2COL is Winograd where that pays (``winograd_cpu.py``, ``winograd_grads.py``).
 """
 
@@ -30,7 +31,7 @@ from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector
+from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -98,8 +99,19 @@ def _choice(job: Job, queue: Any) -> KernelConfig:
     return get_kernel_selector().choose(problem_of(job, handle_of(queue).profile), shapes)
 
 
+def _plain(job: Job, config: KernelConfig, queue: Any, tier: str) -> Launch:
+    """The launch of a configuration without local memory or without vectors."""
+    if config.use_local_memory and tier != "cpu" and config.variant is not V.CONV2D_NAIVE:
+        return _simt_gemm(job, replace(config, extra={**config.extra, "form": "tiles"}), queue)
+    if config.use_vectorization and tier == "cpu":
+        return _widened(job, _cpu_rows(_wide(job), config, queue))
+    return _simt_naive(job, config, queue)
+
+
 def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
+    if is_named(config) and not (config.use_local_memory and config.use_vectorization):
+        return _plain(job, config, queue, tier)
     if tier != "cpu" and mma.suits(job, config, queue):
         return mma.plan(job, config, queue)
     variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
@@ -111,7 +123,7 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
         if tier != "cpu" and winograd.suits(job, config, queue):
             return winograd.plan(job, queue)
         _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
-    if tier != "cpu" and "why" in config.extra and variant in _GATHERING and columns.pays(job, queue):
+    if tier != "cpu" and not is_named(config) and variant in _GATHERING and columns.pays(job, queue):
         variant = V.CONV2D_IM2COL
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if config.variant is V.CONV2D_NAIVE else _cpu_gemm
@@ -388,11 +400,12 @@ def _taps_weights(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:
     if job.kind == WEIGHT_GRAD:
-        lanes = min(64, handle_of(queue).profile.max_work_group_size)
+        most = min(config.local_size_1d, handle_of(queue).profile.max_work_group_size) if config.use_local_memory else 1
+        lanes = 1 << (max(1, most).bit_length() - 1)
         kernel = _kernel(queue, job, "simt.cl", "conv_naive_weights", {"LANES": lanes})
         return _direct(kernel, (math.prod(job.g.w_shape) * lanes,), (lanes,), *job.sizes, 1)
     results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
-    return _ending(queue, job, "simt.cl", "conv_naive", {}, (math.prod(results),), (launch.LOCAL_1D,), *job.sizes)
+    return _ending(queue, job, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
 
 
 def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:

@@ -19,7 +19,7 @@ from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector
+from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -191,13 +191,13 @@ def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text:
 def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * p.m * p.n
     args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(compiled(queue, "naive.cl", "gemm_naive", p), total, launch.LOCAL_1D, "abdrc", args),))
+    return Plan((Launch(compiled(queue, "naive.cl", "gemm_naive", p), total, config.local_size_1d, "abdrc", args),))
 
 
 def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     total = p.batches * -(-p.m // 4) * -(-p.n // 4)
     args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, launch.LOCAL_1D, "abdrc", args),))
+    return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, config.local_size_1d, "abdrc", args),))
 
 
 class Shape(Protocol):
@@ -284,9 +284,9 @@ def _reads(p: Product, quads: bool) -> dict[str, Any]:
     return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 
 
-def _slices(queue: Any, p: Product, block: Block) -> Plan:
+def _slices(queue: Any, p: Product, block: Block, quads: bool) -> Plan:
     """Blocks whose depth the work-items share, without blocks in local memory."""
-    macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, p.aligned and p.a in launch.QUADS and p.b in launch.QUADS)
+    macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, quads)
     kernel = compiled(queue, "reads.cl slices.cl", "gemm_slices", p, **macros)
     args = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
     return Plan((Launch(kernel, groups_of(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
@@ -294,16 +294,16 @@ def _slices(queue: Any, p: Product, block: Block) -> Plan:
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     block = _block(p, config, profile)
+    quads = config.use_vectorization and p.aligned and p.a in launch.QUADS and p.b in launch.QUADS
     if block.k == 0:
-        return _slices(queue, p, block)
+        return _slices(queue, p, block, quads)
     buffers = 2 if block.local_bytes(p, 2) <= profile.local_mem_size else 1
-    quads = p.aligned and p.a in launch.QUADS and p.b in launch.QUADS and not any(size % 4 for size in block[:3])
-    macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _reads(p, quads)
+    macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _reads(p, quads and not any(size % 4 for size in block[:3]))
     groups = groups_of(p, block.m, block.n)
     depth = -(-p.k // block.splits // block.k) * block.k if block.splits > 1 else p.k
     splits = -(-p.k // depth)
     inner = p if splits == 1 else p.bare()
-    macros["C_QUADS"] = int(p.n % 4 == 0 and block.columns % 4 == 0 and inner.plain(inner.c))
+    macros["C_QUADS"] = int(config.use_vectorization and p.n % 4 == 0 and block.columns % 4 == 0 and inner.plain(inner.c))
     kernel = compiled(queue, "reads.cl simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
     args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
     first = Launch(kernel, groups * splits * block.items, block.items, "abdrc" if splits == 1 else "abdrs", args, splits == 1)
@@ -326,7 +326,7 @@ def add_parts(queue: Any, p: Product, splits: int) -> Launch:
 def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
     """The fastest by the model: of all blocks where policy decides, else of the ways to split the configuration's along k."""
     units, named = profile.max_compute_units, config.extra.get("splits")
-    policy = "why" in config.extra and profile.device_type == "gpu" and p.itemsize == 4
+    policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
     choices = [
         block._replace(splits=splits) for block in fitting or [_fitted(p, config, profile)]
@@ -572,11 +572,22 @@ def vendor_of(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
     return next(filter(None, (tier(queue, p, profile) for tier in VENDORS)), None)
 
 
+def _plain_kernel(config: KernelConfig, tier: str) -> Planner | None:
+    """The kernel for a configuration without local memory or without vectors; ``None`` where the variant's own can do without."""
+    if not config.use_local_memory:
+        return _vectorized if config.use_vectorization and config.variant is not V.MATMUL_NAIVE else _naive
+    tiled = tier == "simt" and config.variant in (V.MATMUL_TILED, V.MATMUL_REGISTER_TILED)
+    return None if config.use_vectorization or tiled else _naive
+
+
 def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
     """The selector's choice for a product, or a given configuration, as launches."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
-    tier = config.extra.get("tier") or vendor_of(queue, p, profile) or ("cpu" if profile.device_type == "cpu" else "simt")
+    usual = "cpu" if profile.device_type == "cpu" else "simt"
+    if is_named(config) and (plain := _plain_kernel(config, config.extra.get("tier", usual))):
+        return (plain if p.k else _naive)(queue, p, config, profile)
+    tier = config.extra.get("tier") or vendor_of(queue, p, profile) or usual
     kinds = TIERS.get(tier)
     planner = None if kinds is None else kinds.get(config.variant)
     if planner is None:
@@ -584,7 +595,7 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
         what = f"the selected {'tier' if kinds is None else 'variant'} is not one of products"
         raise ShapeError(message("matmul", what, f"known are {known}", variant=config.variant.name, tier=tier))
     # Only where policy decides: a configuration that was measured or named means the kernel as it is.
-    if tier == "cpu" and "why" in config.extra and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
+    if tier == "cpu" and not is_named(config) and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
         return Plan((), widens=True)
     return (planner if p.k else _naive)(queue, p, config, profile)
 
