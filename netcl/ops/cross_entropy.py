@@ -142,10 +142,11 @@ def _forward_cpu(logits: Any, target: Any, weight: Any, p: Problem, shape: tuple
 
 def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: Any, p: Problem) -> np.ndarray:
     x = logits.reshape(p.outer, p.classes, p.inner)
-    t, counts = _targets_cpu(target, weight, p, x.dtype)
+    t, _ = _targets_cpu(target, weight, p, x.dtype)
     share = 0 if p.log_probs else np.exp(x - logs.reshape(p.outer, 1, p.inner)) * t.sum(1, keepdims=True)
     upstream = np.broadcast_to(g.reshape((p.outer, 1, p.inner) if p.reduction == "none" else (1, 1, 1)), (p.outer, 1, p.inner)) * scale
-    return (np.where(counts[:, None] == 0, 0, upstream) * (share - t)).reshape(logits.shape).astype(x.dtype)
+    ignored = False if p.probabilities else (target == p.ignore_index).reshape(p.outer, 1, p.inner)
+    return (np.where(ignored, 0, upstream) * (share - t)).reshape(logits.shape).astype(x.dtype)
 
 
 # ---- OpenCL

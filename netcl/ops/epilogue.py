@@ -63,7 +63,8 @@ class _Waiting:
                         made = self.run()
                 if made._source is not None:
                     fusion.compute([made])  # an op by itself may leave a formula
-                self.made = made
+                if self.made is None:  # making room for the formula may have computed this value: all its tensors share one memory
+                    self.made = made
                 self.release()
         return self.made
 
@@ -173,15 +174,18 @@ def _scaled(extras: Extras, number: Any) -> Extras | None:
 
 
 def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
+    """The product plus a tensor: a residual, kept under the product's own shape, or a bias along the product's own last axis."""
     finish, bias = extras[:2]
     if not finish.plain or other.dtype not in _FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
         return None
-    if other.shape == seen:
-        return extras._replace(finish=finish._replace(residual=other.dtype), residual=other.detach())
     root: Any = of
     while type(root) is Followed:
         root = root.of
-    columns = other.shape == seen[-1:] and seen == of.shape and root.by_column
+    if root is None:  # a value in between is computed already
+        return None
+    if other.shape == seen:
+        return extras._replace(finish=finish._replace(residual=other.dtype), residual=other._view(root.shape))
+    columns = other.shape == seen[-1:] and seen == root.shape and root.by_column
     if bias is not None or not columns or other.dtype != finish.dtype or finish.dtype in HALVES:
         return None
     return extras._replace(bias=other.detach())
@@ -197,6 +201,11 @@ def _cast(extras: Extras, dtype: DType) -> Extras | None:
 def _activated(extras: Extras, name: str) -> Extras | None:
     finish = extras.finish
     return None if finish.activation or finish.result else extras._replace(finish=finish._replace(activation=name))
+
+
+def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor under the shape of a view: a pending value knows only the shape it is computed in."""
+    return x if x.shape == shape else x._view(shape)
 
 
 class _Step(NamedTuple):
@@ -224,13 +233,14 @@ class _Step(NamedTuple):
         return _added(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """The op by itself, of a tensor in the place of the operand; holds the other operand only."""
+        """The op by itself, applied to the pending value under the shape the op was called with; holds the other operand only."""
+        shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name
-            return lambda t: cast(t, name)
+            return lambda t: cast(_seen(t, shape), name)
         before, after = tuple(self.values[: self.place]), tuple(self.values[self.place + 1 :])
         row: Any = REGISTRY[self.name]
-        return lambda t: run(row, (*before, t, *after))
+        return lambda t: run(row, (*before, _seen(t, shape), *after))
 
 
 def follow(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
@@ -254,8 +264,7 @@ def settled(x: Tensor, values: Sequence[Any]) -> Tensor:
         first = first.of
     if type(node) is not Followed or (node.made is None and all(getattr(v, "_source", None) is not first for v in values)):
         return x
-    made = node.as_formula()
-    return made if made.shape == x.shape else made._view(x.shape)
+    return _seen(node.as_formula(), x.shape)
 
 
 later.finish, later.settle = follow, settled

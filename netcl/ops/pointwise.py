@@ -341,7 +341,8 @@ def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 # ---- expressions of the user
 
-_MACROS = {"ADD": "({}) + ({})", "SUB": "({}) - ({})", "MUL": "({}) * ({})", "DIV": "({}) / ({})", "RELU": "MAX({}, 0)"}
+_MACROS = {"ADD": "({0}) + ({1})", "SUB": "({0}) - ({1})", "MUL": "({0}) * ({1})", "DIV": "({0}) / ({1})",
+           "RELU": "WHERE(({0}) <= 0, 0, {0})"}  # fmt: skip
 
 
 class _Expand(ast.NodeTransformer):
@@ -350,7 +351,7 @@ class _Expand(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         args = [self.visit(arg) for arg in node.args]
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name not in _MACROS or len(args) != _MACROS[name].count("{}"):
+        if name not in _MACROS or len(args) != 1 + ("{1}" in _MACROS[name]):
             return ast.Call(node.func, args, node.keywords)
         return ast.parse(_MACROS[name].format(*map(ast.unparse, args)), mode="eval").body
 

@@ -1,10 +1,14 @@
-"""Who waits for which memory: notes that are neither lost nor kept for ever."""
+"""Deferred values: notes of who waits for which memory are neither lost nor kept for ever, and views keep their shape."""
 
 from __future__ import annotations
 
 import threading
 
+import numpy as np
+import pytest
+
 import netcl.autograd as ag
+from netcl import ops
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion
 
@@ -65,3 +69,121 @@ def test_an_op_that_was_computed_in_part_is_computed_from_what_it_read(device, m
     x = ag.tensor([[1.0, 3.0], [2.0, 8.0]], queue=device.queue)
     want = ag.std(x, axis=-1).tolist()
     assert function(x).tolist() == want
+
+
+VIEWS = {
+    "conv1d": (((4, 6, 5), (6, 6, 1)), lambda x, k: ops.conv1d(x, k), (4, 6, 5)),
+    "conv2d": (((2, 3, 4, 4), (5, 3, 3, 3)), lambda x, k: ops.conv2d(x, k, padding=1).flatten(2), (2, 5, 16)),
+    "matmul": (((8, 4), (4, 6)), lambda x, w: (x @ w).reshape((2, 4, 6)), (2, 4, 6)),
+    "linear": (((8, 4), (6, 4)), lambda x, w: ops.linear(x, w).reshape((6, 8)), (6, 8)),
+    "scaled": (((8, 4), (4, 6)), lambda x, w: (x @ w).reshape((6, 8)) * 0.5, (6, 8)),
+    "relu": (((2, 3, 4, 4), (5, 3, 1, 1)), lambda x, k: ops.relu(ops.conv2d(x, k).flatten(1)), (2, 80)),
+    "batch_norm": (((2, 3, 4, 4), (3,)), lambda x, w: ops.batch_norm(x, None, None, w, None, training=True).flatten(2), (2, 3, 16)),
+    "layer_norm": (((6, 8), (8,)), lambda x, w: ops.layer_norm(x, (8,), w).reshape((3, 16)), (3, 16)),
+    "softmax": (((6, 8), (8,)), lambda x, w: ops.softmax(x + w).reshape((3, 16)), (3, 16)),
+    "pool": (((2, 3, 4, 4), ()), lambda x, s: (ops.avg_pool2d(x, 2) * s).flatten(1), (2, 12)),
+    "formula": (((6, 8), (8,)), lambda x, w: (x * w).reshape((3, 16)), (3, 16)),
+}
+FOLLOWERS = {
+    "residual": lambda s, r: r + s,
+    "residual on the right": lambda s, r: s + r,
+    "bias along the view's last axis": lambda s, r: s + r.reshape((-1, r.shape[-1]))[0],
+    "scale, then bias": lambda s, r: s * 2.0 + r.reshape((-1, r.shape[-1]))[0],
+    "relu": lambda s, r: ops.relu(s),
+    "view of a view": lambda s, r: (s * 2.0).reshape((-1,)) + r.reshape((-1,)),
+    "row by row": lambda s, r: ops.softmax(s) + r,
+}
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("mode", ["eager", "jit_compile"])
+@pytest.mark.parametrize("what", VIEWS)
+def test_a_view_of_a_pending_value_keeps_its_shape(device, rng, what, mode, held):
+    shapes, view, shape = VIEWS[what]
+    inputs = [ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in (*shapes, shape)]
+
+    def run(follow):
+        def function(a, b, r):
+            seen = view(a, b)
+            return (follow(seen, r), seen) if held else (follow(seen, r),)
+
+        return [t.to_host() for t in (ag.jit_compile(function) if mode == "jit_compile" else function)(*inputs)]
+
+    for name, follow in FOLLOWERS.items():
+        with fusion.eager_fusion(0):
+            want = [t.to_host() for t in (follow(view(*inputs[:2]), inputs[2]), view(*inputs[:2]))]
+        with fusion.eager_fusion(1):
+            got = run(follow)
+        for g, w in zip(got, want, strict=False):
+            np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_view_keeps_its_shape_from_the_default_threshold_on(device, rng):
+    x, k = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((64, 64, 32), (64, 64, 1)))
+    s = ops.conv1d(x, k)
+    np.testing.assert_array_equal((x + s).to_host(), x.to_host() + s.to_host())
+
+
+def test_an_op_joins_a_chain_whose_middle_was_computed(device, rng):
+    x, w, b = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (4, 6), (6,)))
+
+    def function(x, w, b):
+        middle = (x @ w) * 2.0
+        last = middle + b
+        middle.to_host()
+        return last + b * 3.0
+
+    np.testing.assert_allclose(ag.jit_compile(function)(x, w, b).to_host(), function(x, w, b).to_host(), rtol=1e-5, atol=1e-5)
+
+
+def test_making_room_computes_every_value_once(device, rng, monkeypatch):
+    """Held products are computed before what follows them, which leaves formulas: those count as waiting, too."""
+    monkeypatch.setattr(fusion, "MOST_WAITING", 3)
+    x, w = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (4, 6)))
+    with fusion.eager_fusion(1):
+        held = [x @ w for _ in range(4)]
+        relus = [ops.relu(y) for y in held]
+        views = [y.reshape((48,)) for y in relus]
+        for y in relus:
+            y.fill_(2.0)
+    for y, seen in zip(held, views, strict=True):
+        np.testing.assert_allclose(y.to_host(), x.to_host() @ w.to_host(), rtol=1e-5, atol=1e-5)
+        assert set(seen.tolist()) == {2.0}
+
+
+def test_two_views_of_one_memory_are_read_apart(device):
+    x = ag.tensor([1.0, 2.0, 3.0, 4.0], queue=device.queue)
+    column, row = x.reshape((4, 1)), x.reshape((1, 4))
+    got = ag.jit_compile(lambda a, b: a * 2.0 + b)(column, row)
+    np.testing.assert_array_equal(got.to_host(), 2 * column.to_host() + row.to_host())
+
+
+def test_a_value_computed_meanwhile_is_read_as_it_was(device):
+    x = ag.tensor([1.0, 2.0], queue=device.queue)
+    with fusion.fusing():
+        y = x * 2.0
+        z = y + 1.0
+        y.to_host()
+        y.fill_(0.0)
+        assert z.tolist() == [3.0, 5.0]
+
+
+def test_a_sum_over_rows_is_read_by_what_was_left_waiting(device):
+    x = ag.tensor([[1.0, 2.0], [3.0, 5.0]], queue=device.queue)
+    with fusion.fusing():
+        total = ag.sum(x, axis=-1, keepdims=True)
+        lead = ag.sum(x, axis=-1)
+        wide, narrow = x - total, lead * 2.0
+        lead.to_host()
+        total.to_host()
+        assert wide.tolist() == [[-2.0, -1.0], [-5.0, -3.0]]
+        assert narrow.tolist() == [6.0, 16.0]
+
+
+def test_a_scale_after_a_bias_scales_the_bias(device, rng):
+    x, w, b, r = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (6, 4), (6,), (2, 8, 6)))
+    with fusion.eager_fusion(1):
+        np.testing.assert_allclose(
+            (ops.linear(x, w, b) * 2.0).to_host(), 2 * (x.to_host() @ w.to_host().T + b.to_host()), rtol=1e-5, atol=1e-5
+        )
+        np.testing.assert_allclose((ops.linear(x, w) + r).to_host(), x.to_host() @ w.to_host().T + r.to_host(), rtol=1e-5, atol=1e-5)

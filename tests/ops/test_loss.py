@@ -87,3 +87,17 @@ def test_certain_probabilities_have_torchs_gradient(device):
 def test_a_target_of_zero_counts_nothing_in_half_too(device):
     x = Tensor.from_host(device.queue, np.array([-1.0, -2.0], np.float16))
     assert ag.kl_div(x, Tensor.from_host(device.queue, np.array([0.0, 1.0], np.float16)), reduction="none").tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_smoothing_reaches_rows_whose_own_class_has_no_weight(device, reduction):
+    """The gradient is ``softmax * sum(t) - t`` over the weights of the labels; off the label, ``t = smoothing / classes * weight``."""
+    x = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [0.0, 1.0, -2.0]])
+    labels, weight, smoothing = np.array([1, 0, -100]), np.array([0.5, 0.0, 2.0]), 0.3
+    t = (smoothing / 3 + (1 - smoothing) * (labels[:, None] == np.arange(3))) * weight * (labels != -100)[:, None]
+    p = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    want = (p * t.sum(1, keepdims=True) - t) / (0.5 if reduction == "mean" else 1)
+    leaf = Tensor.from_host(device.queue, x, "float32", requires_grad=True)
+    given = [Tensor.from_host(device.queue, values) for values in (labels, weight.astype("f4"))]
+    ag.cross_entropy(leaf, *given, label_smoothing=smoothing, reduction=reduction).sum().backward()
+    np.testing.assert_allclose(leaf.grad.to_host(), want, rtol=1e-5, atol=1e-6)

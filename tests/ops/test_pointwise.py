@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import netcl.autograd as ag
+from netcl.core.kernels.primitives import build_elementwise_kernel
+from netcl.ops import fusion
 
 
 def gradients(device, op, *values, **params):
@@ -71,3 +73,41 @@ def test_a_tensor_without_axes_widens_none_of_its_kind(device):
         "float16", "float32", "int32",
     )  # fmt: skip
     assert (ag.tensor(1, "int32", queue=device.queue) * ag.tensor(2, queue=device.queue)).dtype == "int64"
+
+
+def _one(device):
+    return ag.tensor(np.ones((1, 1), np.float32), queue=device.queue)
+
+
+RELUS = {
+    "relu": lambda x, device: ag.relu(x),
+    "compiled": lambda x, device: ag.jit_compile(lambda x: ag.relu(x * 1.0))(x),
+    "expression": lambda x, device: ag.elementwise_unary(x, "RELU(x)"),
+    "row": lambda x, device: ag.jit_compile(lambda x: ag.relu(x + 0 * ag.sum(x * 0 == 0, axis=-1, keepdims=True)))(x),
+    "linear": lambda x, device: ag.linear(x.reshape((-1, 1)), _one(device), activation="relu").reshape(x.shape),
+    "pending matmul": lambda x, device: ag.relu(x.reshape((-1, 1)) @ _one(device)).reshape(x.shape),
+    "pending conv2d": lambda x, device: ag.relu(ag.conv2d(x.reshape((1, 1, 1, -1)), _one(device).reshape((1, 1, 1, 1)))).reshape(x.shape),
+    "conv2d_relu": lambda x, device: ag.conv2d_relu(x.reshape((1, 1, 1, -1)), _one(device).reshape((1, 1, 1, 1))).reshape(x.shape),
+}
+
+
+@pytest.mark.parametrize("name", RELUS)
+def test_every_relu_treats_infinities_zeros_and_nan_alike(device, name):
+    """As torch: +0 for -Inf and negative numbers, NaN stays; the gradient is 0 up to 0 and 1 above and at NaN."""
+    values = np.array([-np.inf, -3.0, 0.0, 2.0, np.inf, np.nan] * 3, np.float32)
+    with fusion.eager_fusion(1):
+        x = ag.tensor(values, requires_grad=True, queue=device.queue)
+        y = RELUS[name](x, device)
+        y.sum().backward()
+    np.testing.assert_array_equal(y.to_host(), np.array([0.0, 0.0, 0.0, 2.0, np.inf, np.nan] * 3))
+    assert not np.signbit(y.to_host()[:3]).any()
+    assert x.grad.tolist() == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0] * 3
+
+
+def test_relu_of_the_primitive_preamble_is_that_of_the_op(cl_device):
+    _, kernel = build_elementwise_kernel(cl_device.context, "rectified", 1, "RELU(v0)")
+    x = ag.tensor(np.array([-np.inf, -3.0, 0.0, 2.0, np.inf, np.nan], np.float32), queue=cl_device.queue)
+    y = ag.tensor(np.full(6, 7.0, np.float32), queue=cl_device.queue)
+    kernel(cl_device.queue, (6,), None, x.buffer, y.buffer, np.int32(6))
+    np.testing.assert_array_equal(y.to_host(), [0.0, 0.0, 0.0, 2.0, np.inf, np.nan])
+    assert not np.signbit(y.to_host()[:3]).any()

@@ -27,7 +27,7 @@
 #define MIN(a, b) (((a) != (a) || (a) < (b)) ? (a) : (b))
 #endif
 #ifndef RELU
-#define RELU(x) (((x) < 0) ? ((x) * 0) : (x))
+#define RELU(x) (((x) <= 0) ? 0 : (x))   // +0 for -Inf and every negative number; NaN stays
 #endif
 #ifndef EXP
 #define EXP(x) exp(x)
