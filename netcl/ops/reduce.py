@@ -564,9 +564,9 @@ def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vj
 _SUM = reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", doc="Sum over axes; integers and bool give int64.")
 reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", result="float", doc="Mean over axes; integers give float32.")
 reduction("prod", "v0 * v1", "1", np.prod, _prod_vjp, result="sum", domain=(0.5, 1.5), tol=4, doc="Product over axes.")
-reduction("max", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
+reduction("amax", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
           doc="Largest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
-reduction("min", "MIN(v0, v1)", "HIGHEST", np.min, _extreme_vjp, empty=False, amp="keep",
+reduction("amin", "MIN(v0, v1)", "HIGHEST", np.min, _extreme_vjp, empty=False, amp="keep",
           doc="Smallest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
 reduction("any", "MAX(v0, v1)", "0", np.any, None, map="v0 != 0", result="bool", amp="keep", doc="Whether some element is not zero.")
 reduction("all", "MIN(v0, v1)", "1", np.all, None, map="v0 != 0", result="bool", amp="keep", doc="Whether no element is zero.")
@@ -585,13 +585,11 @@ reduction("var", "v0 + v1", "0", _reference_var, _var_vjp, given="mean", map="(v
 reduction("std", "v0 + v1", "0", lambda *a, **k: np.sqrt(_reference_var(*a, **k)), _std_vjp, given="mean", map="(v0 - v1) * (v0 - v1)",
           finish="SQRT(v0 / MAX(n - correction, 0))", params={"correction": 1}, result="float", tol=2,
           doc="Standard deviation: the square root of var.")  # fmt: skip
-reduction("logsumexp", "v0 + v1", "0", _reference_logsumexp, _logsumexp_vjp, given="max", map="EXP(v0 - WHERE(ISFINITE(v1), v1, 0))",
+reduction("logsumexp", "v0 + v1", "0", _reference_logsumexp, _logsumexp_vjp, given="amax", map="EXP(v0 - WHERE(ISFINITE(v1), v1, 0))",
           finish="LOG(v0) + WHERE(ISFINITE(v1), v1, 0)", result="float", tol=2, doc="log(sum(exp(x))) without overflow.")  # fmt: skip
-alias("amax", "max")
-alias("amin", "min")
 alias("reduce_sum", "sum")
 alias("reduce_mean", "mean")
-alias("reduce_max", "max")
+alias("reduce_max", "amax")
 
 
 # ---- reductions that are not one row

@@ -374,8 +374,8 @@ def _einsum(node: Node, *xs: Tensor) -> Tensor:
 _REDUCTIONS = {
     "ReduceSum": ag.sum,
     "ReduceMean": ag.mean,
-    "ReduceMax": ag.max,
-    "ReduceMin": ag.min,
+    "ReduceMax": ag.amax,
+    "ReduceMin": ag.amin,
     "ReduceProd": ag.prod,
     "ReduceLogSumExp": ag.logsumexp,
     "ReduceL1": lambda x, **o: ag.sum(ag.abs(x), **o),
