@@ -20,6 +20,7 @@ from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 TORCHS_WORDS = (
     ("dim", "axis"), ("dims", "axis"), ("dims", "axes"), ("keepdim", "keepdims"), ("start_dim", "start_axis"), ("end_dim", "end_axis"),
+    ("unbiased", "correction"),
 )  # fmt: skip
 
 

@@ -250,14 +250,24 @@ class Tensor:
         return cls.full(_shape(shape, "from_shape"), fill, dtype, queue=queue, **where)
 
     @classmethod
-    def zeros(cls, shape: Shape, dtype: str = "float32", **where: Any) -> Tensor:
-        """Zeros; ``context=``, ``queue=`` or ``device=`` say where, else the active device."""
-        return cls.full(_shape(shape, "zeros"), 0, dtype, **where)
+    def zeros(cls, *shape: Any, dtype: str | None = None, **where: Any) -> Tensor:
+        """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``, the latter with an optional dtype behind.
+
+        ``context=``, ``queue=`` or ``device=`` give the place; default: the active device.
+        """
+        return cls._constant("zeros", 0, shape, dtype, where)
 
     @classmethod
-    def ones(cls, shape: Shape, dtype: str = "float32", **where: Any) -> Tensor:
-        """Ones."""
-        return cls.full(_shape(shape, "ones"), 1, dtype, **where)
+    def ones(cls, *shape: Any, dtype: str | None = None, **where: Any) -> Tensor:
+        """Ones; arguments as those of :meth:`zeros`."""
+        return cls._constant("ones", 1, shape, dtype, where)
+
+    @classmethod
+    def _constant(cls, op: str, value: float, shape: tuple[Any, ...], dtype: str | None, where: dict[str, Any]) -> Tensor:
+        if len(shape) == 2 and not isinstance(shape[1], int | np.integer):
+            shape, dtype = shape[:1], shape[1]
+        sizes = shape[0] if len(shape) == 1 else shape
+        return cls.full(_shape(sizes, op), value, dtype or "float32", **where)
 
     @classmethod
     def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
@@ -672,6 +682,7 @@ for _name, _target in MOVES.items():
 # The slot is read by every op; only who sets it from outside pays for the check.
 Tensor.requires_grad = property(lambda self: self._learns, Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
 Tensor.where = lambda self, condition, other: dispatch.call("where", condition, self, other)  # type: ignore[attr-defined]
+Tensor.is_leaf = property(lambda self: self.grad_fn is None, doc="Whether no recorded op computed this tensor.")  # type: ignore
 Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
 Tensor.contiguous = lambda self: self  # type: ignore[attr-defined]
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -187,6 +187,12 @@ def test_a_loader_closed_in_the_middle_says_so():
     assert len(list(loader)) == 6
 
 
+def test_defaults_are_torchs():
+    loader = DataLoader(TensorDataset(np.arange(4)))
+    assert [batch.tolist() for batch in loader] == [[0], [1], [2], [3]]
+    assert (loader.batch_size, loader.shuffle, loader.drop_last, loader.num_workers) == (1, False, False, 0)
+
+
 @pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"num_workers": -1}, {"prefetch": 0}, {"seed": -1}, {"batch_size": 2.0}])
 def test_numbers_that_make_no_sense_are_refused(arguments):
     with pytest.raises(ValueError, match=rf"\[DataLoader\] {next(iter(arguments))} is a whole number"):

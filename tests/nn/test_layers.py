@@ -74,6 +74,8 @@ def test_dropout_drops_while_training(device):
     np.testing.assert_array_equal(layer.eval()(x).to_host(), x)
     with pytest.raises(ValueError, match=r"\[Dropout\] p must be a number from 0 to 1; p=1\.5"):
         nn.Dropout(1.5)
+    with pytest.raises(ValueError, match=r"\[Dropout\] p must be a number from 0 to 1; p='0\.5'"):
+        nn.Dropout("0.5")
 
 
 def test_dropout_of_channels(device):

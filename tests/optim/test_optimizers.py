@@ -452,6 +452,7 @@ def test_error_texts(device):
     p = Tensor.zeros((3,), requires_grad=True)
     for kind, options, text in (
         (optim.SGD, {"lr": -0.1}, r"\[SGD\] lr must be a number, at least 0; lr=-0.1"),
+        (optim.SGD, {"lr": "0.1"}, r"\[SGD\] lr must be a number, at least 0; lr='0.1'"),
         (optim.SGD, {"lr": float("nan")}, r"\[SGD\] lr must be a number"),
         (optim.SGD, {"lr": 0.1, "momentum": -1}, r"\[SGD\] momentum must be a number, at least 0; momentum=-1"),
         (optim.SGD, {"lr": 0.1, "nesterov": True}, r"\[SGD\] nesterov needs a momentum and no dampening; momentum=0.0, dampening=0.0"),

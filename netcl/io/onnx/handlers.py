@@ -373,7 +373,7 @@ def _einsum(node: Node, *xs: Tensor) -> Tensor:
 
 _REDUCTIONS = {
     "ReduceSum": ag.sum,
-    "ReduceMean": ag.mean,
+    "ReduceMean": lambda x, **o: ag.mean(x if x.dtype in launch.FLOATS else ag.cast(x, "float32"), **o),
     "ReduceMax": ag.amax,
     "ReduceMin": ag.amin,
     "ReduceProd": ag.prod,
