@@ -60,9 +60,8 @@ def alike(made: Any, wanted: Any, where: str = "result") -> None:
         assert [made["dtype"], made["shape"]] == [wanted["dtype"], wanted["shape"]], where
         alike(made["values"], wanted["values"], where)
     elif isinstance(wanted, float):
-        assert type(made) is float and (math.isclose(made, wanted, rel_tol=2e-5, abs_tol=2e-6) or made != made and wanted != wanted), (
-            f"{where}: {made} instead of {wanted}"
-        )
+        near = type(made) is float and math.isclose(made, wanted, rel_tol=2e-5, abs_tol=2e-6)
+        assert near or (math.isnan(made) and math.isnan(wanted)), f"{where}: {made} instead of {wanted}"
     else:
         assert (type(made), made) == (type(wanted), wanted), where
 

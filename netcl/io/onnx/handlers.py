@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.library import dtype_of, numbers
@@ -373,7 +374,7 @@ def _einsum(node: Node, *xs: Tensor) -> Tensor:
 
 _REDUCTIONS = {
     "ReduceSum": ag.sum,
-    "ReduceMean": lambda x, **o: ag.mean(x if x.dtype in launch.FLOATS else ag.cast(x, "float32"), **o),
+    "ReduceMean": lambda x, **o: ag.mean(x if DTYPES[x.dtype].is_float else ag.cast(x, "float32"), **o),
     "ReduceMax": ag.amax,
     "ReduceMin": ag.amin,
     "ReduceProd": ag.prod,
