@@ -87,8 +87,8 @@ DTYPES: dict[str, DType] = {  # keyed by the one object of each dtype: a look-up
     )
 }
 STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage == row.c_compute}  # what a compute type is stored as
-NAMES = {row.name: row.name for row in DTYPES.values()}
-HALVES = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed with in float32
+NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
+HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed with in float32
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
 _BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
 _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat16"}  # a dtype's .name costs microseconds
@@ -110,7 +110,7 @@ def named(given: object) -> DType | None:
     """The row of what names a dtype, ``None`` of what does not (a device, for instance)."""
     if isinstance(given, str):
         return _BY_NAME.get(given)
-    return lookup(given) if isinstance(given, DType | np.dtype | type) else None  # type: ignore[arg-type]
+    return lookup(given) if isinstance(given, DType | np.dtype | type) else None
 
 
 def of_value(value: object) -> DType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
 
 def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
@@ -28,7 +29,7 @@ def some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def check_probability(op: str, name: str, value: object) -> None:
+def check_probability(op: str, name: str, value: Any) -> None:
     """``ValueError`` unless ``value`` is a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
         raise ValueError(message(op, f"{name} must be a number from 0 to 1", **{name: repr(value)}))

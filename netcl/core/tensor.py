@@ -177,7 +177,7 @@ class Tensor:
 
     __slots__ = (
         "__weakref__", "_hooks", "_index", "_learns", "_source", "_written", "array", "buffer", "context", "dtype", "grad", "grad_fn",
-        "host_ref", "pending_event", "pending_release", "persistent", "pool_handle", "queue", "shape",
+        "host_ref", "pending_event", "pending_release", "persistent", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -264,9 +264,9 @@ class Tensor:
 
     @classmethod
     def _constant(cls, op: str, value: float, shape: tuple[Any, ...], dtype: str | None, where: dict[str, Any]) -> Tensor:
+        sizes: Any = shape[0] if len(shape) == 1 else shape
         if len(shape) == 2 and not isinstance(shape[1], int | np.integer):
-            shape, dtype = shape[:1], shape[1]
-        sizes = shape[0] if len(shape) == 1 else shape
+            sizes, dtype = shape
         return cls.full(_shape(sizes, op), value, dtype or "float32", **where)
 
     @classmethod

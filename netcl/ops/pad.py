@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +20,10 @@ PAD_MODES = ("constant", "reflect", "replicate", "circular")
 def _sides(name: str, x_shape: tuple[int, ...], padding: Sequence[int]) -> list[tuple[int, int]]:
     """(before, after) for every axis; ``padding`` names the last axis first, as in torch."""
     if any(not isinstance(n, int | np.integer) for n in padding):
-        pairs = [tuple(part) for part in padding if isinstance(part, list | tuple) and len(part) == 2]
-        flat = tuple(n for pair in pairs[::-1] for n in pair)
-        remedy = f"pairs per axis, as in np.pad, are written flat: padding={flat}" if len(pairs) == len(padding) else ""
+        given: Sequence[Any] = padding
+        pair_per_axis = all(isinstance(part, list | tuple) and len(part) == 2 for part in given)
+        flat = tuple(n for pair in given[::-1] for n in pair) if pair_per_axis else ()
+        remedy = f"pairs per axis, as in np.pad, are written flat: padding={flat}" if flat else ""
         raise ShapeError(message(name, "padding must be integers, two per axis, the last axis first", remedy, padding=tuple(padding)))
     if len(padding) % 2 or len(padding) > 2 * len(x_shape):
         what = "padding has two numbers per axis, the last axis first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from netcl.ops import update
 Parameters = Tensor | Iterable[Tensor]
 
 
-def _gradients(op: str, parameters: Parameters, **bound: float) -> list[Tensor]:
+def _gradients(op: str, parameters: Parameters, **bound: Any) -> list[Tensor]:
     for name, value in bound.items():
         if isinstance(value, str) or not value >= 0:
             raise ValueError(message(op, f"{name} must be a number, at least 0", **{name: repr(value)}))
@@ -22,7 +23,7 @@ def _gradients(op: str, parameters: Parameters, **bound: float) -> list[Tensor]:
     return [p.grad for p in given if p.grad is not None]
 
 
-def _check_order(op: str, norm_type: float) -> float:
+def _check_order(op: str, norm_type: Any) -> float:
     if isinstance(norm_type, str) or not float(norm_type) > 0:
         raise ShapeError(message(op, "norm_type must be a positive number or infinity", norm_type=repr(norm_type)))
     return float(norm_type)
