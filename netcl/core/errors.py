@@ -31,7 +31,7 @@ def some(names: Sequence[str], most: int = 8) -> str:
 
 def check_probability(op: str, name: str, value: Any) -> None:
     """``ValueError`` unless ``value`` is a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise ValueError(message(op, f"{name} must be a number from 0 to 1", **{name: repr(value)}))
 
 

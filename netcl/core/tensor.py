@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -680,7 +681,7 @@ for _name, _op in LOGICAL.items():
 for _name, _target in MOVES.items():
     setattr(Tensor, _name, _to(_target))
 # The slot is read by every op; only who sets it from outside pays for the check.
-Tensor.requires_grad = property(lambda self: self._learns, Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
+Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
 Tensor.where = lambda self, condition, other: dispatch.call("where", condition, self, other)  # type: ignore[attr-defined]
 Tensor.is_leaf = property(lambda self: self.grad_fn is None, doc="Whether no recorded op computed this tensor.")  # type: ignore
 Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
