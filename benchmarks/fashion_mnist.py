@@ -50,7 +50,7 @@ def network() -> nn.Sequential:
 
 
 def with_netcl(model: nn.Sequential, train: TensorDataset, test: TensorDataset, epochs: int, handle: Any, eager: bool) -> Iterator[Epoch]:
-    loader = DataLoader(train, BATCH, drop_last=True, seed=0, device_queue=handle)
+    loader = DataLoader(train, BATCH, drop_last=True, shuffle=True, seed=0, device_queue=handle)
     held_out = DataLoader(test, 500, shuffle=False, device_queue=handle)
     optimizer = optim.Adam(model.parameters(), lr=LR)
     steps, done = epochs * len(loader), 0

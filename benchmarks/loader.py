@@ -71,7 +71,7 @@ def measure(handle: DeviceHandle, arguments: argparse.Namespace) -> dict[str, An
     resident = tuple(Tensor.from_host(handle.queue, array) for array in dataset.take(np.arange(arguments.batch)))
     augmentation = augment.RandomCrop(28, padding=2) if arguments.augment else None
     results: dict[str, Any] = {"dataset": dataset.name, "batch": arguments.batch, "workers": arguments.workers}
-    with DataLoader(dataset, arguments.batch, drop_last=True, seed=0, num_workers=arguments.workers, device_queue=handle,
+    with DataLoader(dataset, arguments.batch, drop_last=True, shuffle=True, seed=0, num_workers=arguments.workers, device_queue=handle,
                     augment=augmentation) as loader:  # fmt: skip
         ways = {"resident": itertools.repeat(resident), "loader": endless(loader)}
         for batches in ways.values():

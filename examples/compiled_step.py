@@ -16,7 +16,7 @@ def train(handle, compiled: bool, steps: int) -> tuple[float, float]:
     """The last loss and the milliseconds of a step."""
     netcl.manual_seed(0)
     digits, _ = datasets.digits()
-    loader = DataLoader(digits, batch_size=64, seed=0, drop_last=True, device_queue=handle)
+    loader = DataLoader(digits, batch_size=64, shuffle=True, seed=0, drop_last=True, device_queue=handle)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = optim.Adam(model.parameters(), lr=1e-3)
     loss_of = nn.CrossEntropyLoss()

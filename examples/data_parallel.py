@@ -40,11 +40,11 @@ def main() -> None:
     train_set, _ = datasets.digits()
     ranks = world()
     if ranks.size > 1:
-        loader = ShardedLoader(train_set, batch_size=64, seed=0, drop_last=True)
+        loader = ShardedLoader(train_set, batch_size=64, shuffle=True, seed=0, drop_last=True)
         loss = train(DistributedDataParallel(model()), loader, epochs)
         print(f"rank {ranks.rank} of {ranks.size}: loss {loss:.4f}")
     else:
-        loader = DataLoader(train_set, batch_size=64, seed=0, drop_last=True)
+        loader = DataLoader(train_set, batch_size=64, shuffle=True, seed=0, drop_last=True)
         loss = train(DataParallel(model(), devices=arguments.devices), loader, epochs)
         print(f"{len(arguments.devices)} devices: loss {loss:.4f}")
 

@@ -38,7 +38,7 @@ def main() -> None:
     content = arguments.text.read_bytes() if arguments.text else own_text()
     windows = Bytes(content, block=size["block_size"])
     with device(arguments.device) as handle:
-        loader = DataLoader(windows, batch_size=16, seed=0, device_queue=handle)
+        loader = DataLoader(windows, batch_size=16, shuffle=True, seed=0, device_queue=handle)
         model = nn.GPT(vocab_size=windows.vocabulary, **size)
         optimizer = optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
         schedule = optim.WarmupCosine(optimizer, warmup_steps=steps // 20 + 1, total_steps=steps)

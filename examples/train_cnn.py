@@ -37,7 +37,7 @@ def main() -> None:
 
     with device(arguments.device) as handle:
         moved = augment.RandomAffine(degrees=5, translate=0.03)
-        loader = DataLoader(train, batch_size=32, seed=0, augment=moved, device_queue=handle)
+        loader = DataLoader(train, batch_size=32, shuffle=True, seed=0, augment=moved, device_queue=handle)
         held_out = DataLoader(test, batch_size=64, shuffle=False, device_queue=handle)
         model = cnn()
         optimizer = optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)

@@ -41,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with netcl.device(arguments.device) as handle:
         loader = DataLoader(
-            Rings(), batch_size=32, seed=0, num_workers=arguments.workers, device_queue=handle,
+            Rings(), batch_size=32, shuffle=True, seed=0, num_workers=arguments.workers, device_queue=handle,
             transforms=noisy, augment=[augment.RandomCrop(32, padding=2), augment_gpu.RandomHorizontalFlip()],
         )  # fmt: skip
         with loader:

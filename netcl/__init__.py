@@ -27,8 +27,11 @@ _SHORTCUTS = {
     "KernelSpec": "netcl.core.kernels.primitives",
     **dict.fromkeys(("compile", "capture_graph"), "netcl.runtime.capture"),
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
+    "dtype": "netcl.core.dtype",
 }
 
+#: Dtypes under torch's names; not kept as globals, which would hide Python's own ``bool``, ``float`` and ``int`` here.
+_DTYPES = tuple("bool uint8 int32 int int64 long float16 half bfloat16 float32 float float64 double".split())
 _PACKAGES = ("amp", "autograd", "data", "distributed", "io", "nn", "ops", "optim", "profiling", "trainer")
 
 dispatch.load_with(lambda: importlib.import_module("netcl.autograd"))
@@ -40,6 +43,8 @@ dispatch.fill("tuned_kernel", lambda problem: importlib.import_module("netcl.pro
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"netcl.{name}")
+    if name in _DTYPES:
+        return importlib.import_module("netcl.core.dtype").lookup(name).name
     if name not in _SHORTCUTS:
         raise AttributeError(f"module 'netcl' has no attribute {name!r}")
     module, _, inside = _SHORTCUTS[name].partition(":")
@@ -48,4 +53,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SHORTCUTS, *_PACKAGES])
+    return sorted([*globals(), *_SHORTCUTS, *_DTYPES, *_PACKAGES])

@@ -150,7 +150,7 @@ def _fitted(value: Any, wanted: str) -> Any:
     if isinstance(value, Tensor):
         return cast(value, wanted)
     if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
-        return type(value)([_fitted(part, wanted) for part in value])
+        return [_fitted(part, wanted) for part in value]
     return value
 
 

@@ -215,7 +215,7 @@ def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
     ):  # fmt: skip
         if not fine:
             remedy = "scales are positive, growth is above 1, backoff between 0 and 1, the interval at least 1"
-            raise ValueError(message("GradScaler", f"{name} is out of range", remedy, **{name: value}))
+            raise ValueError(message("GradScaler", f"{name} is out of range", remedy, **{name: repr(value)}))
 
 
 def _gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:

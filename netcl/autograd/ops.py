@@ -21,6 +21,7 @@ from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 TORCHS_WORDS = (
     ("dim", "axis"), ("dims", "axis"), ("dims", "axes"), ("keepdim", "keepdims"), ("start_dim", "start_axis"), ("end_dim", "end_axis"),
+    ("unbiased", "correction"),
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _torchs_words(name: str) -> dict[str, str]:
-    """What torch calls parameters of an op, and what they are called here. (Its ``max(dim=)`` gives places too: ``amax`` is ours.)"""
+    """What torch calls parameters of an op, and what they are called here; ``max`` and ``min`` take both, which mean different things."""
     parameters = inspect.signature(ops.function(name)).parameters
     return {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
 
@@ -134,7 +135,7 @@ def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call is to be recorded: because of a tensor, or of one in a list."""
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
-            if x.requires_grad:
+            if x._learns:
                 return modes.enabled
         elif isinstance(x, (list, tuple)) and recording(x):
             return True
@@ -204,7 +205,7 @@ def _again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
     if out is None:
         return None
     recorded = out.detach()
-    recorded.requires_grad, recorded.grad_fn, recorded._index = True, node, index
+    recorded._learns, recorded.grad_fn, recorded._index = True, node, index
     return recorded
 
 

@@ -169,14 +169,17 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
 def clamp(x: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
     """x held between min and max (or None)."""
 
+def clamp_both(x: Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
+    """x held between min and max."""
+
 def clamp_max(x: Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not above max."""
 
 def clamp_min(x: Operand, min: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not below min."""
 
-def clip(x: Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max."""
+def clip(x: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
+    """x held between min and max (or None)."""
 
 def clone(x: Tensor) -> Tensor:
     """A copy with memory of its own; gradients flow through it."""
@@ -525,8 +528,17 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     (2, 4)
     """
 
-def max(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Largest element; NaN wins. The gradient of ties is shared."""
+def max(x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
+    """The largest element; with ``dim``, ``(values, indices)`` along it, as in torch; with ``axis``, values only, as in NumPy.
+
+    A tensor in place of ``dim`` is compared elementwise, as by ``maximum``. The gradient of ``values`` goes to the elements at
+    ``indices``; that of a fold without ``dim`` is shared by all elements that are the largest.
+
+    >>> from netcl import ops
+    >>> values, indices = ops.max(Tensor.from_host([[1.0, 5.0], [7.0, 2.0]]), 1)
+    >>> values.tolist(), indices.tolist()
+    ([5.0, 7.0], [1, 0])
+    """
 
 def max_pool1d(x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
     """The largest value of each window of signals ``(batch, channels, length)``."""
@@ -552,10 +564,10 @@ def maximum(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; NaN wins. The gradient of a tie is shared."""
 
 def mean(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Mean over axes; integers give float32."""
+    """Mean over axes."""
 
-def min(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Smallest element; NaN wins. The gradient of ties is shared."""
+def min(x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
+    """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
 
 def minimum(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """The smaller of two; NaN wins. The gradient of a tie is shared."""
@@ -652,7 +664,7 @@ def reduce_max(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Ten
     """Largest element; NaN wins. The gradient of ties is shared."""
 
 def reduce_mean(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Mean over axes; integers give float32."""
+    """Mean over axes."""
 
 def reduce_sum(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Sum over axes; integers and bool give int64."""
@@ -794,12 +806,13 @@ def softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Ten
 def softsign(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x / (1 + |x|)."""
 
-def sort(x: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """The values in order along an axis, and where each came from. Stable; NaN counts as the largest value.
+def sort(x: Tensor, axis: int = -1, descending: bool = False) -> Any:
+    """The values in order along an axis, and their indices. Stable; NaN counts as the largest value.
 
     >>> from netcl import ops
-    >>> [part.tolist() for part in ops.sort(Tensor.from_host([3.0, 1.0, 2.0]))]
-    [[1.0, 2.0, 3.0], [1, 2, 0]]
+    >>> values, indices = ops.sort(Tensor.from_host([3.0, 1.0, 2.0]))
+    >>> values.tolist(), indices.tolist()
+    ([1.0, 2.0, 3.0], [1, 2, 0])
     """
 
 def split(x: Tensor, sizes: Any, axis: int = 0) -> tuple[Tensor, ...]:
@@ -817,7 +830,7 @@ def squeeze(x: Tensor, axis: Any = None) -> Tensor:
 def stack(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Tensors of one shape, one after the other along a new axis."""
 
-def std(x: Operand, axis: Any = None, keepdims: bool = False, correction: float = 1, *, out: Tensor | None = None) -> Tensor:
+def std(x: Operand, axis: Any = None, *, keepdims: bool = False, correction: float = 1, out: Tensor | None = None) -> Tensor:
     """Standard deviation: the square root of var."""
 
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
@@ -850,8 +863,8 @@ def tile(x: Tensor, repeats: Any, *more: int) -> Tensor:
 def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tensor:
     """Where the ``k`` largest (or smallest) values along an axis are, in order; int64. Of equal values the first counts."""
 
-def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest (or smallest) values along an axis, in order, and where they are."""
+def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Any:
+    """The ``k`` largest (or smallest) values along an axis, in order, and their indices."""
 
 def transpose(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
     """Two axes exchanged, by default the last two."""
@@ -877,7 +890,7 @@ def unbind(x: Tensor, *, axis: int, order: Sequence[int]) -> tuple[Tensor, ...]:
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """Insert an axis of size one; shares memory."""
 
-def var(x: Operand, axis: Any = None, keepdims: bool = False, correction: float = 1, *, out: Tensor | None = None) -> Tensor:
+def var(x: Operand, axis: Any = None, *, keepdims: bool = False, correction: float = 1, out: Tensor | None = None) -> Tensor:
     """Variance, in two passes; divided by n - correction."""
 
 def where(condition: Operand, a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:

@@ -78,7 +78,7 @@ class Node:
     def __init__(self, name: str, rule: Callable[..., Sequence[Any]], inputs: Sequence[Any], saved: Any):
         self.name = name
         self.rule: Callable[..., Sequence[Any]] | None = rule
-        self.edges = edges = [_edge(x) if isinstance(x, Tensor) and x.requires_grad else None for x in inputs]
+        self.edges = edges = [_edge(x) if isinstance(x, Tensor) and x._learns else None for x in inputs]
         self.likes = [None if edge is None else like(x) for edge, x in zip(edges, inputs, strict=True)]
         self.saved = saved
         self.order = clock.tick()
@@ -92,7 +92,7 @@ class Node:
         self.outputs = [like(out) for out in outputs]
         for index, out in enumerate(outputs):
             if out.dtype in _FLOATS:
-                out.requires_grad = True
+                out._learns = True
                 out.grad_fn = self
                 out._index = index
         if modes.tape is not None:
@@ -151,7 +151,7 @@ def _site() -> str:
 def recording(tensors: Iterable[Any]) -> bool:
     """Whether an op over these inputs is to be recorded."""
     for x in tensors:
-        if isinstance(x, Tensor) and x.requires_grad:
+        if isinstance(x, Tensor) and x._learns:
             return modes.enabled
     return False
 
@@ -395,7 +395,7 @@ class _Walk:
             if edge is not None and wanted is not None and gradient is not None:
                 if anomaly:
                     _check_finite(node, gradient, "gave, walking back,")
-                fits = gradient.shape == wanted.shape and gradient.dtype == wanted.dtype
+                fits = gradient.shape == wanted.shape and gradient.dtype is wanted.dtype
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
     def finish(self) -> None:
@@ -457,7 +457,7 @@ def _fit(F: Any, gradient: Tensor, like: Like) -> Tensor:
         extra = len(gradient.shape) - len(like.shape)
         axes = tuple(i for i, n in enumerate(gradient.shape) if i < extra or (like.shape[i - extra] == 1 and n != 1))
         gradient = F.reshape(F.sum(gradient, axis=axes) if axes else gradient, like.shape)
-    return gradient if gradient.dtype == like.dtype else F.cast(gradient, like.dtype)
+    return gradient if gradient.dtype is like.dtype else F.cast(gradient, like.dtype)
 
 
 def _differentiable() -> Any:

@@ -15,6 +15,32 @@ from numpy.typing import DTypeLike
 from netcl.core.errors import DtypeError, message
 
 
+class dtype(str):
+    """The dtype of a tensor: a string that also equals NumPy's dtype and scalar type of the same name.
+
+    There is one object per dtype, so ``x.dtype is netcl.float32`` holds as well. Hot paths compare by identity.
+
+    >>> import netcl
+    >>> netcl.float32 == "float32", netcl.float32 == np.float32, netcl.float32 == np.dtype("float32"), netcl.long == np.int32
+    (True, True, True, False)
+    """
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, str):
+            return str.__eq__(self, other)
+        if isinstance(other, type) and issubclass(other, np.generic):
+            other = np.dtype(other)
+        return isinstance(other, np.dtype) and str.__eq__(self, other.name)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
 @dataclass(frozen=True, eq=False)
 class DType:
     """One row: NumPy and OpenCL storage, the LOAD and STORE texts of kernels, the type arithmetic is done in.
@@ -22,7 +48,7 @@ class DType:
     Each row is one object, compared by identity: dtypes are in the keys of every cache, and to hash eight fields takes a microsecond.
     """
 
-    name: str
+    name: dtype
     storage: np.dtype  # of the bytes in a buffer; bfloat16 is stored as its 16 bits
     host: np.dtype  # of the array a user gets; bfloat16 is widened to float32
     c_storage: str
@@ -41,13 +67,13 @@ class DType:
 
 
 def _row(name: str, storage: str, c_storage: str, c_compute: str, rank: int, load="p[i]", store="p[i] = (x)", host="") -> DType:
-    return DType(name, np.dtype(storage), np.dtype(host or storage), c_storage, c_compute, load, store, rank)
+    return DType(dtype(name), np.dtype(storage), np.dtype(host or storage), c_storage, c_compute, load, store, rank)
 
 
 # A NaN whose payload sits in the low half would round to infinity: it is stored as the quiet NaN instead.
 _BF16_STORE = "p[i] = netcl_to_bfloat16(x)"
 
-DTYPES: dict[str, DType] = {
+DTYPES: dict[str, DType] = {  # keyed by the one object of each dtype: a look-up by that compares nothing
     row.name: row
     for row in (
         _row("bool", "bool", "uchar", "int", 0, store="p[i] = (uchar)((x) != 0)"),
@@ -61,22 +87,36 @@ DTYPES: dict[str, DType] = {
     )
 }
 STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage == row.c_compute}  # what a compute type is stored as
-HALVES = ("float16", "bfloat16")  # stored in 16 bits, computed with in float32
+NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
+HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed with in float32
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
 _BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
 _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat16"}  # a dtype's .name costs microseconds
 
 
-def lookup(dtype: str | DTypeLike | DType, op: str = "dtype") -> DType:
+def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
     """The row of a dtype given by name, alias, NumPy dtype or row; anything else raises :class:`DtypeError`."""
-    if isinstance(dtype, DType):
-        return dtype
-    if isinstance(dtype, str) and dtype in _BY_NAME:
-        return _BY_NAME[dtype]
+    if isinstance(given, DType):
+        return given
+    if isinstance(given, str) and given in _BY_NAME:
+        return _BY_NAME[given]
     try:
-        return DTYPES[np.dtype(dtype).name]
+        return DTYPES[np.dtype(given).name]
     except (TypeError, KeyError):
-        raise DtypeError(message(op, "unknown dtype", f"known: {', '.join([*DTYPES, *ALIASES])}", dtype=repr(dtype))) from None
+        raise DtypeError(message(op, "unknown dtype", f"known: {', '.join([*DTYPES, *ALIASES])}", dtype=repr(given))) from None
+
+
+def named(given: object) -> DType | None:
+    """The row of what names a dtype, ``None`` of what does not (a device, for instance)."""
+    if isinstance(given, str):
+        return _BY_NAME.get(given)
+    return lookup(given) if isinstance(given, DType | np.dtype | type) else None
+
+
+def of_value(value: object) -> DType:
+    """The dtype that a single value has by itself: bool, int64 or float32, as in torch."""
+    kind = np.asarray(value).dtype.kind
+    return DTYPES[{"b": "bool", "i": "int64", "u": "int64"}.get(kind, "float32")]
 
 
 def of_array(array: np.ndarray, op: str = "from_host") -> DType:

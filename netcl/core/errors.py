@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
 
 def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
@@ -25,6 +27,12 @@ def some(names: Sequence[str], most: int = 8) -> str:
     'a, b and 1 more'
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def check_probability(op: str, name: str, value: Any) -> None:
+    """``ValueError`` unless ``value`` is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise ValueError(message(op, f"{name} must be a number from 0 to 1", **{name: repr(value)}))
 
 
 class ShapeError(ValueError):

@@ -10,59 +10,27 @@ memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
 
 from netcl.core import dispatch, in_place, recording
 from netcl.core import dtype as dtypes
+from netcl.core.arguments import Shape
+from netcl.core.arguments import check_shape as _shape
+from netcl.core.arguments import find_queue as _queue
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
-from netcl.core.device import CPUQueue, DeviceHandle, get_active_device, handle_of, require
-from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
+from netcl.core.errors import DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 from netcl.core.writes import Writes, wrote
 
-Shape = int | Sequence[int]
 _CPU = CPUBackend()
-
-
-def _shape(shape: Shape, op: str) -> tuple[int, ...]:
-    if type(shape) is tuple:
-        for n in shape:
-            if type(n) is not int or n < 0:
-                break
-        else:
-            return shape
-    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    if any(not isinstance(n, (int, np.integer)) or isinstance(n, bool) for n in sizes):
-        raise ShapeError(message(op, "a shape is made of integers", shape=shape))
-    if any(n < 0 for n in sizes):
-        raise ShapeError(message(op, "sizes cannot be negative", shape=sizes))
-    return tuple(int(n) for n in sizes)
-
-
-def _queue(queue: Any, context: Any = None, device: Any = None) -> Any:
-    """The queue meant by a queue, a handle, a selector, a context, or nothing (the active device)."""
-    if device is not None:
-        queue = require(device)
-    if queue is None and context is not None:
-        handle = get_active_device()
-        queue = handle if handle.context == context else None
-        if queue is None:
-            raise DeviceError(message("tensor", "a context alone does not name a queue", "pass queue= as well"))
-    if queue is None:
-        queue = get_active_device()
-    queue = queue.queue if isinstance(queue, DeviceHandle) else queue
-    if not hasattr(queue, "finish"):
-        what = "this is neither a queue nor a device handle"
-        raise DeviceError(message("tensor", what, "pass handle.queue, or device= with a selector", queue=repr(queue)))
-    if context is not None and queue.context is not None and queue.context != context:
-        raise DeviceError(message("tensor", "the queue belongs to another context", "pass the queue's own context or none"))
-    return queue
 
 
 def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
@@ -192,8 +160,8 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "_persistent", "_place", "_source", "_written", "array", "buffer", "context", "dtype", "grad",
-        "grad_fn", "host_ref", "pending_event", "pending_release", "pool_handle", "queue", "requires_grad", "shape",
+        "__weakref__", "_hooks", "_index", "_learns", "_persistent", "_place", "_source", "_written", "array", "buffer", "context", "dtype",
+        "grad", "grad_fn", "host_ref", "pending_event", "pending_release", "pool_handle", "queue", "requires_grad", "shape",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -205,14 +173,16 @@ class Tensor:
     ):  # fmt: skip
         self.buffer = buffer
         self.shape = shape
-        self.dtype = dtype if dtype in dtypes.DTYPES else dtypes.lookup(dtype, "Tensor").name
+        self.dtype = dtypes.NAMES.get(dtype) or dtypes.lookup(dtype, "Tensor").name
         self.context = context
         self.queue = queue
         self.pool_handle = pool_handle
         self._persistent = persistent
         if persistent and pool_handle is not None:
             pool_handle.persistent = True
-        self.requires_grad = requires_grad
+        self._learns = False
+        if requires_grad:
+            self.requires_grad = True
         self.grad = grad
         self.grad_fn = grad_fn
         self.host_ref = host_ref
@@ -257,9 +227,9 @@ class Tensor:
         return cls(handle.buffer, shape, dtype, backend.context, queue, handle)
 
     @classmethod
-    def full(cls, shape: Shape, value: float, dtype: str = "float32", **where: Any) -> Tensor:
-        """A tensor with ``value`` everywhere."""
-        return cls.empty(_shape(shape, "full"), dtype, **where)._fill(value)
+    def full(cls, shape: Shape, value: float, dtype: str | None = None, **where: Any) -> Tensor:
+        """A tensor with ``value`` everywhere; without a dtype, bools give bool, integers int64 and floats float32."""
+        return cls.empty(_shape(shape, "full"), dtype or dtypes.of_value(value).name, **where)._fill(value)
 
     @classmethod
     def from_shape(cls, queue: Any, shape: Shape, dtype: str = "float32", fill: float = 0, **where: Any) -> Tensor:
@@ -267,14 +237,24 @@ class Tensor:
         return cls.full(_shape(shape, "from_shape"), fill, dtype, queue=queue, **where)
 
     @classmethod
-    def zeros(cls, shape: Shape, dtype: str = "float32", **where: Any) -> Tensor:
-        """Zeros; ``context=``, ``queue=`` or ``device=`` say where, else the active device."""
-        return cls.full(_shape(shape, "zeros"), 0, dtype, **where)
+    def zeros(cls, *shape: Any, dtype: str | None = None, **where: Any) -> Tensor:
+        """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``, the latter with an optional dtype behind.
+
+        ``context=``, ``queue=`` or ``device=`` give the place; default: the active device.
+        """
+        return cls._constant("zeros", 0, shape, dtype, where)
 
     @classmethod
-    def ones(cls, shape: Shape, dtype: str = "float32", **where: Any) -> Tensor:
-        """Ones."""
-        return cls.full(_shape(shape, "ones"), 1, dtype, **where)
+    def ones(cls, *shape: Any, dtype: str | None = None, **where: Any) -> Tensor:
+        """Ones; arguments as those of :meth:`zeros`."""
+        return cls._constant("ones", 1, shape, dtype, where)
+
+    @classmethod
+    def _constant(cls, op: str, value: float, shape: tuple[Any, ...], dtype: str | None, where: dict[str, Any]) -> Tensor:
+        sizes: Any = shape[0] if len(shape) == 1 else shape
+        if len(shape) == 2 and not isinstance(shape[1], int | np.integer):
+            sizes, dtype = shape
+        return cls.full(_shape(sizes, op), value, dtype or "float32", **where)
 
     @classmethod
     def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
@@ -311,8 +291,8 @@ class Tensor:
     def _deferred(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
         """A tensor without memory: ``source`` computes it when it is asked for."""
         made = DeferredTensor.__new__(DeferredTensor)
-        made.shape, made.dtype, made.queue, made.context = shape, dtype, queue, queue.context
-        made._persistent = made.requires_grad = False
+        made.shape, made.dtype, made.queue, made.context = shape, dtypes.NAMES[dtype], queue, queue.context
+        made._persistent = made._learns = False
         made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
         made._index, made._written, made._place = 0, None, None
         made._source = source
@@ -320,7 +300,9 @@ class Tensor:
         return made
 
     def _mark(self, requires_grad: bool, persistent: bool) -> None:
-        self.requires_grad = requires_grad
+        self._learns = False
+        if requires_grad:
+            self.requires_grad = True
         self._persistent = persistent
         if self.pool_handle is not None:
             self.pool_handle.persistent = persistent
@@ -490,9 +472,9 @@ class Tensor:
         return self._view(self.shape)
 
     def to(self, target: Any) -> Tensor:
-        """Another dtype (``t.to("float16")``) or another device (``t.to("gpu")``, a handle, a queue)."""
-        if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.ALIASES):
-            row = dtypes.lookup(target)
+        """Another dtype (``t.to("float16")``, ``t.to(np.float16)``) or another device (``t.to("gpu")``, a handle, a queue)."""
+        row = dtypes.named(target)
+        if row is not None:
             return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
         queue = target if hasattr(target, "finish") else require(target).queue
         return self if queue is self.queue else self._moved(queue)
@@ -554,8 +536,14 @@ class Tensor:
         self.grad = None
         recording.leaf(self)
 
+    def _require_grad(self, flag: bool) -> None:
+        if flag and not dtypes.DTYPES[self.dtype].is_float:
+            what = "only tensors of a floating-point dtype can require gradients"
+            raise DtypeError(message("requires_grad", what, 'convert first: x.to("float32")', dtype=self.dtype, shape=self.shape))
+        self._learns = bool(flag)
+
     def requires_grad_(self, flag: bool = True) -> Tensor:
-        """Say whether gradients are wanted; returns the tensor."""
+        """Set whether gradients are wanted; returns the tensor."""
         self.requires_grad = flag
         return self
 
@@ -613,10 +601,10 @@ class DeferredTensor(Tensor):
 
 # Named like the ops they call: t.relu() is relu(t).
 METHODS = """abs neg sign square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh sinh cosh erf floor ceil round trunc reciprocal
-    clamp relu sigmoid softmax log_softmax isnan isinf isfinite add sub mul div pow maximum minimum fmod remainder eq ne lt le gt ge
+    clamp clip relu sigmoid softmax log_softmax isnan isinf isfinite add sub mul div pow maximum minimum fmod remainder eq ne lt le gt ge
     logical_and logical_or logical_not sum mean prod max min amax amin argmax argmin any all var std norm logsumexp cumsum count_nonzero
     matmul bmm flatten permute transpose squeeze unsqueeze expand reshape split chunk narrow flip roll repeat tile tril triu
-    gather scatter_add index_select index_add masked_fill take nonzero topk sort argsort where""".split()
+    gather scatter_add index_select index_add masked_fill take nonzero topk sort argsort""".split()
 OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "pow": "pow", "mod": "remainder",
     "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
@@ -646,6 +634,11 @@ def _operator(op: str) -> Callable[..., Any]:
     return method
 
 
+def _comparison(op: str) -> Callable[..., Any]:
+    compare = _operator(op)
+    return lambda self, other: NotImplemented if other is None else compare(self, other)
+
+
 def _reflected(op: str) -> Callable[..., Any]:
     find, filled = dispatch.find, dispatch.slots
     return lambda self, other: (filled.get(op) or find(op))(other, self)
@@ -670,7 +663,7 @@ for _name in METHODS:
     if _name not in Tensor.__dict__:
         setattr(Tensor, _name, _method(_name))
 for _name, _op in OPERATORS.items():
-    setattr(Tensor, f"__{_name}__", _operator(_op))
+    setattr(Tensor, f"__{_name}__", (_comparison if _op in ("eq", "ne") else _operator)(_op))
 for _name in REFLECTED:
     setattr(Tensor, f"__r{_name}__", _reflected(OPERATORS[_name]))
 for _name, _op in {"__neg__": "neg", "__abs__": "abs", "view": "reshape", "mm": "matmul"}.items():
@@ -680,6 +673,10 @@ for _name, _op in LOGICAL.items():
 for _name, _target in MOVES.items():
     setattr(Tensor, _name, _to(_target))
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
+# The slot is read by every op; only who sets it from outside pays for the check.
+Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
+Tensor.where = lambda self, condition, other: dispatch.call("where", condition, self, other)  # type: ignore[attr-defined]
+Tensor.is_leaf = property(lambda self: self.grad_fn is None, doc="Whether no recorded op computed this tensor.")  # type: ignore
 Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
 Tensor.contiguous = lambda self: self if self._place is None else dispatch.call("contiguous", self)  # type: ignore[attr-defined]
 in_place.install(Tensor)

@@ -108,8 +108,8 @@ class RandomHorizontalFlip(Augmentation):
     axis = -1
 
     def __init__(self, p: float = 0.5):
-        if not 0 <= p <= 1:
-            raise ValueError(message(type(self).__name__, "p is a probability", p=p))
+        if isinstance(p, bool) or not isinstance(p, int | float | np.number) or not 0 <= p <= 1:
+            raise ValueError(message(type(self).__name__, "p must be a number from 0 to 1", p=repr(p)))
         self.p = p
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:

@@ -20,7 +20,7 @@ class DataLoader:
     """Iterates over the batches of a dataset: ``for x, y in loader``.
 
     - **dataset**: has ``__len__`` and ``__getitem__``; with ``take(indices)`` as well, batches are fetched at once.
-    - **batch_size, shuffle, drop_last**: the last, smaller batch of an epoch is left out with ``drop_last``.
+    - **batch_size, shuffle, drop_last**: one sample at a time and in order, as in torch; ``drop_last`` leaves out a last, smaller batch.
     - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch; order and augmentations do not depend on their number.
     - **prefetch**: batches each worker makes ahead; 2 unless told.
     - **seed**: fixes order and augmentations; without one, each loader draws its own.
@@ -35,7 +35,7 @@ class DataLoader:
     ``timeout`` seconds over one sample ends the iteration with a :class:`~netcl.data.errors.WorkerError` that names it.
 
     >>> from netcl.data import TensorDataset
-    >>> loader = DataLoader(TensorDataset(np.arange(5)), batch_size=2, shuffle=False)
+    >>> loader = DataLoader(TensorDataset(np.arange(5)), batch_size=2)
     >>> [batch.tolist() for batch in loader], len(loader)
     ([[0, 1], [2, 3], [4]], 3)
     """
@@ -43,7 +43,7 @@ class DataLoader:
     timeout: float = 10.0
 
     def __init__(
-        self, dataset: Any, batch_size: int = 32, shuffle: bool = True, drop_last: bool = False, num_workers: int = 0,
+        self, dataset: Any, batch_size: int = 1, shuffle: bool = False, drop_last: bool = False, num_workers: int = 0,
         prefetch: int | None = None, seed: int | None = None, transforms: Any = None, use_shared_mem: bool = True,
         device_queue: Any = None, augment: Any = None, pin_memory: bool = False,
     ):  # fmt: skip

@@ -24,12 +24,12 @@ class ShardedLoader(DataLoader):
     - **world**: of :func:`netcl.distributed.world` if not given.
 
     >>> from netcl.data import TensorDataset
-    >>> loader = ShardedLoader(TensorDataset(np.arange(5)), batch_size=4, shuffle=False, seed=0)
+    >>> loader = ShardedLoader(TensorDataset(np.arange(5)), batch_size=4, seed=0)
     >>> [batch.tolist() for batch in loader]
     [[0, 1, 2, 3], [4]]
     """
 
-    def __init__(self, dataset: Any, batch_size: int = 32, *, seed: int, world: World | None = None, **options: Any):
+    def __init__(self, dataset: Any, batch_size: int, *, seed: int, world: World | None = None, **options: Any):
         super().__init__(dataset, batch_size, seed=seed, **options)
         self.world = world or comm.world()
         if batch_size % self.world.size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import netcl.autograd as ag
-from netcl.core.errors import message
+from netcl.core.errors import check_probability
 from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
 
@@ -22,8 +22,7 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5, inplace: bool = False):
         super().__init__()
-        if not 0 <= p <= 1:
-            raise ValueError(message(type(self).__name__, "p is a probability", p=p))
+        check_probability(type(self).__name__, "p", p)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

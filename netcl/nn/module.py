@@ -151,6 +151,10 @@ class Module(metaclass=_Constructed):
             self._changed_names.add(name)
         elif is_parameter(value):
             roles[name] = "parameter"
+        elif roles.get(name) == "parameter" and value is not None and not (isinstance(value, Tensor) and value.persistent):
+            remedy = "pass nn.Parameter(value); to change its values, use write()"
+            what = f"{name!r} of {type(self).__name__} is a parameter and can be set to a parameter or None only"
+            raise TypeError(message("setattr", what, remedy, given=type(value).__name__))
         elif name in roles and (not isinstance(value, Tensor) or roles[name] == "module"):
             self._unregister(name)
         object.__setattr__(self, name, value)

@@ -184,4 +184,4 @@ class GlobalMaxPool2d(_Pool):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return ag.max(x, axis=(2, 3))
+        return ag.amax(x, axis=(2, 3))

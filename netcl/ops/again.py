@@ -213,7 +213,7 @@ class _Listener:
         return (kind._make if hasattr(kind, "_make") else tuple), parts
 
     def _result(self, x: Any) -> tuple[int, tuple[int, ...], str] | None:
-        if type(x) is not Tensor or x._source is not None or x.pool_handle is None or x.host_ref is not None or x.requires_grad:
+        if type(x) is not Tensor or x._source is not None or x.pool_handle is None or x.host_ref is not None or x._learns:
             return None
         at = self.rooms.get(id(x.buffer))
         return None if at is None else (at, x.shape, x.dtype)

@@ -581,7 +581,7 @@ def run_vjp(
     rest: list[bool] = []
     for i, (asked, text, x) in enumerate(zip(wanted, row.vjp, values, strict=True)):
         needed = bool(asked and text) and isinstance_float(x)
-        if needed and text == "g" and x.dtype == g.dtype:
+        if needed and text == "g" and x.dtype is g.dtype:
             grads[i] = g
         rest.append(needed and grads[i] is None)
     if True in rest:

@@ -21,7 +21,7 @@ from netcl.ops.reduce import Axis, axes_of, types_of
 from netcl.ops.registry import REGISTRY, Reduction, names, parse
 from netcl.ops.row_source import Fold
 
-TWICE = ("sum", "mean", "max", "min", "any", "all")  # folds whose folds are the fold of the whole
+TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
 LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, and a reduction that cuts rows is faster
 
 
@@ -142,7 +142,7 @@ def _softmax(x: Any, axis: int = -1) -> Tensor | None:
     if not _last(x, axis):
         return None
     r = _Rows("softmax", x)
-    e = r.of("EXP(v0 - v1)", v0=x, v1=r.fold("max", x))
+    e = r.of("EXP(v0 - v1)", v0=x, v1=r.fold("amax", x))
     return r.of("v0 * v1", x.dtype, v0=e, v1=r.of("1 / v0", v0=r.fold("sum", e)))
 
 
@@ -150,7 +150,7 @@ def _log_softmax(x: Any, axis: int = -1) -> Tensor | None:
     if not _last(x, axis):
         return None
     r = _Rows("log_softmax", x)
-    z = r.of("v0 - v1", v0=x, v1=r.fold("max", x))
+    z = r.of("v0 - v1", v0=x, v1=r.fold("amax", x))
     return r.of("v0 - v1", x.dtype, v0=z, v1=r.of("LOG(v0)", v0=r.fold("sum", r.of("EXP(v0)", v0=z))))
 
 

@@ -13,8 +13,8 @@ from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor
 
-FLOATS = ("float32", "float16", "bfloat16", "float64")
-INTEGERS = ("int32", "int64", "uint8")
+FLOATS = tuple(dtypes.NAMES[name] for name in ("float32", "float16", "bfloat16", "float64"))
+INTEGERS = tuple(dtypes.NAMES[name] for name in ("int32", "int64", "uint8"))
 FETCHING = ("pocl", "intel")  # brands of drivers for CPUs whose compiler is known to take __builtin_prefetch
 # Bytes by which a stream is asked for ahead, and the cache it is asked into: 3 is the first, 2 the second. Further takes 8 % less time
 # on x86 (Adam on Intel's runtime: 15 %), and a quarter more on ARM.

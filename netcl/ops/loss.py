@@ -73,7 +73,23 @@ def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
 
 
 _BAD_REDUCTION = (S((3,), (3,), reduction="most"), r"reduction is mean, sum or none; reduction='most'")
-_PAIRS = [S((3, 5), (3, 5)), S((257,), (257,), reduction="sum"), S((2, 3), (2, 3), reduction="none"), S((4, 1), (1, 5))]
+_PAIRS = [S((3, 5), (3, 5)), S((257,), (257,), reduction="sum"), S((2, 3), (2, 3), reduction="none")]
+
+
+def _same_shape(name: str, x: Any, target: Any, *more: Any) -> list[Any]:
+    """The arguments as tensors; shapes of x and target must be equal, for ``(N, 1)`` against ``(N,)`` would broadcast to (N, N)."""
+    x, target, *rest = launch.as_tensors(name, x, target, *more)
+    if x.shape != target.shape:
+        remedy = f"target.reshape({x.shape})" if x.size == target.size else f"target.expand({x.shape}), if broadcasting is meant"
+        remedy += ", or x.squeeze(1)" if x.shape == (*target.shape, 1) and target.ndim == 1 else ""
+        what = "x and target must have the same shape"
+        raise ShapeError(message(name, what, f"pass {remedy}", **{"x.shape": x.shape, "target.shape": target.shape}))
+    return [x, target, *rest]
+
+
+def _unlike(name: str) -> tuple[Any, str]:
+    text = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 1\)\), or x\.squeeze\(1\)"
+    return S((4, 1), (4,)), rf"\[{name}\] x and target must have the same shape; {text}"
 
 
 # ---- classification
@@ -182,18 +198,23 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
 
 
 @composite(
-    ref=lambda x, target, *, reduction="mean": _ref((x - target) ** 2, reduction), amp="float", samples=_PAIRS, errors=[_BAD_REDUCTION]
+    ref=lambda x, target, *, reduction="mean": _ref((x - target) ** 2, reduction),
+    amp="float",
+    samples=_PAIRS,
+    errors=[_BAD_REDUCTION, _unlike("mse")],
 )
 def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The squared difference."""
-    x, target = launch.as_tensors("mse", x, target)
+    x, target = _same_shape("mse", x, target)
     return _reduced(F, "mse", F.square(F.sub(x, target)), reduction)
 
 
-@composite(ref=lambda x, target, *, reduction="mean": _ref(np.abs(x - target), reduction), amp="float", samples=_PAIRS)
+@composite(
+    ref=lambda x, target, *, reduction="mean": _ref(np.abs(x - target), reduction), amp="float", samples=_PAIRS, errors=[_unlike("l1")]
+)
 def l1(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The absolute difference."""
-    x, target = launch.as_tensors("l1", x, target)
+    x, target = _same_shape("l1", x, target)
     return _reduced(F, "l1", F.abs(F.sub(x, target)), reduction)
 
 
@@ -202,12 +223,12 @@ def _smooth_l1_ref(x: np.ndarray, target: np.ndarray, *, beta: float = 1.0, redu
     return _ref(np.where(d < beta, d * d / (2 * beta) if beta else 0 * d, d - beta / 2), reduction)
 
 
-@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)])
+@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)], errors=[_unlike("smooth_l1")])
 def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
+    x, target = _same_shape("smooth_l1", x, target)
     if not beta:
         return l1(F, x, target, reduction=reduction)
-    x, target = launch.as_tensors("smooth_l1", x, target)
     d = F.abs(F.sub(x, target))
     return _reduced(F, "smooth_l1", F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)), reduction)
 
@@ -216,9 +237,11 @@ def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction
     ref=lambda x, target, *, delta=1.0, reduction="mean": delta * _smooth_l1_ref(x, target, beta=delta, reduction=reduction),
     amp="float",
     samples=[*_PAIRS, S((9,), (9,), delta=0.4)],
+    errors=[_unlike("huber")],
 )
 def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
+    x, target = _same_shape("huber", x, target)
     return F.mul(smooth_l1(F, x, target, beta=delta, reduction=reduction), float(delta))
 
 
@@ -242,10 +265,11 @@ register(Pointwise("bce_elements", "-(v1 * yes + (1 - v1) * no)", ("g * (v0 - v1
     amp="float",
     tol=2,
     samples=[S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9)],
+    errors=[_unlike("bce")],
 )
 def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
-    x, target, weight = launch.as_tensors("bce", x, target, weight)
+    x, target, weight = _same_shape("bce", x, target, weight)
     loss = F.bce_elements(x, target)
     return _reduced(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
 
@@ -266,12 +290,13 @@ def _bce_logits_ref(
         S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)),
         S((9,), (9,), None, None, reduction="none"),
     ],
+    errors=[_unlike("bce_with_logits")],
 )
 def bce_with_logits(
     F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = "mean"
 ) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
-    x, target, weight, pos_weight = launch.as_tensors("bce_with_logits", x, target, weight, pos_weight)
+    x, target, weight, pos_weight = _same_shape("bce_with_logits", x, target, weight, pos_weight)
     yes = F.mul(target, F.log_sigmoid(x))
     yes = yes if pos_weight is None else F.mul(yes, pos_weight)
     loss = F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x)))))
@@ -291,11 +316,12 @@ def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", l
         S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)),
         S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
     ],
+    errors=[_unlike("kl_div")],
 )
 def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
     _check_reduction("kl_div", reduction, "batchmean")
-    x, target = launch.as_tensors("kl_div", x, target)
+    x, target = _same_shape("kl_div", x, target)
     if log_target:
         loss = F.mul(F.exp(target), F.sub(target, x))
     else:
@@ -314,7 +340,7 @@ def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_ta
 )
 def hinge(F: Any, x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
-    x, target = launch.as_tensors("hinge", x, target)
+    x, target = _same_shape("hinge", x, target)
     return _reduced(F, "hinge", F.relu(F.sub(float(margin), F.mul(x, target))), reduction)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,12 @@ PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 def _sides(name: str, x_shape: tuple[int, ...], padding: Sequence[int]) -> list[tuple[int, int]]:
     """(before, after) for every axis; ``padding`` names the last axis first, as in torch."""
+    if any(not isinstance(n, int | np.integer) for n in padding):
+        given: Sequence[Any] = padding
+        pair_per_axis = all(isinstance(part, list | tuple) and len(part) == 2 for part in given)
+        flat = tuple(n for pair in given[::-1] for n in pair) if pair_per_axis else ()
+        remedy = f"pairs per axis, as in np.pad, are written flat: padding={flat}" if flat else ""
+        raise ShapeError(message(name, "padding must be integers, two per axis, the last axis first", remedy, padding=tuple(padding)))
     if len(padding) % 2 or len(padding) > 2 * len(x_shape):
         what = "padding has two numbers per axis, the last axis first"
         raise ShapeError(message(name, what, padding=tuple(padding), **{"x.shape": x_shape}))
@@ -104,6 +111,7 @@ def _pad_ref(x, padding, mode="constant", value=0.0):
         S((2, 4, 4), padding=(3, 1, 0, 2), mode="circular"),
     ],
     errors=[
+        (S((2, 3), padding=((1, 2), (0, 3))), r"\[pad\] padding must be integers, .*; .* written flat: padding=\(0, 3, 1, 2\)"),
         (S((2, 3), padding=(1,)), r"\[pad\] padding has two numbers per axis, the last axis first; padding=\(1,\)"),
         (S((2, 3), padding=(3, 0), mode="reflect"), r"\[pad\] reflect padding of an axis of 3 is at most 2 and not negative"),
         (S((2, 3), padding=(1, 1), mode="mirror"), r"\[pad\] unknown mode; mode='mirror'; known are constant, reflect"),

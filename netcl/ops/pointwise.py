@@ -111,8 +111,9 @@ unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="x is neither infinite 
 # ---- selection and mixtures
 register(Pointwise("where", "WHERE(v0, v1, v2)", (None, "WHERE(v0, g, 0)", "WHERE(v0, 0, g)"), np.where, inputs=("condition", "a", "b"),
                    doc="a where the condition holds, else b."))  # fmt: skip
-_CLIP = unary("clip", "MIN(MAX(v0, min), max)", "WHERE(AND(v0 >= min, v0 <= max), g, 0)", lambda x, min, max: np.clip(x, min, max),
-              params={"min": -1, "max": 1}, kinks=(-1.0, 1.0), doc="x held between min and max.")  # fmt: skip
+_CLAMP_BOTH = unary("clamp_both", "MIN(MAX(v0, min), max)", "WHERE(AND(v0 >= min, v0 <= max), g, 0)",
+                    lambda x, min, max: np.clip(x, min, max), params={"min": -1, "max": 1}, kinks=(-1.0, 1.0),
+                    doc="x held between min and max.")  # fmt: skip
 _CLAMP_MIN = unary("clamp_min", "MAX(v0, min)", "WHERE(v0 >= min, g, 0)", lambda x, min: np.maximum(x, min), params={"min": 0},
                    kinks=(0.0,), doc="x, but not below min.")  # fmt: skip
 _CLAMP_MAX = unary("clamp_max", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda x, max: np.minimum(x, max), params={"max": 0},
@@ -180,12 +181,14 @@ def _clamp_form(min: float | None, max: float | None) -> tuple[str, Mapping[str,
     given = {name: value for name, value in (("min", min), ("max", max)) if value is not None}
     if not given:
         raise ValueError(message("clamp", "at least one of min and max must be a number"))
-    return ("clip" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
+    return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
 
 
 register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'GELU; approximate="tanh" is the faster form.'))
-register(Choice("clamp", (_CLIP, _CLAMP_MIN, _CLAMP_MAX), {"min": None, "max": None}, _clamp_form, "x held between min and max (or None)."))
+register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX), {"min": None, "max": None}, _clamp_form,
+                "x held between min and max (or None)."))  # fmt: skip
 alias("swish", "silu")
+alias("clip", "clamp")
 
 
 # ---- functions from rows

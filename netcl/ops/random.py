@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.device import queue_of
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.movement import Sizes, sizes_of
@@ -336,13 +336,12 @@ def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
 @composite(
     ref=lambda x, p=0.5, training=True: x if not training or p == 0 else x * 0,
     samples=[S((3, 5), training=False), S((3, 5), p=0.0), S((4,), p=1.0)],
-    errors=[(S((3,), p=1.5), r"\[dropout\] p is a probability; p=1\.5")],
+    errors=[(S((3,), p=1.5), r"\[dropout\] p must be a number from 0 to 1; p=1\.5")],
 )
 def dropout(F: Any, x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
     (x,) = launch.as_tensors("dropout", x)
-    if not 0 <= p <= 1 or math.isnan(p):
-        raise ShapeError(message("dropout", "p is a probability", p=p))
+    check_probability("dropout", "p", p)
     if not training or p == 0:
         return x
     mask = F.keep_mask(x.shape, p, queue=x.queue)

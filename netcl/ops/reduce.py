@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED, DType
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
@@ -294,6 +294,9 @@ def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tenso
 def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
     """Compute type and dtype of the result."""
     source = DTYPES[x.dtype]
+    if row.accepts == "float" and not source.is_float:
+        remedy = f"convert first: x.float().{row.name}()"
+        raise DtypeError(message(row.name, "x must have a floating-point dtype", remedy, dtype=x.dtype, **{"x.shape": x.shape}))
     if row.result == "bool":
         return source.c_compute, DTYPES["bool"]
     if row.result == "sum" and not source.is_float:
@@ -488,13 +491,27 @@ def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute
     return x[0].reshape(kept)
 
 
+def _refuse_bool(name: str, axis: bool) -> None:
+    """Raise for an axis that is a bool: it would count as axis 0 or 1, and to torch's ``std(False)`` it is ``unbiased``."""
+    remedy = f"name the argument: {name}(x, unbiased={axis})" if name in ("var", "std") else "name the argument: keepdims="
+    raise ShapeError(message(name, "axis must be an integer, not a bool", remedy, axis=axis))
+
+
 @cache
 def function(row: Reduction) -> Callable[..., Tensor]:
-    """The public function of a row: ``f(x, axis=None, keepdims=False, <parameters>, *, out=None)``."""
+    """The public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
+
+    Behind the axis of ``var`` and ``std`` torch takes ``unbiased`` by position, so there ``keepdims`` must be named.
+    """
     params = "".join(f", {name}=default_{name}" for name in row.params)
     scalars = f"({', '.join(row.params)},)" if row.params else "()"
-    text = f"def {row.name}(x, axis=None, keepdims=False{params}, *, out=None):\n    return fold(row, x, axis, keepdims, {scalars}, out)"
-    scope: dict[str, Any] = {"row": row, "fold": fold, **{f"default_{name}": value for name, value in row.params.items()}}
+    keywords = f"*, keepdims=False{params}" if row.params else "keepdims=False, *"
+    text = f"""def {row.name}(x, axis=None, {keywords}, out=None):
+    if axis is True or axis is False:
+        refuse_bool(row.name, axis)
+    return fold(row, x, axis, keepdims, {scalars}, out)"""
+    scope: dict[str, Any] = {"row": row, "fold": fold, "refuse_bool": _refuse_bool}
+    scope.update({f"default_{name}": value for name, value in row.params.items()})
     exec(compile(text, f"<op {row.name}>", "exec"), scope)
     made = scope[row.name]
     made.__doc__ = row.doc
@@ -567,11 +584,11 @@ def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vj
 
 
 _SUM = reduction("sum", "v0 + v1", "0", np.sum, _sum_vjp, result="sum", doc="Sum over axes; integers and bool give int64.")
-reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", result="float", doc="Mean over axes; integers give float32.")
+reduction("mean", "v0 + v1", "0", np.mean, _mean_vjp, finish="v0 / n", accepts="float", doc="Mean over axes.")
 reduction("prod", "v0 * v1", "1", np.prod, _prod_vjp, result="sum", domain=(0.5, 1.5), tol=4, doc="Product over axes.")
-reduction("max", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
+reduction("amax", "MAX(v0, v1)", "LOWEST", np.max, _extreme_vjp, empty=False, amp="keep",
           doc="Largest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
-reduction("min", "MIN(v0, v1)", "HIGHEST", np.min, _extreme_vjp, empty=False, amp="keep",
+reduction("amin", "MIN(v0, v1)", "HIGHEST", np.min, _extreme_vjp, empty=False, amp="keep",
           doc="Smallest element; NaN wins. The gradient of ties is shared.")  # fmt: skip
 reduction("any", "MAX(v0, v1)", "0", np.any, None, map="v0 != 0", result="bool", amp="keep", doc="Whether some element is not zero.")
 reduction("all", "MIN(v0, v1)", "1", np.all, None, map="v0 != 0", result="bool", amp="keep", doc="Whether no element is zero.")
@@ -586,17 +603,15 @@ def _reference_logsumexp(x: np.ndarray, axis: Any = None, keepdims: bool = False
 
 
 reduction("var", "v0 + v1", "0", _reference_var, _var_vjp, given="mean", map="(v0 - v1) * (v0 - v1)", finish="v0 / MAX(n - correction, 0)",
-          params={"correction": 1}, result="float", tol=2, doc="Variance, in two passes; divided by n - correction.")  # fmt: skip
+          params={"correction": 1}, accepts="float", tol=2, doc="Variance, in two passes; divided by n - correction.")  # fmt: skip
 reduction("std", "v0 + v1", "0", lambda *a, **k: np.sqrt(_reference_var(*a, **k)), _std_vjp, given="mean", map="(v0 - v1) * (v0 - v1)",
-          finish="SQRT(v0 / MAX(n - correction, 0))", params={"correction": 1}, result="float", tol=2,
+          finish="SQRT(v0 / MAX(n - correction, 0))", params={"correction": 1}, accepts="float", tol=2,
           doc="Standard deviation: the square root of var.")  # fmt: skip
-reduction("logsumexp", "v0 + v1", "0", _reference_logsumexp, _logsumexp_vjp, given="max", map="EXP(v0 - WHERE(ISFINITE(v1), v1, 0))",
+reduction("logsumexp", "v0 + v1", "0", _reference_logsumexp, _logsumexp_vjp, given="amax", map="EXP(v0 - WHERE(ISFINITE(v1), v1, 0))",
           finish="LOG(v0) + WHERE(ISFINITE(v1), v1, 0)", result="float", tol=2, doc="log(sum(exp(x))) without overflow.")  # fmt: skip
-alias("amax", "max")
-alias("amin", "min")
 alias("reduce_sum", "sum")
 alias("reduce_mean", "mean")
-alias("reduce_max", "max")
+alias("reduce_max", "amax")
 
 
 # ---- reductions that are not one row

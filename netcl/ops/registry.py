@@ -261,8 +261,8 @@ class Reduction(_WithFunction):
     ``map`` is in ``v0`` (the element), the parameters and, if ``given`` names another reduction, ``v1`` (that one's
     result over the same axes); ``combine`` in ``v0`` and ``v1``, associative; ``neutral`` a number, ``LOWEST`` or
     ``HIGHEST``; ``finish`` in ``v0`` (the fold), ``v1``, ``n`` (how many elements were folded) and the parameters.
-    ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``empty``: whether a fold of nothing
-    has a value. ``vjp(F, g, ...)`` names what it keeps.
+    ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``accepts``: ``any`` or
+    ``float``. ``empty``: whether a fold of nothing has a value. ``vjp(F, g, ...)`` names what it keeps.
     """
 
     name: str
@@ -276,6 +276,7 @@ class Reduction(_WithFunction):
     params: Mapping[str, float] = field(default_factory=dict)
     amp: Amp = "float"
     result: Result = "same"
+    accepts: Literal["any", "float"] = "any"
     empty: bool = True
     domain: tuple[float, float] = (-1.0, 1.0)
     tol: float = 1.0

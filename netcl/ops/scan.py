@@ -101,11 +101,11 @@ def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Te
 def _cumsum_numpy(x: Tensor, axis: int | None, reverse: bool, compute: str, result: dtypes.DType, shape: tuple[int, ...]) -> Tensor:
     values = as_compute(x, compute)
     wide = np.float64 if values.dtype.kind == "f" else np.int64
-    values, along = (values.reshape(-1), 0) if axis is None else (values, axis)
+    values, along = (values.reshape(-1), 0) if axis is None or not shape else (values, axis)
     flipped = np.flip(values, along) if reverse else values
     with np.errstate(all="ignore"):
         sums = np.cumsum(flipped, along, dtype=wide)
-        return from_compute(np.flip(sums, along) if reverse else sums, shape, result, x.queue, (x,))
+        return from_compute((np.flip(sums, along) if reverse else sums).reshape(shape), shape, result, x.queue, (x,))
 
 
 def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: bool) -> None:

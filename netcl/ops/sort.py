@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,13 @@ _LONG = 1024  # least elements of an axis where that pays
 LOCAL_PER_UNIT = 64  # work-items that keep a compute unit of a GPU busy
 BLOCK = 16  # elements that a work-item sorts by insertion
 _CHUNK = {True: 4096, False: 16}  # elements a work-item merges: on a CPU, on a GPU
+
+
+class Ordered(NamedTuple):
+    """Values along an axis, and the index along that axis that each came from."""
+
+    values: Tensor
+    indices: Tensor
 
 
 def _kind(dtype: str) -> dict[str, Any]:
@@ -111,16 +118,17 @@ def _sort_ref(x, axis=-1, descending=False):
     samples=[S((7,)), S((3, 40), descending=True), S((33, 4), axis=0)],
     errors=[(S((3, 2), axis=2), r"\[argsort\] axis 2 is out of range for 2 axes")],
 )
-def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """The values in order along an axis, and where each came from. Stable; NaN counts as the largest value.
+def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> Ordered:
+    """The values in order along an axis, and their indices. Stable; NaN counts as the largest value.
 
     >>> from netcl import ops
-    >>> [part.tolist() for part in ops.sort(Tensor.from_host([3.0, 1.0, 2.0]))]
-    [[1.0, 2.0, 3.0], [1, 2, 0]]
+    >>> values, indices = ops.sort(Tensor.from_host([3.0, 1.0, 2.0]))
+    >>> values.tolist(), indices.tolist()
+    ([1.0, 2.0, 3.0], [1, 2, 0])
     """
     (x,) = launch.as_tensors("sort", x)
     order = F.argsort(x, axis, descending)
-    return (F.gather(x, axis, order) if x.shape else F.clone(x)), order
+    return Ordered(F.gather(x, axis, order) if x.shape else F.clone(x), order)
 
 
 def _top_ref(x, k, axis=-1, largest=True):
@@ -174,11 +182,11 @@ def _topk_ref(x, k, axis=-1, largest=True):
     samples=[S((9,), k=3), S((3, 40), k=1), S((6, 4), k=2, axis=0, largest=False), S((5,), k=5), S((5,), k=0)],
     errors=[(S((3, 2), k=3), r"\[topk\] k is between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
 )
-def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest (or smallest) values along an axis, in order, and where they are."""
+def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Ordered:
+    """The ``k`` largest (or smallest) values along an axis, in order, and their indices."""
     (x,) = launch.as_tensors("topk", x)
     order = F.top_indices(x, k, axis, largest)
-    return F.gather(x, axis, order), order
+    return Ordered(F.gather(x, axis, order), order)
 
 
 @op(

@@ -5,6 +5,7 @@ changing them compiles nothing. State has torch's form, and a torch optimizer's 
 """
 
 from netcl.amp.grad_scaler import GradScaler as AMPGradScaler
+from netcl.optim import schedule as lr_scheduler
 from netcl.optim.adam import Adam, AdamW
 from netcl.optim.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim.ema import ModelEMA
@@ -28,5 +29,5 @@ from netcl.optim.sgd import SGD, Momentum
 __all__ = [
     "SGD", "AMPGradScaler", "Adam", "AdamW", "CosineAnnealingLR", "ExponentialLR", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum",
     "MultiStepLR", "OneCycleLR", "Optimizer", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Scheduler", "StepLR", "WarmupCosine",
-    "clip_grad_norm", "clip_grad_norm_device", "clip_grad_value",
+    "clip_grad_norm", "clip_grad_norm_device", "clip_grad_value", "lr_scheduler",
 ]  # fmt: skip

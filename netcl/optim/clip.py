@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,19 +15,18 @@ from netcl.ops import update
 Parameters = Tensor | Iterable[Tensor]
 
 
-def _gradients(op: str, parameters: Parameters, **bound: float) -> list[Tensor]:
+def _gradients(op: str, parameters: Parameters, **bound: Any) -> list[Tensor]:
     for name, value in bound.items():
-        if not value >= 0:
-            raise ValueError(message(op, f"{name} cannot be negative or NaN", **{name: value}))
+        if isinstance(value, str) or not value >= 0:
+            raise ValueError(message(op, f"{name} must be a number, at least 0", **{name: repr(value)}))
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     return [p.grad for p in given if p.grad is not None]
 
 
-def _check_order(op: str, norm_type: float) -> float:
-    order = float(norm_type)
-    if not order > 0:
-        raise ShapeError(message(op, "norm_type must be a positive number or infinity", norm_type=norm_type))
-    return order
+def _check_order(op: str, norm_type: Any) -> float:
+    if isinstance(norm_type, str) or not float(norm_type) > 0:
+        raise ShapeError(message(op, "norm_type must be a positive number or infinity", norm_type=repr(norm_type)))
+    return float(norm_type)
 
 
 def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -32,13 +32,13 @@ def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float 
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not number or not low <= value < below:
         bounds = f"at least {low:g}" if below == math.inf else f"at least {low:g} and below {below:g}"
-        raise ValueError(message(op, f"{name} must be a number, {bounds}", **{name: value}))
+        raise ValueError(message(op, f"{name} must be a number, {bounds}", **{name: repr(value)}))
 
 
 def check_betas(op: str, betas: Any) -> None:
     """``ValueError`` unless ``betas`` are two numbers in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(message(op, "betas are two numbers", betas=betas))
+        raise ValueError(message(op, "betas must be two numbers", betas=repr(betas)))
     for i, beta in enumerate(betas, 1):
         check_number(op, f"beta{i}", beta, 0.0, 1.0)
 
@@ -291,7 +291,7 @@ class Optimizer:
                 return steps
             counter = steps._copy()
         else:
-            counter = Tensor.full((), steps, queue=own[0].queue, persistent=True)
+            counter = Tensor.full((), steps, "float32", queue=own[0].queue, persistent=True)
         for state in states:
             state["step"] = counter
         return counter
@@ -327,7 +327,7 @@ class Optimizer:
             return
         gradients = [g for p in self._parameters() if (g := p.grad) is not None]
         for g in gradients:
-            g.grad_fn, g.requires_grad = None, False
+            g.grad_fn, g._learns = None, False
         update.zero(gradients)
 
     # ---- state

@@ -19,7 +19,7 @@ from netcl.optim.optimizer import Group, Optimizer, check_number
 def _check_steps(op: str, **steps: Any) -> None:
     for name, value in steps.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(message(op, f"{name} must be a positive integer", **{name: value}))
+            raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
 
 
 def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:

@@ -528,7 +528,7 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
 
     >>> import netcl
     >>> double = netcl.compile(lambda x: x * 2 + 1)
-    >>> [double(netcl.full((2,), i)).tolist() for i in range(5)]
+    >>> [double(netcl.full((2,), float(i))).tolist() for i in range(5)]
     [[1.0, 1.0], [3.0, 3.0], [5.0, 5.0], [7.0, 7.0], [9.0, 9.0]]
 
     A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import netcl
 from netcl.core import dispatch
 from netcl.core.device import device as use
 from netcl.core.dtype import DTYPES, decode, encode
@@ -194,12 +195,12 @@ def test_numpy_protocols(device):
 
 
 def test_moving_between_devices(device):
-    t = Tensor.from_host(device.queue, np.arange(3, dtype=np.int32), requires_grad=True)
+    t = Tensor.from_host(device.queue, np.arange(3, dtype=np.float16), requires_grad=True)
     assert t.to(device) is t
     assert t.to(device.queue) is t
     there = t.to("cpu")
     assert there.backend == "cpu"
-    assert there.dtype == "int32"
+    assert there.dtype == "float16"
     assert there.requires_grad
     assert there.to(device).tolist() == [0, 1, 2]
     with pytest.raises(DeviceError, match=r"\[device\] no such device; selector='no such thing'"):
@@ -287,8 +288,40 @@ def test_what_torch_users_write(device):
     assert x.contiguous().view(3, 2).flip(dims=(0,)).amax(dim=1).tolist() == [5.0, 3.0, 1.0]
     assert (x // 2 + 7 // (x + 1)).long().tolist() == [7, 3, 3, 2, 3, 3]
     assert (x.dim(), x.half().dtype, x.cpu().backend, (x > 1).int().tolist()) == (1, "float16", "cpu", [0, 0, 1, 1, 1, 1])
-    with pytest.raises(TypeError, match="dim"):
-        x.max(dim=0)
+    _, place = x.max(0)
+    assert (place.item(), x.min(dim=0).values.item(), x.max(axis=0).item(), x.max(5 - x).tolist()) == (5, 0.0, 5.0, [5, 4, 3, 3, 4, 5])
+    assert x.where(x > 3, -1.0).tolist() == [-1.0, -1.0, -1.0, -1.0, 4.0, 5.0]
+    assert x.clip(1, 3).tolist() == x.clamp(1, 3).tolist() == [1, 1, 2, 3, 3, 3]
+    assert ((x == None), (x != None)) == (False, True)  # noqa: E711, as torch has it
+
+
+def test_dtypes_are_objects(device):
+    x = Tensor.zeros((2,), queue=device.queue)
+    assert x.dtype is netcl.float32 is netcl.float and x.half().dtype is netcl.float16 and isinstance(x.dtype, netcl.dtype)
+    assert x.dtype == np.float32 == x.dtype == np.dtype("float32") == x.dtype == "float32"
+    assert (x + 1).dtype == np.float32 and x.sum().dtype is netcl.float32 and (x > 0).dtype is netcl.bool
+    assert x.dtype != np.float64 and x.dtype != netcl.float64 and x.dtype != None and x.dtype != float  # noqa: E711
+    assert {netcl.long: 1}["int64"] == {"int64": 1}[netcl.long] == 1
+    assert x.to(np.float16).dtype is x.to(np.dtype("float16")).dtype is x.to(netcl.half).dtype is netcl.float16
+    assert np.zeros(2, x.dtype).dtype == x.dtype and f"{x.dtype} {x.dtype!r}" == "float32 'float32'"
+    assert [Tensor.full((1,), v, queue=device.queue).dtype for v in (3, True, 2.5, np.int32(1))] == ["int64", "bool", "float32", "int64"]
+
+
+def test_integers_do_not_require_gradients(device):
+    expected = {"expected_exception": DtypeError, "match": r"\[requires_grad\] only tensors of a floating-point dtype .*dtype=int64"}
+    x = Tensor.arange(3, queue=device.queue)
+    with pytest.raises(**expected):
+        x.requires_grad_()
+    with pytest.raises(**expected):
+        x.requires_grad = True
+    with pytest.raises(**expected):
+        Tensor.zeros((2,), "int64", queue=device.queue, requires_grad=True)
+    with pytest.raises(**expected):
+        Tensor.from_host(device.queue, [1, 2], requires_grad=True)
+    with pytest.raises(**expected):
+        netcl.tensor([1, 2], requires_grad=True, device=device)
+    x.requires_grad = False
+    assert not x.requires_grad and not x.requires_grad_(False).requires_grad
 
 
 def test_logical_operators_are_of_truth_values(device):

@@ -41,21 +41,25 @@ def same(first, second):
 
 
 def test_an_epoch_has_every_sample_once_and_each_epoch_another_order():
-    loader = DataLoader(Numbered(), 5, seed=1)
+    loader = DataLoader(Numbered(), 5, shuffle=True, seed=1)
     first, second = seen(loader), seen(loader)
     assert [len(batch) for batch in first] == [5, 5, 5, 5, 3] and len(loader) == 5
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(23)) != flat(first)
     assert first != second
-    assert seen(DataLoader(Numbered(), 5, seed=1)) == first != seen(DataLoader(Numbered(), 5, seed=2))
+    assert seen(DataLoader(Numbered(), 5, shuffle=True, seed=1)) == first != seen(DataLoader(Numbered(), 5, shuffle=True, seed=2))
     assert flat(seen(DataLoader(Numbered(), 5, shuffle=False, drop_last=True))) == list(range(20))
     assert list(DataLoader(TensorDataset(np.zeros((0, 3))), num_workers=2)) == []
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_threads_change_nothing(workers):
-    wanted = [batch for _ in range(2) for batch in DataLoader(Numbered(), 4, seed=0, transforms=noisy, augment=augment.RandomCrop(3))][:6]
+    wanted = [
+        batch
+        for _ in range(2)
+        for batch in DataLoader(Numbered(), 4, shuffle=True, seed=0, transforms=noisy, augment=augment.RandomCrop(3))
+    ][:6]
     with DataLoader(
-        Numbered(), 4, seed=0, transforms=noisy, augment=augment.RandomCrop(3), num_workers=workers, use_shared_mem=False
+        Numbered(), 4, shuffle=True, seed=0, transforms=noisy, augment=augment.RandomCrop(3), num_workers=workers, use_shared_mem=False
     ) as loader:
         same(list(loader), wanted)
 
@@ -69,8 +73,8 @@ def test_workers_begin_the_next_epoch_while_this_one_is_used():
             return super().__getitem__(index)
 
     counted = Counted()
-    straight = DataLoader(Numbered(), 4, seed=0)
-    with DataLoader(counted, 4, seed=0, num_workers=1, use_shared_mem=False) as loader:
+    straight = DataLoader(Numbered(), 4, shuffle=True, seed=0)
+    with DataLoader(counted, 4, shuffle=True, seed=0, num_workers=1, use_shared_mem=False) as loader:
         same(list(loader), list(straight))
         deadline = time.monotonic() + 10
         while counted.fetched < 23 + 8 and time.monotonic() < deadline:
@@ -78,27 +82,27 @@ def test_workers_begin_the_next_epoch_while_this_one_is_used():
         assert counted.fetched == 23 + 8  # two batches, as many as may be ahead
         same(list(loader), list(straight))
         loader.load_state_dict({**loader.state_dict(), "epoch": 0})
-        same(list(loader), list(DataLoader(Numbered(), 4, seed=0)))
+        same(list(loader), list(DataLoader(Numbered(), 4, shuffle=True, seed=0)))
 
 
 def test_samples_fetched_at_once_are_the_same_samples():
     images = np.random.default_rng(0).random((23, 3, 2)).astype(np.float32)
-    at_once = DataLoader(TensorDataset(images, np.arange(23)), 5, seed=3)
-    one_by_one = DataLoader(TensorDataset(images, np.arange(23)), 5, seed=3, transforms=np.asarray)
+    at_once = DataLoader(TensorDataset(images, np.arange(23)), 5, shuffle=True, seed=3)
+    one_by_one = DataLoader(TensorDataset(images, np.arange(23)), 5, shuffle=True, seed=3, transforms=np.asarray)
     same(list(at_once), list(one_by_one))
 
 
 def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
-    straight = DataLoader(Numbered(), 4, seed=5, transforms=noisy)
+    straight = DataLoader(Numbered(), 4, shuffle=True, seed=5, transforms=noisy)
     list(straight)
     wanted = list(straight)
-    left = DataLoader(Numbered(), 4, seed=5, transforms=noisy, num_workers=2, use_shared_mem=False)
+    left = DataLoader(Numbered(), 4, shuffle=True, seed=5, transforms=noisy, num_workers=2, use_shared_mem=False)
     list(left)
     for number, _ in enumerate(left):
         if number == 2:
             path = save_checkpoint(tmp_path / "c.netcl", loader=left, step=9)
             break
-    resumed = DataLoader(Numbered(), 4, seed=99, transforms=noisy)
+    resumed = DataLoader(Numbered(), 4, shuffle=True, seed=99, transforms=noisy)
     load_checkpoint(path, loader=resumed)
     assert resumed.epoch == 1
     same(list(resumed), wanted[3:])
@@ -118,7 +122,7 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
     ],
 )
 def test_a_position_of_another_loader_is_refused(change, reason):
-    loader = DataLoader(Numbered(), 4, seed=1)
+    loader = DataLoader(Numbered(), 4, shuffle=True, seed=1)
     before = loader.state_dict()
     with pytest.raises(ValueError, match=reason):
         loader.load_state_dict({**before, **change})
@@ -126,7 +130,7 @@ def test_a_position_of_another_loader_is_refused(change, reason):
 
 
 def test_an_iteration_left_early_is_over():
-    with DataLoader(Numbered(), 4, seed=1, num_workers=2, use_shared_mem=False) as loader:
+    with DataLoader(Numbered(), 4, shuffle=True, seed=1, num_workers=2, use_shared_mem=False) as loader:
         first = iter(loader)
         next(first)
         other = seen(loader)
@@ -174,13 +178,19 @@ def test_a_dataset_that_ends_its_thread_is_named_at_once():
 
 
 def test_a_loader_closed_in_the_middle_says_so():
-    loader = DataLoader(Numbered(), 4, seed=1, num_workers=1, use_shared_mem=False)
+    loader = DataLoader(Numbered(), 4, shuffle=True, seed=1, num_workers=1, use_shared_mem=False)
     batches = iter(loader)
     next(batches)
     loader.close()
     with pytest.raises(WorkerError, match="closed in the middle"):
         next(batches)
     assert len(list(loader)) == 6
+
+
+def test_defaults_are_torchs():
+    loader = DataLoader(TensorDataset(np.arange(4)))
+    assert [batch.tolist() for batch in loader] == [[0], [1], [2], [3]]
+    assert (loader.batch_size, loader.shuffle, loader.drop_last, loader.num_workers) == (1, False, False, 0)
 
 
 @pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"num_workers": -1}, {"prefetch": 0}, {"seed": -1}, {"batch_size": 2.0}])
@@ -206,9 +216,11 @@ def test_a_ring_refuses_what_does_not_fit():
 
 
 def test_batches_on_a_device(device):
-    wanted = list(DataLoader(Numbered(), 4, seed=0, transforms=noisy))
+    wanted = list(DataLoader(Numbered(), 4, shuffle=True, seed=0, transforms=noisy))
     for queue, workers in ((device, 0), (device.queue, 2)):
-        loader = DataLoader(Numbered(), 4, seed=0, transforms=noisy, device_queue=queue, num_workers=workers, use_shared_mem=False)
+        loader = DataLoader(
+            Numbered(), 4, shuffle=True, seed=0, transforms=noisy, device_queue=queue, num_workers=workers, use_shared_mem=False
+        )
         batches = list(loader)
         assert batches[0][0].queue is device.queue and batches[0][0].shape == (4, 1, 4, 5) and loader.epoch == 1
         same([[tensor.to_host() for tensor in batch] for batch in batches], wanted)
@@ -230,10 +242,12 @@ def test_copies_beside_kernels_keep_their_order(cl_device):
 
 def test_device_augmentation_is_seeded_by_the_loader(device):
     images = TensorDataset(np.random.default_rng(0).random((12, 3, 8, 8)).astype(np.float32), np.arange(12))
-    on_host = list(DataLoader(images, 4, seed=2, augment=augment.RandomCrop(8, padding=2)))
-    there = DataLoader(images, 4, seed=2, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device)
+    on_host = list(DataLoader(images, 4, shuffle=True, seed=2, augment=augment.RandomCrop(8, padding=2)))
+    there = DataLoader(images, 4, shuffle=True, seed=2, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device)
     same(on_host, [[tensor.to_host() for tensor in batch] for batch in there])
-    both = DataLoader(images, 4, seed=2, transforms=lambda x, rng: x, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device)
+    both = DataLoader(
+        images, 4, shuffle=True, seed=2, transforms=lambda x, rng: x, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device
+    )
     assert not any(np.array_equal(x, y.to_host()) for (x, _), (y, _) in zip(on_host, both, strict=True))  # draws of their own
     with pytest.raises(ValueError, match=r"need a device; pass device_queue="):
         DataLoader(images, augment=augment_gpu.RandomCrop(8))

@@ -248,17 +248,17 @@ def test_positions_are_those_of_the_whole_batch():
     from netcl.distributed.comm import World
 
     data = TensorDataset(np.arange(22))
-    whole = ShardedLoader(data, 8, seed=3, world=World())
+    whole = ShardedLoader(data, 8, shuffle=True, seed=3, world=World())
     parts = []
     for world in thread_worlds(2):
         world.agree = lambda *_: None  # one thread plays both ranks
-        parts.append(ShardedLoader(data, 8, seed=3, world=world))
+        parts.append(ShardedLoader(data, 8, shuffle=True, seed=3, world=world))
     batches = [np.concatenate(pair) for pair in zip(*parts, strict=True)]
     for a, b in zip(batches, whole, strict=True):
         np.testing.assert_array_equal(a, b)
     assert parts[0].state_dict() == whole.state_dict()
     with pytest.raises(ValueError, match=r"\[ShardedLoader\] a batch must divide into equal parts; batch_size=8, world=3"):
-        ShardedLoader(data, 8, seed=3, world=thread_worlds(3)[0])
+        ShardedLoader(data, 8, shuffle=True, seed=3, world=thread_worlds(3)[0])
 
 
 def namespaces_can_be_made() -> bool:

@@ -72,8 +72,10 @@ def test_dropout_drops_while_training(device):
     assert set(np.unique(y)) == {0.0, np.float32(1 / 0.75)} and abs((y == 0).mean() - 0.25) < 0.02
     assert (layer(x).to_host() != y).any()
     np.testing.assert_array_equal(layer.eval()(x).to_host(), x)
-    with pytest.raises(ValueError, match=r"\[Dropout\] p is a probability; p=1\.5"):
+    with pytest.raises(ValueError, match=r"\[Dropout\] p must be a number from 0 to 1; p=1\.5"):
         nn.Dropout(1.5)
+    with pytest.raises(ValueError, match=r"\[Dropout\] p must be a number from 0 to 1; p='0\.5'"):
+        nn.Dropout("0.5")
 
 
 def test_dropout_of_channels(device):

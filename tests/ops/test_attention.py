@@ -89,7 +89,7 @@ def test_no_matrix_of_scores_is_stored(cl_device):
     """Forward and backward of 4096 x 4096 scores, which would be 64 MB, ask the pool for less than 1 MB."""
     from netcl.core.memory import get_persistent_pool
 
-    x, g = (Tensor.full((4096, 8), value, queue=cl_device.queue) for value in (0, 1))
+    x, g = (Tensor.full((4096, 8), value, queue=cl_device.queue) for value in (0.0, 1.0))
     pool = get_persistent_pool(cl_device.queue)
     before = pool.stats.bytes_allocated
     out, logarithms = ops.attention(x, x, x)

@@ -10,7 +10,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core.dtype import DTYPES
-from netcl.core.errors import DeviceError
+from netcl.core.errors import DeviceError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.strided import Axis, Copy, alignment, copy_block, dense, merge, widen
@@ -187,3 +187,11 @@ def test_copies_as_a_gpu_spreads_them(cl_device, monkeypatch, rng):
     np.testing.assert_array_equal(ops.cat([t, t], 1).to_host(), np.concatenate([x, x], 1))
     np.testing.assert_array_equal(ops.split(t, 1, axis=0)[1].to_host(), x[1:2])
     np.testing.assert_array_equal(ops.permute(t, 2, 4, 0, 3, 1).to_host(), x.transpose(2, 4, 0, 3, 1))
+
+
+def test_pairs_of_padding_name_the_flat_form(device):
+    x = Tensor.ones((2, 3), queue=device.queue)
+    with pytest.raises(ShapeError, match=r"\[pad\] padding must be integers, two per axis.* written flat: padding=\(0, 0, 1, 2\)"):
+        ops.pad(x, ((1, 2), (0, 0)))
+    with pytest.raises(ShapeError, match=r"\[pad\] padding must be integers, two per axis, the last axis first; padding=\(1\.5, 0\)$"):
+        ops.pad(x, (1.5, 0))

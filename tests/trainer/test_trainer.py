@@ -121,7 +121,7 @@ def test_a_loader_goes_on_where_it_was(tmp_path, at):
     def run(folder, *others, workers=0, resume=None):
         x, y = (np.concatenate(part) for part in zip(*batches(8), strict=True))
         trainer = make(CPU, [ModelCheckpoint(folder, every_steps=1), *others])
-        with DataLoader(TensorDataset(x, y), 8, seed=5, augment=noise, num_workers=workers, use_shared_mem=False) as loader:
+        with DataLoader(TensorDataset(x, y), 8, shuffle=True, seed=5, augment=noise, num_workers=workers, use_shared_mem=False) as loader:
             trainer.fit(loader, epochs=3, resume=resume)
         return trainer
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.library import dtype_of, numbers
@@ -373,9 +374,9 @@ def _einsum(node: Node, *xs: Tensor) -> Tensor:
 
 _REDUCTIONS = {
     "ReduceSum": ag.sum,
-    "ReduceMean": ag.mean,
-    "ReduceMax": ag.max,
-    "ReduceMin": ag.min,
+    "ReduceMean": lambda x, **o: ag.mean(x if DTYPES[x.dtype].is_float else ag.cast(x, "float32"), **o),
+    "ReduceMax": ag.amax,
+    "ReduceMin": ag.amin,
     "ReduceProd": ag.prod,
     "ReduceLogSumExp": ag.logsumexp,
     "ReduceL1": lambda x, **o: ag.sum(ag.abs(x), **o),

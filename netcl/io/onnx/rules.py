@@ -179,7 +179,7 @@ def _clone(graph: Graph, call: Call) -> Name:
 
 # ---- reductions
 
-_REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd",
+_REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin", "prod": "ReduceProd",
                "logsumexp": "ReduceLogSumExp"}  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
 
 @handles("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(node: Node, x: Tensor) -> Tensor:
-    return (ag.mean if node.kind == "GlobalAveragePool" else ag.max)(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+    return (ag.mean if node.kind == "GlobalAveragePool" else ag.amax)(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @handles("BatchNormalization")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from netcl.core.device import handle_of
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
@@ -257,8 +257,7 @@ def scaled_dot_product_attention(
     [[7.0]]
     """
     causal, mask = causal or is_causal, attn_mask if mask is None else mask
-    if not 0 <= dropout_p <= 1:
-        raise ShapeError(message("scaled_dot_product_attention", "dropout_p is a probability", dropout_p=dropout_p))
+    check_probability("scaled_dot_product_attention", "dropout_p", dropout_p)
     if not dropout_p:
         return F.attention(q, k, v, mask, causal=causal, scale=scale)[0]
     q, k, v, mask = launch.as_tensors("scaled_dot_product_attention", q, k, v, mask)
@@ -273,7 +272,7 @@ def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
     scores = masked(F, scores, mask, causal)
     if mask is None:
         return F.matmul(F.dropout(F.softmax(scores, axis=-1), p), v)
-    blind = F.eq(F.max(scores, axis=-1, keepdims=True), -math.inf)  # rows that see no key, whose softmax is NaN
+    blind = F.eq(F.amax(scores, axis=-1, keepdims=True), -math.inf)  # rows that see no key, whose softmax is NaN
     shares = F.where(blind, 0.0, F.softmax(F.where(blind, 0.0, scores), axis=-1))
     return F.matmul(F.dropout(shares, p), v)
 

@@ -61,7 +61,7 @@ def _shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool
 
 def _result_dtype(name: str, *operands: Tensor) -> str:
     first = operands[0].dtype
-    if first in TYPES and all([x.dtype == first for x in operands]):
+    if first in TYPES and all([x.dtype is first for x in operands]):
         return first
     result = dtypes.DTYPES[first]
     for x in operands:

@@ -133,7 +133,7 @@ class Product:
         """The macro by which kernels read vectors of an operand, and the functions it needs; none for a dtype they read value by value."""
         if self.plain(dtype):
             return {f"{name}_LANES(p)": "G_LOAD((__global const REAL*)(p))"}, ""
-        if dtype in HALVES and self.real == "float":
+        if dtype is not None and dtype in HALVES and self.real == "float":
             return {f"{name}_LANES(p)": f"load_{dtype}_{count}(p)"}, loose_halves(dtype, count)
         return {}, ""
 

@@ -1,0 +1,49 @@
+"""What factories of tensors are given: a shape, and the queue of the new tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.core.device import DeviceHandle, get_active_device, require
+from netcl.core.errors import DeviceError, ShapeError, message
+
+Shape = int | Sequence[int]
+
+
+def check_shape(shape: Shape, op: str) -> tuple[int, ...]:
+    """A shape as a tuple of Python integers; anything else raises in the name of ``op``."""
+    if type(shape) is tuple:
+        for n in shape:
+            if type(n) is not int or n < 0:
+                break
+        else:
+            return shape
+    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if any(not isinstance(n, (int, np.integer)) or isinstance(n, bool) for n in sizes):
+        raise ShapeError(message(op, "a shape is made of integers", shape=shape))
+    if any(n < 0 for n in sizes):
+        raise ShapeError(message(op, "sizes cannot be negative", shape=sizes))
+    return tuple(int(n) for n in sizes)
+
+
+def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
+    """The queue meant by a queue, a handle, a selector, a context, or nothing (the active device)."""
+    if device is not None:
+        queue = require(device)
+    if queue is None and context is not None:
+        handle = get_active_device()
+        queue = handle if handle.context == context else None
+        if queue is None:
+            raise DeviceError(message("tensor", "a context alone does not name a queue", "pass queue= as well"))
+    if queue is None:
+        queue = get_active_device()
+    queue = queue.queue if isinstance(queue, DeviceHandle) else queue
+    if not hasattr(queue, "finish"):
+        what = "this is neither a queue nor a device handle"
+        raise DeviceError(message("tensor", what, "pass handle.queue, or device= with a selector", queue=repr(queue)))
+    if context is not None and queue.context is not None and queue.context != context:
+        raise DeviceError(message("tensor", "the queue belongs to another context", "pass the queue's own context or none"))
+    return queue

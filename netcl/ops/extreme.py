@@ -1,0 +1,83 @@
+"""``max`` and ``min`` with torch's and NumPy's meanings, over ``amax``, ``argmax``, ``maximum`` and their like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.reduce import Axis
+from netcl.ops.registry import S, composite
+from netcl.ops.sort import Ordered
+
+
+def _extreme(F: Any, name: str, x: Any, dim: Any, keepdim: bool, axis: Axis, keepdims: bool, out: Tensor | None) -> Tensor | Ordered:
+    fold, place, larger = (F.amax, F.argmax, F.maximum) if name == "max" else (F.amin, F.argmin, F.minimum)
+    if dim is None:
+        return fold(x, axis=axis, keepdims=keepdims or keepdim, out=out)
+    if axis is not None or out is not None:
+        raise ShapeError(message(name, "dim= cannot be combined with axis= or out=", "axis= gives values only", dim=dim, axis=axis))
+    if isinstance(dim, Tensor | np.ndarray):
+        return larger(x, dim)
+    if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
+        raise ShapeError(message(name, "dim must be one integer", f"several axes: a{name}(x, {dim!r})", dim=repr(dim)))
+    (x,) = launch.as_tensors(name, x)
+    indices = place(x, dim, True)
+    values = F.gather(x, dim, indices) if x.shape else F.clone(x)
+    return Ordered(values, indices) if keepdim or not x.shape else Ordered(F.squeeze(values, dim), F.squeeze(indices, dim))
+
+
+def _extreme_ref(fold: Any, place: Any) -> Any:
+    def reference(x, dim=None, keepdim=False, axis=None, keepdims=False):
+        if dim is None:
+            return fold(x, axis=axis, keepdims=keepdims)
+        return fold(x, axis=dim, keepdims=keepdim), place(x, axis=dim, keepdims=keepdim)
+
+    return reference
+
+
+_EXTREME: dict[str, Any] = {
+    "inputs": ("x",),
+    "samples": [
+        S((257,)),
+        S((3, 5), axis=1),
+        S((3, 5, 7), dim=1),
+        S((33, 4), dim=-1, keepdim=True),
+        S((6,), dim=0, dtypes="int32", high=9),
+    ],
+}
+
+
+def _extreme_errors(name: str) -> list[Any]:
+    return [
+        (S((3, 2), dim=2), rf"\[arg{name}\] axis 2 is out of range"),
+        (S((3, 2), dim=(0, 1)), rf"\[{name}\] dim must be one integer; dim=\(0, 1\); several axes: a{name}\(x, \(0, 1\)\)"),
+    ]
+
+
+@composite(ref=_extreme_ref(np.max, np.argmax), errors=_extreme_errors("max"), **_EXTREME)
+def max(
+    F: Any, x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Axis = None, keepdims: bool = False, out: Tensor | None = None
+) -> Tensor | Ordered:  # fmt: skip
+    """The largest element; with ``dim``, ``(values, indices)`` along it, as in torch; with ``axis``, values only, as in NumPy.
+
+    A tensor in place of ``dim`` is compared elementwise, as by ``maximum``. The gradient of ``values`` goes to the elements at
+    ``indices``; that of a fold without ``dim`` is shared by all elements that are the largest.
+
+    >>> from netcl import ops
+    >>> values, indices = ops.max(Tensor.from_host([[1.0, 5.0], [7.0, 2.0]]), 1)
+    >>> values.tolist(), indices.tolist()
+    ([5.0, 7.0], [1, 0])
+    """
+    return _extreme(F, "max", x, dim, keepdim, axis, keepdims, out)
+
+
+@composite(ref=_extreme_ref(np.min, np.argmin), errors=_extreme_errors("min"), **_EXTREME)
+def min(
+    F: Any, x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Axis = None, keepdims: bool = False, out: Tensor | None = None
+) -> Tensor | Ordered:  # fmt: skip
+    """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
+    return _extreme(F, "min", x, dim, keepdim, axis, keepdims, out)

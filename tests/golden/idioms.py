@@ -1,0 +1,1131 @@
+"""What users of torch write, once: each row is a name and a snippet that leaves its value in ``result``.
+
+``make_idioms.py`` runs the snippets with torch and keeps the results; ``tests/test_torch_idioms.py`` runs them with netcl on every
+device. In a snippet ``torch``, ``nn``, ``F``, ``optim`` and ``data`` are torch's modules or netcl's, ``a(shape)`` is a float32 tensor
+with fixed values, and ``fix(module)`` gives every parameter fixed values. A snippet that raises in torch must raise in netcl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def rows(text: str) -> dict[str, str]:
+    """Snippets by name; a line that starts with ``## `` begins one."""
+    parts = [part.partition("\n") for part in ("\n" + text).split("\n## ")[1:]]
+    assert len({name for name, _, _ in parts}) == len(parts), "a name is used twice"
+    return {name: source for name, _, source in parts}
+
+
+# ---- views and changes in place
+
+IN_PLACE = rows("""
+## update under no_grad
+w = a((3,)).requires_grad_()
+(w * w).sum().backward()
+with torch.no_grad():
+    w -= 0.1 * w.grad
+result = (w, w.requires_grad, w.is_leaf)
+## update of a parameter in a loop
+w = a((3,)).requires_grad_()
+for _ in range(3):
+    (w * w).sum().backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+    w.grad = None
+result = w
+## in place keeps the object
+x = a((3,))
+y = x
+y += 1.0
+result = x
+## in place through an argument
+def grow(v):
+    v *= 2.0
+x = a((3,))
+grow(x)
+result = x
+## in place division and power
+x = a((3,)) + 2.0
+x /= 2.0
+x **= 2.0
+result = x
+## in place on a leaf raises
+w = a((3,)).requires_grad_()
+w += 1.0
+result = w
+## in place on a result is differentiated
+w = a((3,)).requires_grad_()
+y = w * 2.0
+y += w
+y.sum().backward()
+result = w.grad
+## in place methods
+x = a((3,))
+x.add_(1.0).mul_(3.0).sub_(0.5)
+result = x
+## zero_ and fill_
+x = a((3,))
+y = a((3,))
+x.zero_()
+y.fill_(4.0)
+result = (x, y)
+## copy_
+x = a((2, 2))
+x.copy_(torch.ones(2, 2))
+result = x
+## clamp_ and relu_
+x = a((5,))
+x.clamp_(min=-0.5)
+y = a((5,))
+y.relu_()
+result = (x, y)
+## element through a row
+x = a((2, 3))
+x[0][1] = 9.0
+result = x
+## element through the transpose
+x = a((2, 3))
+x.T[0, 0] = 9.0
+result = x
+## rows filled in place
+x = a((4, 2))
+x[1:3].fill_(7.0)
+result = x
+## row increased
+x = a((3, 2))
+x[1] += 1.0
+result = x
+## column increased
+x = a((3, 2))
+x[:, 0] *= 2.0
+result = x
+## write through view
+x = a((2, 3))
+x.view(-1)[4] = 9.0
+result = x
+## write through a slice
+x = a((5,))
+y = x[1:4]
+y[0] = 9.0
+result = (x, y)
+## write through unbound rows
+x = a((2, 3))
+for row in x:
+    row[0] = 9.0
+result = x
+## setitem sends a gradient to the value
+v = a((2,)).requires_grad_()
+y = torch.zeros(3)
+y[1:] = v
+(y * y).sum().backward()
+result = (v.grad, y)
+## setitem takes the gradient of what it overwrites
+x = a((3,)).requires_grad_()
+y = x * 1.0
+y[0] = 0.0
+(y * y).sum().backward()
+result = x.grad
+## grad zeroed in place
+w = a((3,)).requires_grad_()
+(w * w).sum().backward()
+w.grad.zero_()
+(w * w).sum().backward()
+result = w.grad
+## data of a parameter changed
+w = a((3,)).requires_grad_()
+w.data.mul_(2.0)
+result = (w, w.requires_grad)
+## detach shares memory
+w = a((3,)).requires_grad_()
+w.detach()[0] = 5.0
+result = w
+## masked assignment
+x = a((5,))
+x[x < 0] = 0.0
+result = x
+## assignment by an index tensor
+x = a((4, 2))
+x[torch.tensor([0, 2])] = 1.0
+result = x
+""")
+
+# ---- everything else
+
+IDIOMS = rows("""
+# ---- values and dtypes
+
+## tensor of floats
+result = torch.tensor([1.0, 2.0])
+## tensor of ints
+result = torch.tensor([1, 2])
+## tensor of bools
+result = torch.tensor([True, False])
+## tensor of a number
+result = (torch.tensor(3.5), torch.tensor(3))
+## zeros and ones
+result = (torch.zeros(2, 3), torch.ones((2,)))
+## full infers its dtype
+result = (torch.full((2,), 3), torch.full((2,), True), torch.full((2,), 2.5))
+## arange
+result = (torch.arange(4), torch.arange(1, 7, 2), torch.arange(0.0, 1.0, 0.25))
+## dtype names
+result = [a((1,)).dtype == torch.float32, a((1,)).dtype == torch.float, torch.arange(2).dtype == torch.long, torch.float32 == torch.float64]
+## dtype in a conversion
+result = (a((3,)).to(torch.float64).dtype == torch.double, (a((3,)) * 3).to(torch.int32), a((3,)).half())
+## equality with None
+x = a((2,))
+result = (x == None, x != None, x is None)
+## int plus float scalar
+result = torch.arange(3) + 0.5
+## int times int
+result = torch.arange(3) * 2
+## int tensor with float tensor
+result = torch.arange(3) * a((3,))
+## int32 with int64
+result = torch.arange(3, dtype=torch.int32) + torch.arange(3)
+## bool plus int
+result = torch.tensor([True, False]) + 1
+## bool sum
+result = torch.tensor([True, False, True]).sum()
+## half with float
+result = (a((3,)).half() + a((3,))).dtype == torch.float32
+## half with a number stays half
+result = (a((3,)).half() * 2.5).dtype == torch.float16
+## uint8 wraps
+result = torch.tensor([250, 3], dtype=torch.uint8) + torch.tensor([10, 3], dtype=torch.uint8)
+## comparison gives bool
+result = (a((3,)) > 0, a((3,)) <= 0, torch.arange(3) == 1)
+## int division gives float
+result = torch.tensor([-7, 7]) / 2
+## floor division of negatives
+result = (torch.tensor([-7, 7]) // 2, torch.tensor([-7.0, 7.0]) // 2)
+## remainder of negatives
+result = (torch.tensor([-7, 7]) % 3, torch.tensor([-7.0, 7.0]) % -3.0)
+## fmod of negatives
+result = torch.fmod(torch.tensor([-7.0, 7.0]), 3.0)
+## rounding to even
+result = torch.tensor([-2.5, -0.5, 0.5, 1.5, 2.5]).round()
+## trunc floor ceil
+x = torch.tensor([-1.5, 1.5])
+result = (x.trunc(), x.floor(), x.ceil())
+## float to int truncates
+result = (torch.tensor([-1.9, 1.9]).int(), torch.tensor([-1.9, 1.9]).long())
+## power of ints
+result = torch.tensor([2, 3]) ** 2
+## sqrt of ints
+result = torch.tensor([4, 9]).sqrt()
+## reflected operators
+x = a((3,)) + 2.0
+result = (1.0 - x, 2.0 / x, 2.0 ** x)
+## sign and abs of zero
+x = torch.tensor([-2.0, 0.0, 3.0])
+result = (x.sign(), x.abs())
+## NaN compares
+x = torch.tensor([float('nan'), 1.0])
+result = (x == x, x.isnan(), torch.maximum(x, torch.tensor([0.0, 0.0])))
+
+# ---- scalars and Python
+
+## item
+result = (torch.tensor(2.5).item(), torch.tensor([3]).item(), torch.tensor([[True]]).item())
+## item of many raises
+result = torch.ones(2).item()
+## float int bool of a tensor
+x = torch.tensor(2.5)
+result = (float(x), int(x), bool(x), bool(torch.tensor([0])))
+## bool of many raises
+result = bool(torch.ones(2))
+## if on a comparison
+x = a((3,))
+result = 'above' if x.sum() > 0 else 'below'
+## chained comparison raises
+x = a((3,))
+result = 0 < x < 1
+## and on comparisons
+x = a((5,))
+result = ((x > -0.5) & (x < 0.5), (x > 0.5) | (x < -0.5), ~(x > 0))
+## len and iteration
+x = a((3, 2))
+result = (len(x), [float(row.sum()) for row in x])
+## len of a number raises
+result = len(torch.tensor(1.0))
+## a tensor as an index
+result = [10, 20, 30][torch.tensor(1)]
+## tolist
+result = torch.arange(4).view(2, 2).tolist()
+## in
+result = (2 in torch.arange(4), 7 in torch.arange(4))
+## f-string of an item
+result = f'{torch.tensor(0.5).item():.3f}'
+## numpy round trip
+result = a((2, 2)).numpy().tolist()
+
+# ---- shapes
+
+## view and minus one
+x = a((2, 6))
+result = (x.view(3, -1).shape, x.view(-1).shape, x.reshape((4, 3)).shape)
+## view that does not fit raises
+result = a((2, 3)).view(4, 2)
+## squeeze and unsqueeze
+x = a((1, 3, 1))
+result = (x.squeeze().shape, x.squeeze(0).shape, x.squeeze(1).shape, x.unsqueeze(-1).shape)
+## expand
+result = (a((3, 1)).expand(3, 4), a((3, 1)).expand(-1, 2).shape)
+## transpose and permute
+x = a((2, 3, 4))
+result = (x.transpose(1, 2).shape, x.permute(2, 0, 1), x.permute((1, 0, 2)).shape)
+## T
+x = a((2, 3))
+result = (x.T, x.t() if hasattr(x, 't') else x.T)
+## flatten from an axis
+x = a((2, 3, 4))
+result = (x.flatten().shape, x.flatten(1).shape, x.flatten(0, 1).shape)
+## cat and stack
+x = a((2, 2))
+result = (torch.cat([x, x], 1), torch.cat((x, x)).shape, torch.stack([x, x]).shape, torch.stack([x, x], dim=-1).shape)
+## split and chunk
+x = a((5, 2))
+result = ([p.shape for p in x.split(2)], [p.shape for p in x.split([1, 4])], [p.shape for p in x.chunk(2)])
+## repeat and tile
+x = a((2,))
+result = (x.repeat(2, 3), x.repeat(2))
+## flip and roll
+x = a((2, 3))
+result = (x.flip(0), x.flip((0, 1)), x.roll(1, 1))
+## tril and triu
+x = a((3, 3))
+result = (x.tril(), x.triu(1))
+## broadcasting
+result = (a((3, 1)) + a((4,)), (a((2, 1, 3)) * a((4, 1))).shape)
+## broadcasting that does not fit raises
+result = a((3,)) + a((4,))
+## unsqueeze then matmul
+result = (a((2, 3)) @ a((3,)).unsqueeze(1), a((2, 3)) @ a((3,)), a((3,)) @ a((3,)))
+## batched matmul
+result = (torch.bmm(a((2, 2, 3)), a((2, 3, 2))), a((2, 2, 3)) @ a((3, 2)))
+## matmul that does not fit raises
+result = a((2, 3)) @ a((2, 3))
+## einsum
+result = torch.einsum('ij,kj->ik', a((2, 3)), a((4, 3)))
+
+# ---- indexing
+
+## negative and stepped slices
+x = a((6,))
+result = (x[-2:], x[::2], x[1:-1:2])
+## ellipsis and None
+x = a((2, 3, 4))
+result = (x[..., 0].shape, x[:, None].shape, x[0, ..., 1].shape)
+## boolean mask
+x = a((5,))
+result = (x[x > 0], x[torch.tensor([True, False, False, False, True])])
+## mask of two axes
+x = a((2, 3))
+result = x[x > 0]
+## index tensor
+x = a((4, 2))
+result = (x[torch.tensor([3, 0, 0])], x[torch.tensor([0, 1]), torch.tensor([1, 0])])
+## row labels
+x = a((3, 4))
+y = torch.tensor([1, 0, 3])
+result = x[torch.arange(3), y]
+## index out of range raises
+result = a((3,))[5]
+## setitem of a slice
+x = torch.zeros(4)
+x[1:3] = 7.0
+x[0] = 1.0
+result = x
+## gather
+result = a((3, 4)).gather(1, torch.tensor([[1], [0], [3]]))
+## gather and its gradient
+x = a((2, 3)).requires_grad_()
+x.gather(1, torch.tensor([[1, 1], [0, 2]])).sum().backward()
+result = x.grad
+## scatter_add
+result = torch.zeros(2, 3).scatter_add(1, torch.tensor([[0, 0], [2, 1]]), torch.ones(2, 2))
+## index_select
+result = a((3, 4)).index_select(1, torch.tensor([2, 0]))
+## index_add
+result = torch.zeros(3, 2).index_add(0, torch.tensor([0, 2, 0]), torch.ones(3, 2))
+## take
+result = torch.take(a((2, 3)), torch.tensor([0, 5, 1]))
+## nonzero
+result = torch.tensor([[0, 1], [2, 0]]).nonzero()
+## masked_fill
+x = a((2, 3))
+result = x.masked_fill(x < 0, -1000000000.0)
+## where of three
+x = a((5,))
+result = (torch.where(x > 0, x, 0.0), torch.where(x > 0, 1, 0))
+## where as a method
+x = a((5,))
+result = x.where(x > 0, -x)
+## where and its gradient
+x = a((5,)).requires_grad_()
+y = a((5,)).requires_grad_()
+x.where(x > 0, 2.0 * y).sum().backward()
+result = (x.grad, y.grad)
+## one_hot
+result = (F.one_hot(torch.tensor([0, 2, 1]), 3), F.one_hot(torch.tensor([0, 2])))
+## isin
+result = torch.isin(torch.arange(5), torch.tensor([1, 4]))
+
+# ---- reductions
+
+## max unpacks
+out = a((3, 4))
+_, pred = out.max(1)
+result = pred
+## max of a dim
+m = a((3, 4)).max(dim=0)
+result = (m.values, m.indices)
+## max keeps a dim
+v, i = a((3, 4)).max(1, keepdim=True)
+result = (v, i)
+## max of all and of two
+x = a((3,))
+result = (x.max(), torch.max(x, -x), x.min(), torch.min(x, -x))
+## min of a dim
+v, i = torch.min(a((3, 4)), 1)
+result = (v, i)
+## amax of two dims
+result = (a((2, 3, 4)).amax(dim=(0, 2)), a((2, 3)).amin(1, keepdim=True))
+## gradient of max goes to one
+x = torch.tensor([[1.0, 3.0, 3.0]], requires_grad=True)
+x.max(1).values.sum().backward()
+result = x.grad
+## gradient of amax is shared
+x = torch.tensor([[1.0, 3.0, 3.0]], requires_grad=True)
+x.amax(1).sum().backward()
+result = x.grad
+## gradient of a max of all is shared
+x = torch.tensor([3.0, 1.0, 3.0], requires_grad=True)
+x.max().backward()
+result = x.grad
+## argmax takes the first of equals
+result = (torch.tensor([1.0, 5.0, 5.0]).argmax(), torch.tensor([[2, 2], [1, 1]]).argmin(1))
+## argmax of all
+result = (a((3, 4)).argmax(), a((3, 4)).argmax(dim=1, keepdim=True))
+## accuracy
+out = a((4, 3))
+y = torch.tensor([0, 1, 2, 0])
+result = ((out.argmax(1) == y).float().mean(), (out.argmax(dim=1) == y).sum().item())
+## sum over dims
+x = a((2, 3, 4))
+result = (x.sum(), x.sum(0), x.sum((1, 2)), x.sum(-1, keepdim=True).shape, x.sum(dim=1).shape)
+## sum of ints
+result = (torch.arange(4, dtype=torch.int32).sum(), torch.tensor([[1, 2], [3, 4]]).sum(0))
+## mean of ints raises
+result = torch.arange(4).mean()
+## mean of bools raises
+result = (a((4,)) > 0).mean()
+## std of ints raises
+result = torch.arange(4).std()
+## mean
+x = a((2, 3))
+result = (x.mean(), x.mean(1), x.mean((0, 1)), x.mean(dim=0, keepdim=True))
+## std and var are unbiased
+x = a((2, 5))
+result = (x.std(), x.var(1), x.std(0))
+## biased var
+result = (a((2, 5)).var(1, correction=0), a((2, 5)).std(dim=0, unbiased=False))
+## var of one is NaN
+result = torch.tensor([2.0]).var()
+## norm
+x = a((3, 4))
+result = (x.norm(), x.norm(dim=1), x.norm(p=1))
+## prod any all
+x = torch.tensor([[1, 2], [3, 0]])
+result = (x.prod(), x.bool().any(1), x.bool().all(), (x > 0).all(0))
+## logsumexp
+result = (torch.logsumexp(a((2, 3)), 1), a((2, 3)).logsumexp(dim=0))
+## cumsum
+result = (a((2, 3)).cumsum(1), torch.arange(4).cumsum(0), torch.tensor(2.5).cumsum(0))
+## sort
+v, i = torch.tensor([3.0, 1.0, 2.0]).sort()
+d = torch.tensor([[3, 1, 2]]).sort(descending=True)
+result = (v, i, d.values, d.indices)
+## topk
+r = torch.tensor([[1.0, 9.0, 3.0], [7.0, 5.0, 6.0]]).topk(2)
+result = (r.values, r.indices, r[0].shape)
+## gradient of topk
+x = a((5,)).requires_grad_()
+v, _ = x.topk(2)
+(v * v).sum().backward()
+result = x.grad
+## argsort
+result = (torch.tensor([3.0, 1.0, 2.0]).argsort(), torch.tensor([3.0, 1.0, 2.0]).argsort(descending=True))
+## max of nothing raises
+result = torch.zeros(0).max()
+## sum of nothing
+result = (torch.zeros(0).sum(), torch.zeros(0, 3).sum(0), torch.zeros(0).mean())
+
+# ---- pointwise
+
+## clamp and clip
+x = a((5,))
+result = (x.clamp(-0.5, 0.5), x.clamp(min=0), x.clip(max=0.25), torch.clamp(x, 0, 0.1))
+## clamp and its gradient
+x = torch.tensor([-1.0, 0.0, 0.5, 1.0, 2.0], requires_grad=True)
+x.clamp(0.0, 1.0).sum().backward()
+result = x.grad
+## softmax of a dim
+x = a((2, 3))
+result = (x.softmax(1), F.softmax(x, dim=0), x.log_softmax(dim=-1))
+## sigmoid tanh relu
+x = a((5,))
+result = (torch.sigmoid(x), torch.tanh(x), torch.relu(x), F.relu(x))
+## relu at zero
+x = torch.tensor([-1.0, 0.0, 1.0], requires_grad=True)
+F.relu(x).sum().backward()
+result = x.grad
+## abs at zero
+x = torch.tensor([-1.0, 0.0, 1.0], requires_grad=True)
+x.abs().sum().backward()
+result = x.grad
+## maximum at a tie
+x = torch.tensor([1.0, 2.0], requires_grad=True)
+y = torch.tensor([1.0, 1.0], requires_grad=True)
+torch.maximum(x, y).sum().backward()
+result = (x.grad, y.grad)
+## gelu leaky_relu elu
+x = a((5,))
+result = (F.gelu(x), F.gelu(x, approximate='tanh'), F.leaky_relu(x), F.elu(x), F.silu(x), F.softplus(x))
+## logical functions
+x = torch.tensor([0, 1, 2])
+result = (torch.logical_not(x), torch.logical_and(x, x > 1))
+## atan2 and lerp
+x = a((3,))
+result = (torch.atan2(x, x + 2.0), torch.lerp(x, x + 1.0, 0.25))
+## log of zero and below
+result = (torch.tensor([0.0, -1.0, 1.0]).log(), torch.tensor([-1.0]).sqrt())
+## division by zero
+result = torch.tensor([1.0, -1.0, 0.0]) / 0.0
+
+# ---- gradients
+
+## backward accumulates
+x = a((3,)).requires_grad_()
+(x * x).sum().backward()
+(x * x).sum().backward()
+result = x.grad
+## backward twice through one graph raises
+x = a((3,)).requires_grad_()
+y = (x * x).sum()
+y.backward()
+y.backward()
+result = x.grad
+## backward with retain_graph
+x = a((3,)).requires_grad_()
+y = (x * x).sum()
+y.backward(retain_graph=True)
+y.backward()
+result = x.grad
+## backward of many without a gradient raises
+x = a((3,)).requires_grad_()
+(x * x).backward()
+result = x.grad
+## backward with a gradient
+x = a((3,)).requires_grad_()
+(x * x).backward(torch.tensor([1.0, 0.0, 2.0]))
+result = x.grad
+## backward without a graph raises
+x = a((3,))
+x.sum().backward()
+result = x.grad
+## requires_grad spreads
+x = a((3,))
+w = a((3,)).requires_grad_()
+result = ((x * w).requires_grad, (x * x).requires_grad, (w > 0).requires_grad, w.detach().requires_grad)
+## no_grad
+w = a((3,)).requires_grad_()
+with torch.no_grad():
+    y = w * 2.0
+result = (y.requires_grad, y)
+## grad of what is not used is None
+w = a((3,)).requires_grad_()
+v = a((3,)).requires_grad_()
+w.sum().backward()
+result = (v.grad is None, w.grad)
+## detach cuts
+w = a((3,)).requires_grad_()
+(w * w.detach()).sum().backward()
+result = w.grad
+## gradients of integers raise
+torch.arange(3).requires_grad_()
+result = None
+## requires_grad of integers in a constructor raises
+torch.tensor([1, 2], requires_grad=True)
+result = None
+## autograd.grad
+x = a((3,)).requires_grad_()
+g, = torch.autograd.grad((x ** 3).sum(), [x])
+result = (g, x.grad is None)
+## double backward
+x = a((3,)).requires_grad_()
+g, = torch.autograd.grad((x ** 3).sum(), [x], create_graph=True)
+h, = torch.autograd.grad((g * g).sum(), [x])
+result = h
+## gradient of a broadcast
+x = a((3, 1)).requires_grad_()
+(x * a((4,))).sum().backward()
+result = x.grad
+## gradient through matmul
+x = a((2, 3)).requires_grad_()
+w = a((3, 2)).requires_grad_()
+(x @ w).pow(2).sum().backward()
+result = (x.grad, w.grad)
+## gradient through indexing
+x = a((4, 2)).requires_grad_()
+x[torch.tensor([1, 1, 3])].sum().backward()
+result = x.grad
+## hook
+x = a((3,)).requires_grad_()
+x.register_hook(lambda g: g * 2.0)
+(x * x).sum().backward()
+result = x.grad
+## grad of a copy
+x = a((3,)).requires_grad_()
+y = x.clone()
+(y * y).sum().backward()
+result = (x.grad, y.grad_fn is None)
+
+# ---- layers
+
+## Linear
+m = fix(nn.Linear(3, 2))
+result = (m(a((4, 3))), [k for k in m.state_dict()], [p.shape for p in m.parameters()])
+## Linear without bias
+m = fix(nn.Linear(3, 2, bias=False))
+result = (m(a((3,))), m.bias is None, list(m.state_dict()))
+## a net's names
+m = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4))
+result = ([n for n, _ in m.named_parameters()], list(m.state_dict()), len(m), len(list(m.modules())))
+## a module of one's own
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Linear(2, 2)
+        self.a = nn.Linear(2, 1)
+        self.w = nn.Parameter(torch.ones(2))
+    def forward(self, x):
+        return self.a(F.relu(self.b(x)) * self.w)
+m = fix(Net())
+result = (m(a((3, 2))), [n for n, _ in m.named_parameters()])
+## a plain tensor in place of a parameter raises
+m = nn.Linear(2, 2)
+m.weight = torch.ones(2, 2)
+result = None
+## train and eval
+m = nn.Sequential(nn.Dropout(0.5))
+result = (m.training, m.eval()[0].training, m(a((2, 2))))
+## Dropout of nothing and all
+result = (nn.Dropout(0.0)(a((3,))), nn.Dropout(1.0)(a((3,))))
+## Dropout of a wrong p raises
+nn.Dropout('0.5')
+result = None
+## BatchNorm statistics
+m = nn.BatchNorm1d(3)
+y = m(a((4, 3)) + 1.0)
+result = (y, m.running_mean, m.running_var, m.num_batches_tracked.item(), m.momentum, m.eps)
+## BatchNorm in evaluation
+m = nn.BatchNorm2d(2)
+m(a((2, 2, 2, 2)))
+m.eval()
+result = m(a((1, 2, 2, 2)))
+## LayerNorm
+m = nn.LayerNorm(4)
+result = (m(a((2, 4))), m.eps, list(m.state_dict()))
+## GroupNorm
+result = nn.GroupNorm(2, 4)(a((1, 4, 2, 2)))
+## Embedding
+m = fix(nn.Embedding(4, 2))
+result = m(torch.tensor([[0, 3], [1, 1]]))
+## Embedding with padding_idx
+m = nn.Embedding(4, 2, padding_idx=1)
+y = m(torch.tensor([1, 2]))
+y.sum().backward()
+result = (y[0], m.weight.grad, m.weight[1])
+## Conv2d
+m = fix(nn.Conv2d(1, 2, 3))
+result = m(a((1, 1, 4, 4)))
+## Conv2d strides and padding
+m = fix(nn.Conv2d(2, 2, 3, stride=2, padding=1, groups=2))
+result = m(a((1, 2, 5, 5)))
+## Conv2d padding same
+m = fix(nn.Conv2d(1, 1, 3, padding='same'))
+result = m(a((1, 1, 4, 4)))
+## Conv2d padding modes
+result = [fix(nn.Conv2d(1, 1, 3, padding=1, padding_mode=mode))(a((1, 1, 4, 4))) for mode in ('zeros', 'reflect', 'circular', 'replicate')]
+## pooling
+x = a((1, 1, 4, 4))
+wide = (F.max_pool2d(x, 3, stride=1, padding=1), F.avg_pool2d(x, 3, stride=1, padding=1))
+result = (nn.MaxPool2d(2)(x), nn.AvgPool2d(2)(x), *wide, nn.AdaptiveAvgPool2d(1)(x))
+## pad
+x = a((1, 2, 2))
+result = (F.pad(x, (1, 0)), F.pad(x, (1, 1, 0, 1), value=2.0), F.pad(x, (1, 1), mode='replicate'))
+## interpolate
+x = a((1, 1, 2, 2))
+result = (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(3, 3), mode='bilinear', align_corners=False))
+## Flatten
+result = nn.Flatten()(a((2, 3, 4))).shape
+## LSTM
+m = fix(nn.LSTM(2, 3))
+y, (h, c) = m(a((4, 1, 2)))
+result = (y, h, c, list(m.state_dict()))
+## GRU of batches first
+m = fix(nn.GRU(2, 3, batch_first=True))
+y, h = m(a((2, 4, 2)))
+result = (y, h)
+## MultiheadAttention
+m = fix(nn.MultiheadAttention(4, 2, batch_first=True))
+y, w = m(a((1, 3, 4)), a((1, 3, 4)), a((1, 3, 4)))
+result = (y, w)
+## scaled_dot_product_attention
+q = a((1, 2, 3, 4))
+result = (F.scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(q, q, q, is_causal=True))
+## normalize and cosine
+x = a((2, 3))
+result = (F.normalize(x), F.normalize(x, dim=0), F.cosine_similarity(x, x + 1.0))
+
+# ---- losses
+
+## cross_entropy
+result = F.cross_entropy(a((4, 3)), torch.tensor([0, 2, 1, 1]))
+## cross_entropy ignores
+result = (F.cross_entropy(a((4, 3)), torch.tensor([0, -100, 1, 1])), F.cross_entropy(a((2, 3)), torch.tensor([0, 2]), ignore_index=2))
+## cross_entropy with weights
+result = F.cross_entropy(a((4, 3)), torch.tensor([0, 2, 1, 1]), weight=torch.tensor([1.0, 2.0, 0.5]))
+## cross_entropy smoothed
+result = nn.CrossEntropyLoss(label_smoothing=0.1)(a((4, 3)), torch.tensor([0, 2, 1, 1]))
+## cross_entropy of probabilities
+result = F.cross_entropy(a((2, 3)), torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7]]))
+## cross_entropy without reduction
+(x, y) = (a((4, 3)), torch.tensor([0, 2, 1, 1]))
+result = (F.cross_entropy(x, y, reduction='none'), F.cross_entropy(x, y, reduction='sum'))
+## cross_entropy of images
+result = F.cross_entropy(a((1, 3, 2, 2)), torch.tensor([[[0, 2], [1, 1]]]))
+## cross_entropy of a wrong label raises
+result = F.cross_entropy(a((2, 3)), torch.tensor([0, 3]))
+## gradient of cross_entropy
+x = a((2, 3)).requires_grad_()
+F.cross_entropy(x, torch.tensor([0, 2])).backward()
+result = x.grad
+## NLLLoss
+result = nn.NLLLoss()(F.log_softmax(a((4, 3)), dim=1), torch.tensor([0, 2, 1, 1]))
+## MSELoss and L1Loss
+x = a((3, 2))
+result = (nn.MSELoss()(x, x + 1.5), nn.L1Loss()(x, -x), F.mse_loss(x, -x, reduction='sum'), F.mse_loss(x, -x, reduction='none'))
+## SmoothL1Loss and HuberLoss
+x = a((5,)) * 3.0
+result = (nn.SmoothL1Loss()(x, -x), nn.HuberLoss(delta=0.5)(x, -x))
+## BCELoss
+x = a((4,)).sigmoid()
+result = (nn.BCELoss()(x, torch.tensor([0.0, 1.0, 1.0, 0.0])), nn.BCELoss()(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])))
+## BCEWithLogitsLoss
+y = torch.tensor([0.0, 1.0, 1.0, 0.0])
+result = (nn.BCEWithLogitsLoss()(a((4,)), y), F.binary_cross_entropy_with_logits(a((4,)), y, pos_weight=torch.tensor([3.0])))
+## BCELoss of unequal shapes raises
+result = nn.BCELoss()(torch.ones(4, 1), torch.ones(4))
+## KLDivLoss
+result = F.kl_div(F.log_softmax(a((2, 3)), dim=1), F.softmax(-a((2, 3)), dim=1), reduction='batchmean')
+
+# ---- optimizers
+
+## SGD
+w = a((3,)).requires_grad_()
+o = optim.SGD([w], lr=0.1)
+(w * w).sum().backward()
+o.step()
+result = (w, list(o.param_groups[0]['params'])[0] is w)
+## SGD with momentum and decay
+w = a((3,)).requires_grad_()
+o = optim.SGD([w], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
+for _ in range(3):
+    o.zero_grad()
+    (w * w).sum().backward()
+    o.step()
+result = w
+## zero_grad sets None
+w = a((3,)).requires_grad_()
+o = optim.SGD([w], lr=0.1)
+w.sum().backward()
+o.zero_grad()
+result = w.grad is None
+## Adam
+w = a((3,)).requires_grad_()
+o = optim.Adam([w])
+for _ in range(3):
+    o.zero_grad()
+    (w * w).sum().backward()
+    o.step()
+result = (w, o.param_groups[0]['lr'], o.defaults['betas'], o.defaults['eps'])
+## Adam with decay
+w = a((3,)).requires_grad_()
+o = optim.Adam([w], lr=0.05, weight_decay=0.1)
+for _ in range(2):
+    o.zero_grad()
+    (w * w).sum().backward()
+    o.step()
+result = w
+## AdamW
+w = a((3,)).requires_grad_()
+o = optim.AdamW([w], lr=0.05)
+for _ in range(2):
+    o.zero_grad()
+    (w * w).sum().backward()
+    o.step()
+result = (w, o.defaults['weight_decay'])
+## RMSprop
+w = a((3,)).requires_grad_()
+o = optim.RMSprop([w])
+for _ in range(2):
+    o.zero_grad()
+    (w * w).sum().backward()
+    o.step()
+result = (w, o.defaults['alpha'])
+## a step without gradients
+w = a((3,)).requires_grad_()
+o = optim.SGD([w], lr=0.1)
+o.step()
+result = w
+## an lr of text raises
+optim.SGD([a((2,)).requires_grad_()], lr='0.1')
+result = None
+## groups
+w = a((3,)).requires_grad_()
+v = a((3,)).requires_grad_()
+o = optim.SGD([{'params': [w]}, {'params': [v], 'lr': 1.0}], lr=0.1)
+(w * v).sum().backward()
+o.step()
+result = (w, v)
+## StepLR
+w = a((2,)).requires_grad_()
+o = optim.SGD([w], lr=1.0)
+s = optim.lr_scheduler.StepLR(o, 2)
+r = []
+for _ in range(5):
+    r.append(o.param_groups[0]['lr'])
+    o.step()
+    s.step()
+result = r
+## CosineAnnealingLR
+w = a((2,)).requires_grad_()
+o = optim.SGD([w], lr=1.0)
+s = optim.lr_scheduler.CosineAnnealingLR(o, 4)
+r = []
+for _ in range(5):
+    r.append(o.param_groups[0]['lr'])
+    o.step()
+    s.step()
+result = r
+## OneCycleLR
+w = a((2,)).requires_grad_()
+o = optim.SGD([w], lr=1.0, momentum=0.9)
+s = optim.lr_scheduler.OneCycleLR(o, 0.5, total_steps=6)
+r = []
+for _ in range(5):
+    r.append([o.param_groups[0]['lr'], o.param_groups[0]['momentum']])
+    o.step()
+    s.step()
+result = r
+## LambdaLR and get_last_lr
+w = a((2,)).requires_grad_()
+o = optim.SGD([w], lr=1.0)
+s = optim.lr_scheduler.LambdaLR(o, lambda e: 0.5 ** e)
+r = [s.get_last_lr()]
+for _ in range(3):
+    o.step()
+    s.step()
+    r.append(s.get_last_lr())
+result = r
+## ReduceLROnPlateau
+w = a((2,)).requires_grad_()
+o = optim.SGD([w], lr=1.0)
+s = optim.lr_scheduler.ReduceLROnPlateau(o, patience=1)
+r = []
+for loss in (1.0, 0.5, 0.6, 0.7, 0.8):
+    s.step(loss)
+    r.append(o.param_groups[0]['lr'])
+result = r
+## clip_grad_norm_
+w = a((3,)).requires_grad_()
+(w * w).sum().backward()
+n = clip_grad_norm_([w], 0.5)
+result = (float(n), w.grad)
+## a training loop
+m = fix(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)))
+o = optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+x, y = (a((8, 2)), a((8, 1)))
+r = []
+for _ in range(4):
+    o.zero_grad()
+    loss = F.mse_loss(m(x), y)
+    loss.backward()
+    o.step()
+    r.append(loss.item())
+result = r
+
+# ---- data
+
+## loader defaults
+d = data.DataLoader(list(range(4)))
+result = ([np.asarray(b).tolist() for b in d], len(d))
+## loader batches
+d = data.DataLoader(list(range(5)), batch_size=2)
+result = ([np.asarray(b).tolist() for b in d], len(d), len(data.DataLoader(list(range(5)), batch_size=2, drop_last=True)))
+## loader of pairs
+d = data.DataLoader(data.TensorDataset(pairs(np.arange(4.0, dtype=np.float32)), pairs(np.arange(4))), batch_size=3)
+result = [[np.asarray(p).tolist() for p in b] for b in d]
+## is_leaf
+w = a((2,)).requires_grad_()
+result = (w.is_leaf, (w * 2).is_leaf, a((2,)).is_leaf)
+
+# ---- functions and their defaults
+
+## F.linear
+result = (F.linear(a((2, 3)), a((4, 3)), a((4,))), F.linear(a((3,)), a((4, 3))))
+## F.conv2d
+grouped = F.conv2d(a((1, 2, 5, 5)), a((2, 1, 3, 3)), stride=2, groups=2, dilation=2)
+result = (F.conv2d(a((1, 2, 4, 4)), a((3, 2, 3, 3)), a((3,)), 1, 1), grouped)
+## F.conv1d
+result = F.conv1d(a((1, 2, 6)), a((3, 2, 3)), stride=2)
+## F.conv_transpose2d
+result = F.conv_transpose2d(a((1, 2, 2, 2)), a((2, 3, 3, 3)), stride=2, padding=1)
+## F.embedding
+result = F.embedding(torch.tensor([0, 2]), a((3, 2)))
+## F.layer_norm
+result = (F.layer_norm(a((2, 4)), (4,)), F.layer_norm(a((2, 2, 2)), (2, 2)))
+## F.batch_norm in evaluation
+result = F.batch_norm(a((4, 2)), torch.zeros(2), torch.ones(2))
+## F.batch_norm in training
+m = torch.zeros(2)
+v = torch.ones(2)
+y = F.batch_norm(a((4, 2)), m, v, training=True)
+result = (y, m, v)
+## F.dropout out of training
+result = (F.dropout(a((3,)), 0.9, False), F.dropout(a((3,)), training=False))
+## F.nll_loss
+result = F.nll_loss(F.log_softmax(a((3, 2)), 1), torch.tensor([0, 1, 1]), reduction='sum')
+## F.l1_loss and smooth_l1_loss
+x = a((4,)) * 3.0
+result = (F.l1_loss(x, -x), F.smooth_l1_loss(x, -x, beta=0.5), F.huber_loss(x, -x))
+## F.binary_cross_entropy
+result = F.binary_cross_entropy(a((4,)).sigmoid(), torch.tensor([0.0, 1.0, 1.0, 0.0]), reduction='none')
+## F.triplet_margin_loss
+x = a((2, 3))
+result = F.triplet_margin_loss(x, x + 0.5, -x)
+## KLDivLoss default
+result = nn.KLDivLoss()(F.log_softmax(a((2, 3)), dim=1), F.softmax(-a((2, 3)), dim=1))
+## flip and roll by lists
+x = a((2, 3))
+result = (torch.flip(x, [0]), torch.roll(x, 1), torch.roll(x, (1, 1), (0, 1)))
+## sort by position
+r = a((2, 3)).sort(0, True)
+result = (r.values, r.indices)
+## topk of the smallest
+r = a((4, 2)).topk(2, dim=0, largest=False)
+result = (r.values, r.indices)
+## split along a dim
+x = a((2, 4))
+result = ([p.shape for p in x.split(3, dim=1)], [p.shape for p in torch.chunk(x, 3, 1)])
+## narrow and outer
+result = (a((3, 4)).narrow(1, 1, 2), torch.outer(a((2,)), a((3,))))
+## addcmul
+x = a((3,))
+result = torch.addcmul(x, x, x, value=0.5)
+## squeeze of several
+result = (a((1, 3, 1)).squeeze((0, 2)).shape, a((2, 3)).squeeze(0).shape)
+## norms
+x = a((2, 3))
+result = (torch.norm(x, dim=0), x.norm(1), x.norm(float('inf'), 1), x.norm(dim=1, keepdim=True))
+## tril below
+result = (a((3, 3)).tril(-1), torch.triu(a((2, 3)), -1))
+## count_nonzero
+x = torch.tensor([[0, 1], [2, 0]])
+result = (torch.count_nonzero(x), x.count_nonzero(dim=0))
+## max of bools and ints
+result = (torch.tensor([True, False]).max(), torch.tensor([3, 9, 4]).max(0).indices, torch.tensor([3, 9]).amax())
+## min and max with NaN
+x = torch.tensor([1.0, float('nan'), 3.0])
+result = (x.max(), x.min(0).indices, x.argmax())
+## gradient of min
+x = a((2, 3)).requires_grad_()
+x.min(0)[0].sum().backward()
+result = x.grad
+## gradient of sort
+x = a((4,)).requires_grad_()
+(x.sort().values * torch.arange(4)).sum().backward()
+result = x.grad
+## gradient of prod with a zero
+x = torch.tensor([2.0, 0.0, 3.0], requires_grad=True)
+x.prod().backward()
+result = x.grad
+## gradient of norm at zero
+x = torch.zeros(3, requires_grad=True)
+x.norm().backward()
+result = x.grad
+## gradient of std
+x = a((4,)).requires_grad_()
+x.std().backward()
+result = x.grad
+## gradient of where with NaN
+x = torch.tensor([-1.0, 4.0], requires_grad=True)
+torch.where(x > 0, x, 0.0).sqrt().sum().backward()
+result = x.grad
+## gradient of softmax
+x = a((2, 3)).requires_grad_()
+(x.softmax(1) * a((2, 3))).sum().backward()
+result = x.grad
+## gradient of a view
+x = a((2, 3)).requires_grad_()
+(x.view(-1)[2:] ** 2).sum().backward()
+result = x.grad
+## gradient of cat
+x = a((2,)).requires_grad_()
+(torch.cat([x, x * 2.0]) ** 2).sum().backward()
+result = x.grad
+## gradient of a half
+x = a((3,)).requires_grad_()
+(x.half() * 2.0).float().sum().backward()
+result = x.grad
+## gradient of pow
+x = torch.tensor([0.0, 2.0], requires_grad=True)
+(x ** 2).sum().backward()
+result = x.grad
+## activations' defaults
+x = a((5,))
+result = (nn.LeakyReLU()(x), nn.ELU()(x), nn.Softplus()(x), nn.PReLU()(x), nn.SELU()(x), nn.Mish()(x), nn.GELU()(x))
+## Softmax of a dim
+result = (nn.Softmax(dim=1)(a((2, 3))), nn.LogSoftmax(dim=0)(a((2, 3))))
+## RNN
+m = fix(nn.RNN(2, 3))
+y, h = m(a((3, 1, 2)))
+result = (y, h)
+## RMSNorm
+result = nn.RMSNorm(4)(a((2, 4)))
+## InstanceNorm2d
+result = nn.InstanceNorm2d(2)(a((1, 2, 2, 2)))
+## BatchNorm without statistics
+m = nn.BatchNorm1d(2, track_running_stats=False).eval()
+result = (m(a((3, 2))), list(m.state_dict()))
+## BatchNorm of momentum None
+m = nn.BatchNorm1d(2, momentum=None)
+m(a((3, 2)))
+m(a((3, 2)) * 2.0)
+result = (m.running_mean, m.running_var)
+## PixelShuffle
+result = nn.PixelShuffle(2)(a((1, 4, 2, 2)))
+## Upsample
+result = nn.Upsample(scale_factor=2, mode='nearest')(a((1, 1, 2, 2)))
+## pooling with ceil_mode
+result = (F.max_pool2d(a((1, 1, 5, 5)), 2, ceil_mode=True).shape, F.avg_pool2d(a((1, 1, 4, 4)), 3, 2, 1, count_include_pad=False))
+## load_state_dict reports
+m = nn.Linear(2, 2)
+r = m.load_state_dict({'weight': torch.ones(2, 2)}, strict=False)
+result = (r.missing_keys, r.unexpected_keys, m.weight)
+## load_state_dict of wrong names raises
+nn.Linear(2, 2).load_state_dict({'wight': torch.ones(2, 2)})
+result = None
+## frozen parameters
+m = fix(nn.Linear(2, 2))
+m.weight.requires_grad = False
+m(a((3, 2))).sum().backward()
+result = (m.weight.grad is None, m.bias.grad)
+## requires_grad_ of a module
+m = nn.Linear(2, 2).requires_grad_(False)
+result = [p.requires_grad for p in m.parameters()]
+## zero_grad of a module
+m = fix(nn.Linear(2, 2))
+m(a((3, 2))).sum().backward()
+m.zero_grad()
+result = [p.grad is None for p in m.parameters()]
+## ModuleList and ModuleDict
+l = nn.ModuleList([nn.Linear(1, 1), nn.ReLU()])
+d = nn.ModuleDict({'x': nn.Linear(1, 1)})
+result = (list(l.state_dict()), list(d.state_dict()), len(l), 'x' in d)
+## buffers
+m = nn.Module()
+m.register_buffer('b', torch.ones(2))
+m.register_buffer('c', torch.ones(1), persistent=False)
+result = (list(m.state_dict()), [n for n, _ in m.named_buffers()], list(m.parameters()))
+## shared weights
+x = nn.Linear(2, 2)
+m = nn.Sequential(x, x)
+result = (len(list(m.parameters())), list(m.state_dict()))
+## SGD's default lr
+w = a((2,)).requires_grad_()
+result = (optim.SGD([w]).defaults['lr'], optim.RMSprop([w]).defaults['lr'], optim.AdamW([w]).defaults['lr'])
+## MultiStepLR
+w = a((2,)).requires_grad_()
+o = optim.SGD([w], lr=1.0)
+s = optim.lr_scheduler.MultiStepLR(o, [1, 3], gamma=0.5)
+r = []
+for _ in range(5):
+    r.append(o.param_groups[0]['lr'])
+    o.step()
+    s.step()
+result = r
+## ExponentialLR and LinearLR
+w = a((2,)).requires_grad_()
+o = optim.SGD([w], lr=1.0)
+s = optim.lr_scheduler.ExponentialLR(o, 0.9)
+p = optim.SGD([w], lr=1.0)
+q = optim.lr_scheduler.LinearLR(p)
+r = []
+for _ in range(4):
+    r.append([o.param_groups[0]['lr'], p.param_groups[0]['lr']])
+    o.step()
+    s.step()
+    p.step()
+    q.step()
+result = r
+## optimizer state goes round
+w = a((3,)).requires_grad_()
+o = optim.Adam([w], lr=0.1)
+(w * w).sum().backward()
+o.step()
+p = optim.Adam([w], lr=0.5)
+p.load_state_dict(o.state_dict())
+o.zero_grad()
+(w * w).sum().backward()
+p.step()
+result = (w, p.param_groups[0]['lr'])
+""")
+
+# ---- refused on purpose: torch broadcasts with a warning, or has what netcl has not; error and words are netcl's own
+
+REFUSED = {
+    "mse_loss of (N, 1) and (N,)": ("F.mse_loss(a((4, 1)), a((4,)))", ValueError, r"\[mse\] x and target must have the same shape"),
+    "bce of (N, 1) and (N,)": (
+        "F.binary_cross_entropy_with_logits(a((4, 1)), a((4,)))",
+        ValueError,
+        r"\[bce_with_logits\] x and target must have the same shape; .*x\.squeeze\(1\)",
+    ),
+    "padding in pairs": ("F.pad(a((2, 3)), ((1, 1), (0, 0)))", ValueError, r"\[pad\] .*written flat: padding=\(0, 0, 1, 1\)"),
+    "bitwise operators of ints": ("torch.arange(3) & 1", TypeError, r"\[and\] takes truth values; .* bitwise"),
+    "max of several dims": ("a((2, 3)).max((0, 1))", ValueError, r"\[max\] dim must be one integer; .*amax\(x, \(0, 1\)\)"),
+    "std(False)": ("a((4,)).std(False)", ValueError, r"\[std\] axis must be an integer, not a bool; .*unbiased=False"),
+    "sum(True)": ("a((2, 3)).sum(True)", ValueError, r"\[sum\] axis must be an integer, not a bool"),
+    "var(1, False)": ("a((2, 3)).var(1, False)", TypeError, r"var\(\) takes from 1 to 2 positional arguments"),
+    "pickled tensors": ("__import__('pickle').dumps(a((2,)))", TypeError, r"\[pickle\] tensors are never pickled"),
+}
+
+
+def values(shape: tuple[int, ...]) -> np.ndarray:
+    """Fixed values around 0, all different, in no order."""
+    n = int(np.prod(shape))
+    return (((np.arange(n) * 37 + 11) % 101) / 50.0 - 1.0).astype(np.float32).reshape(shape)
+
+
+def run(source: str, names: Mapping[str, Any], plain: Callable[[Any], Any]) -> Any:
+    """The result of a snippet as plain data."""
+    scope = dict(names)
+    exec(compile(source, "<idiom>", "exec"), scope)
+    return plain(scope["result"])
