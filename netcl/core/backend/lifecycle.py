@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from netcl.core import memory, platforms
+from netcl.core import dispatch, memory, platforms
 from netcl.core.errors import DeviceError, message
 
 GRACE_SECONDS = 3.0
@@ -60,8 +60,12 @@ def register(backend: Any) -> None:
         _install_interrupt_handler()
 
 
-def _queues() -> list[Any]:
+def queues() -> list[Any]:
+    """The queues of every backend in use."""
     return [backend.queue for backend in list(_backends)]
+
+
+dispatch.fill("queues", queues)
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
@@ -121,7 +125,7 @@ def _finish_all() -> None:
     """At exit: let queued work end. After a Ctrl-C only for what is left of the grace time, then leave for good."""
     if platforms.forked_child:
         return
-    for queue in _queues():
+    for queue in queues():
         if _interrupted_at is None:
             queue.finish()
         elif not interruptible_finish(queue, max(_LEAST_WAIT, _interrupted_at + GRACE_SECONDS - time.monotonic())):
@@ -184,7 +188,7 @@ def _another(reader: socket.socket) -> bool:
 
 def _before_fork() -> None:
     """Remember every live buffer and queue: their destructors must not run in the child."""
-    _snapshot[:] = [*memory.live_buffers(), *_queues()]
+    _snapshot[:] = [*memory.live_buffers(), *queues()]
 
 
 def _after_fork_in_child() -> None:
