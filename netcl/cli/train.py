@@ -74,7 +74,9 @@ def _options(pairs: list[str]) -> dict[str, Any]:
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _recipe_arguments(parser)
     parser.add_argument("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given")
-    parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
+    used = parser.add_mutually_exclusive_group()
+    used.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
+    used.add_argument("--overwrite", action="store_true", help="remove the checkpoints and results of an earlier run in the folder")
     parser.add_argument(
         "--distributed",
         type=whole(0),
@@ -114,7 +116,8 @@ def train(args: argparse.Namespace) -> int:
     folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
     if distributed.world().rank == 0:
         say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
-    results = train_run(recipe, folder, handle, args.resume, [TensorBoard(folder / "tensorboard")] if args.tensorboard else [])
+    callbacks = [TensorBoard(folder / "tensorboard")] if args.tensorboard else []
+    results = train_run(recipe, folder, handle, args.resume, callbacks, args.overwrite)
     if distributed.world().rank:
         return 0
     rows = [[name, f"{value:.4f}"] for name, value in results["test"].items()]

@@ -303,6 +303,12 @@ def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None
     return Archive(meta, arrays)
 
 
+def read_meta(path: str | os.PathLike[str], op: str) -> dict[str, Any]:
+    """The metadata of a ``.netcl`` file, without its arrays."""
+    with Entries(path, op) as entries:
+        return parse_meta(array_of(entries, f"{META}.npy") if f"{META}.npy" in entries.infos else None, path, op)
+
+
 def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:
     """The JSON of ``__netcl_meta__``, if this netcl can read what it describes."""
     if stored is None or stored.dtype.kind != "U" or stored.shape != ():

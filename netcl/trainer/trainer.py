@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -110,6 +111,7 @@ class Trainer:
     def _reset(self) -> None:
         self.epoch, self.batch, self.step = 0, 0, 0
         self.epochs = 0
+        self.run_id = secrets.token_hex(8)  # checkpoints carry it, and a resumed run keeps it
         self.batches: int | None = None
         self.history = History()
         self.stop_training = self.log_due = self._trained = False
@@ -146,6 +148,7 @@ class Trainer:
         - **resume**: a checkpoint or a folder of them, or ``"auto"``: the folder of the ``ModelCheckpoint`` callback, if it has any yet. Of
           a folder the newest that can be read is taken; newer ones are set aside under another name, with a warning. Everything goes on
           as if the run had never stopped, to the bit, if the data can say where it was (``DataLoader``) or comes in one order each time.
+          Without it, a ``ModelCheckpoint`` folder that already holds checkpoints is refused.
         - **log_every**: after so many batches the running numbers are read from the device; in between nothing waits for it.
 
         The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once. Ranks
@@ -164,6 +167,9 @@ class Trainer:
                 "fit", "batches, epochs, log_every and accumulation_steps", [self.batches, epochs, log_every, self.accumulation_steps]
             )
             found = self._to_resume(resume)
+            for callback in self.callbacks.callbacks if self.writes else ():
+                if isinstance(callback, ModelCheckpoint):
+                    callback.claim(found)  # before anything is loaded or written
             if found is not None:
                 self.load(found)
             self.callbacks("on_train_begin", {})
@@ -347,7 +353,7 @@ class Trainer:
 
         Ranks of a ``DistributedDataParallel`` model all call this; rank 0 writes, and the others get ``None``.
         """
-        whole = {**self._parts(), "step": self.step, "extra": self.state_dict(), "keep_last": keep_last}
+        whole = {**self._parts(), "step": self.step, "extra": self.state_dict(), "keep_last": keep_last, "run": self.run_id}
         ranks = self._ranks
         return save_checkpoint(path, **whole) if ranks is None else distributed.save_checkpoint(path, world=ranks, **whole)
 
@@ -367,11 +373,13 @@ class Trainer:
         """
         world = self.model.world if isinstance(self.model, DistributedDataParallel) else World()
         try:
-            self.load_state_dict(distributed.load_checkpoint(path, world=world, **self._parts()).extra)
+            loaded = distributed.load_checkpoint(path, world=world, **self._parts())
+            self.load_state_dict(loaded.extra)
         except ValueError as fault:
             if isinstance(fault, FileError):
                 raise
             raise FileError(message("fit", f"the checkpoint is not of such a run: {fault}", file=path)) from fault
+        self.run_id = loaded.run or self.run_id
 
     def _parts(self) -> dict[str, Any]:
         loader = self._train_data if hasattr(self._train_data, "load_state_dict") else None

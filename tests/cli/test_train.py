@@ -92,6 +92,19 @@ def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
     assert epochs[2]["val_loss"] < epochs[1]["val_loss"]  # the first schedule had come to its end: it was made for two epochs
 
 
+def test_a_used_folder_needs_a_decision(digits, tmp_path, capsys):
+    shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
+    words = ["train", tmp_path, "--epochs", 1, "--run", tmp_path, "--device", "cpu"]
+    status, _, err = run(capsys, *words)
+    assert status == 1 and err.startswith("[ModelCheckpoint] a new run cannot begin in a folder that holds the checkpoints of another")
+    assert "--resume" in err and "--overwrite" in err and len(err.splitlines()) == 1
+    assert (tmp_path / "log.jsonl").read_bytes() == (digits / "log.jsonl").read_bytes()
+    assert run(capsys, *words, "--overwrite")[0] == 0
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000022.netcl"]
+    with pytest.raises(SystemExit):
+        run(capsys, *words, "--overwrite", "--resume")
+
+
 def test_what_is_given_to_a_resumed_run_counts(digits):
     """The learning rate and the decay of its recipe, and not those of the checkpoint."""
     recipe = Recipe().changed({**read_recipe(digits / "config.json"), "schedule": "constant", "lr": 0.5, "weight_decay": 0.25})
