@@ -22,10 +22,11 @@ Logs = Mapping[str, Any]
 class Callback:
     """Does something at the moments of a run. Override what is needed; ``self.trainer`` is the trainer.
 
-    ``logs`` has the numbers known at that moment. Those of a batch are read from the device when they are asked for, and asking waits
-    for it: ask where ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary
-    that callbacks may add to. Setting ``self.trainer.stop_training`` ends the run after this batch; that of one rank ends the run of
-    all, where numbers are read next.
+    ``logs`` has the numbers known at that moment: for a training batch its own loss and the metrics of the epoch so far, for an epoch
+    their means. Those of a batch are read from the device when they are asked for, and asking waits for it: ask where
+    ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary that callbacks may
+    add to. Setting ``self.trainer.stop_training`` ends the run after this batch; that of one rank ends the run of all, where numbers are
+    read next.
 
     ``order`` says who comes first: what adds numbers has -1, what saves everything has 1.
     """
@@ -243,13 +244,12 @@ class NaNGuard(Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.trainer.log_due:
-            self._look(logs)
+            self._look(self.trainer.running_loss)  # also not finite if an earlier batch's loss was not
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        self._look(logs)
+        self._look(float(logs["loss"]))
 
-    def _look(self, logs: Logs) -> None:
-        loss = float(logs["loss"])
+    def _look(self, loss: float) -> None:
         if math.isfinite(loss):
             return
         self.trainer.stop_training = True

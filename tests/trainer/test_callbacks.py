@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 
 import numpy as np
@@ -151,6 +152,33 @@ def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
     assert [row["epoch"] for row in table] == ["0", "1", "2"] and float(table[-1]["loss"]) == pytest.approx(rows[-1]["loss"])
     run(1, None)
     assert len(read_jsonl(tmp_path / "log.jsonl")) == 3 and len((tmp_path / "log.csv").read_text().splitlines()) == 2
+
+
+def test_a_step_logs_its_own_loss_and_an_epoch_the_mean(tmp_path):
+    """Losses 1, 2, 3, 4: whatever shows steps shows these, not their running mean."""
+    shown = io.StringIO()
+    seen = {}
+
+    class Seen(Callback):
+        def on_train_batch_end(self, batch, logs):
+            seen[batch] = dict(logs)
+
+    ones = np.ones((2, 4), np.float32)
+    data = [(ones, np.full((2, 2), value, np.float32)) for value in (1, 2, 3, 4)]
+    loss_fn = lambda outputs, targets: (outputs * 0 + targets).mean()  # noqa: E731
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    callbacks = [Progress("plain", shown), JSONLLogger(tmp_path / "log.jsonl"), Seen()]
+    Trainer(model, optim.SGD(model.parameters(), lr=0.1), loss_fn=loss_fn, callbacks=callbacks).fit(data, log_every=1)
+    rows = read_jsonl(tmp_path / "log.jsonl")
+    assert [row["loss"] for row in rows] == [1.0, 2.0, 3.0, 4.0, 2.5]
+    assert [seen[batch]["loss"] for batch in range(4)] == [1.0, 2.0, 3.0, 4.0] and "loss 2.5" in shown.getvalue()
+
+
+def test_a_loss_that_was_not_finite_between_two_looks_is_found():
+    data = [(DATA[0][0], DATA[0][1].astype(np.float32) * value) for value in (float("nan"), 1.0)]
+    loss_fn = lambda outputs, targets: (targets + 0).mean() + outputs.sum() * 0  # noqa: E731
+    with pytest.raises(FloatingPointError, match="step=2"):
+        make(NaNGuard(), loss_fn=loss_fn).fit(data * 2, log_every=2)
 
 
 def test_a_nan_is_null_in_json(tmp_path):
