@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +115,16 @@ def train(args: argparse.Namespace) -> int:
     recipe, handle = _recipe(args), pick_device(args.device)
     folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
     if distributed.world().rank == 0:
-        say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
+        with suppress(BrokenPipeError):  # the run goes on without a reader; what is printed at its end then has status 141
+            say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
     callbacks = [TensorBoard(folder / "tensorboard")] if args.tensorboard else []
     results = train_run(recipe, folder, handle, args.resume, callbacks, args.overwrite)
     if distributed.world().rank:
         return 0
+    page = write_report(folder)
     rows = [[name, f"{value:.4f}"] for name, value in results["test"].items()]
     print(table(("test", ""), [*rows, ["seconds", f"{results['seconds']:.1f}"]]))
-    print(f"model   {folder / 'model.netcl'}\nreport  {write_report(folder)}")
+    print(f"model   {folder / 'model.netcl'}\nreport  {page}")
     return 0
 
 

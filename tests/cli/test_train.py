@@ -286,6 +286,43 @@ def test_output_without_a_terminal_is_plain(tmp_path):
     assert done.returncode == 0 and "\x1b" not in text and "epoch 1/1  loss" in text and "accuracy  0." in text
 
 
+@pytest.mark.parametrize(("lines", "unbuffered"), [(0, "1"), (1, "")])
+def test_a_training_goes_on_without_its_reader(tmp_path, lines, unbuffered):
+    """``netcl train ... 2>&1 | head -1``: everything is written, and the lost output has a status of its own."""
+    command = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "2", "--run", str(tmp_path)]
+    settings = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=settings)
+    for _ in range(lines):
+        process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == cli.BROKEN_PIPE
+    assert {"model.netcl", "results.json", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+    assert len(checkpoints(tmp_path / "checkpoints")) == 2
+
+
+def test_a_broken_pipe_of_another_is_an_error(capsys, monkeypatch):
+    def write_report(*given):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("netcl.trainer.page.write_report", write_report)
+    status, _, err = run(capsys, "report", "x")
+    assert status == 1 and "Broken pipe" in err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_change_nothing(tmp_path, closed):
+    words = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "1", "--run", str(tmp_path)]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("Traceback") == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["report", "nowhere"]])
+def test_a_closed_error_stream_is_not_standard_output(words):
+    done = subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", sys.executable, "-m", "netcl", *words], capture_output=True, text=True)
+    assert done.returncode == (words[0] == "report") and "[report]" not in done.stdout
+
+
 def test_a_trace_is_what_perfetto_opens(cl_device, tmp_path, capsys):
     size = ["--data", "synthetic", "--data-options", "samples=128", "--model", "mlp", "--model-options", "hidden=[16]"]
     status, out, _ = run(
