@@ -105,7 +105,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     try:
         content = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else _toml(file)
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:  # a text that is no UTF-8 is a ValueError too
         raise RecipeError(message("recipe", f"the file cannot be read: {fault}", file=file)) from fault
     if not isinstance(content, dict):
         raise RecipeError(message("recipe", "a recipe is a table of settings", file=file))

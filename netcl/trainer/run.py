@@ -188,7 +188,7 @@ def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
         raise FileNotFoundError(message("run", f"the folder has no {name}", "is it one that `netcl train` wrote?", folder=folder))
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as fault:
+    except (ValueError, TypeError, RecursionError) as fault:
         raise FileError(message("run", f"{name} is damaged: {fault}", folder=folder)) from fault
 
 

@@ -167,6 +167,36 @@ def test_report_writes_it_again_elsewhere(digits, tmp_path, capsys):
     assert (tmp_path / "page.html").read_text() == (digits / "report.html").read_text()
 
 
+DEEP = "[" * 100_000
+DAMAGE = {
+    "config.json": ["", "\xff", DEEP, '{"a": ' * 5000, "3", '"ab"'],
+    "log.jsonl": ["\xff", DEEP, "3", '{"kind": "epoch", "step": 1}', '{"kind": "step", "step": 1, "loss": "x"}', '[1]\n{"kind": 3}'],
+    "results.json": ["", "{}", "[]", '{"environment": 3, "classes": 3}', DEEP, '{"environment": {}, "classes": [], "test": {}}'],
+    "samples.npz": ["", "PK\x05\x06", "PK\x03\x04 and more", "\x93NUMPY"],
+    "profile.json": ["{}", '{"rows": 3}', '{"rows": [3]}', '{"rows": [{}]}'],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_report_of_damaged_files_names_the_file(digits, tmp_path, capsys, name):
+    for i, content in enumerate(DAMAGE[name]):
+        folder = tmp_path / str(i)
+        shutil.copytree(digits, folder)
+        (folder / name).write_bytes(content.encode("latin1"))
+        status, _, err = run(capsys, "report", folder)
+        told = status == 1 and name in err and "damaged" in err and len(err.splitlines()) == 1
+        left_out = status == 0 and name == "log.jsonl"  # rows that are not a run's are left out
+        assert told or left_out, (content[:40], status, err)
+
+
+@pytest.mark.parametrize("content", [b"\xff", DEEP.encode(), b"a = " + DEEP.encode()])
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_a_recipe_that_cannot_be_read_is_told_in_a_line(tmp_path, capsys, content, suffix):
+    (tmp_path / f"recipe.{suffix}").write_bytes(content)
+    status, _, err = run(capsys, "train", tmp_path / f"recipe.{suffix}", "--device", "cpu")
+    assert status == 1 and err.startswith("[recipe] the file cannot be read") and len(err.splitlines()) == 1
+
+
 def test_an_unfinished_run_has_a_page_too(digits, tmp_path, capsys):
     for name in ("config.json", "log.jsonl"):
         shutil.copy(digits / name, tmp_path)
