@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from netcl.cli.command import CommandError, columns, command, pick_device, say, table, whole
-from netcl.core.errors import OutOfMemoryError, ShapeError, message
+from netcl.core.errors import ShapeError, message
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def _told_in_a_line() -> Iterator[None]:
 
     try:
         yield
-    except (RecipeError, FileError, FloatingPointError, ShapeError, OutOfMemoryError) as fault:
+    except (RecipeError, FileError, FloatingPointError, ShapeError, MemoryError) as fault:
         raise CommandError(str(fault)) from fault
 
 
@@ -66,7 +66,7 @@ def _options(pairs: list[str]) -> dict[str, Any]:
             raise CommandError(message("recipe", "an option of the data or the model is NAME=VALUE", given=repr(pair)))
         try:
             found[name] = json.loads(text)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             found[name] = text
     return found
 

@@ -289,6 +289,28 @@ def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, mon
     assert status == 1 and words in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--data", "mnist", "--root", "empty", "--model", "mlp"], "data must have samples to train and to test with; train=0, test=0"),
+        (["--model", "vit", "--model-options", "patch_size=0"], "the model cannot be made: "),
+        (["--data", "text", "--root", "x", "--model", "gpt", "--data-options", "block=x"], "must be a whole number from 1 on; block='x'"),
+        (["--data", "text", "--root", "x", "--model", "gpt", "--model-options", "block_size=0"], "block=0"),
+        (["--data", "synthetic", "--data-options", "shape=[3,999999999999999]"], "the data cannot be read: Unable to allocate"),
+        (["--data", "synthetic", "--data-options", f"shape={DEEP}"], "the data cannot be read"),
+    ],
+    ids=["no images", "patch 0", "block x", "block 0", "huge", "deep"],
+)
+def test_a_value_that_cannot_be_is_told_in_a_line(tmp_path, capsys, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "t10k"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        (tmp_path / f"empty/{part}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + bytes(4) + bytes([0, 0, 0, 28]) * 2)
+        (tmp_path / f"empty/{part}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + bytes(4))
+    status, _, err = run(capsys, "train", *words, "--device", "cpu")
+    assert status == 1 and err.startswith("[recipe] ") and told in err and len(err.splitlines()) == 1
+
+
 def test_the_help_says_what_every_setting_is(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit):
