@@ -14,7 +14,7 @@ JOBS ?= 2
 demo: $(VENV)/.cpu
 	-$(BIN)/netcl doctor
 	$(BIN)/netcl selftest relu
-	$(BIN)/netcl train --data digits --model cnn --run runs/demo
+	$(BIN)/netcl train --data digits --model cnn --run runs/demo --overwrite
 
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
 test test-full quick: export OPENBLAS_NUM_THREADS := 1

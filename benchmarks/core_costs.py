@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from netcl.core import memory, platforms
-from netcl.core.device import DeviceHandle, manager
+from netcl.core.device import DeviceHandle, manager, synchronize
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 
@@ -37,7 +37,7 @@ def best_microseconds(handle: DeviceHandle, count: int, **ways: Callable[[], obj
             for _ in range(count):
                 way()
             best[name] = min(best[name], (time.perf_counter() - start) / count)
-            handle.queue.finish()
+            synchronize(handle)
     return {name: round(seconds * 1e6, 2) for name, seconds in best.items()}
 
 

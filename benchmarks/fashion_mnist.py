@@ -70,7 +70,7 @@ def with_netcl(model: nn.Sequential, train: TensorDataset, test: TensorDataset, 
             optimizer.param_groups[0]["lr"] = rate(done, steps)
             run(x, y)
             done += 1
-        handle.queue.finish()
+        netcl.synchronize(handle)
         seconds = time.perf_counter() - start
         model.eval()
         with ag.no_grad():

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from netcl import nn, optim
-from netcl.core.device import DeviceHandle, manager
+from netcl.core.device import DeviceHandle, manager, synchronize
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, augment, datasets
 
@@ -61,7 +61,7 @@ def median_step(step: Any, batches: Iterator[tuple[Tensor, Tensor]], count: int,
     times = []
     for x, y in itertools.islice(batches, count):
         step(x, y)
-        queue.finish()
+        synchronize(queue)
         times.append(time.perf_counter())
     return 1e3 * statistics.median(np.diff(times))
 

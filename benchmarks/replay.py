@@ -99,11 +99,11 @@ def one_run(selector: str, name: str, shape: dict[str, Any], compiled: bool, ste
         times = np.zeros(2)
         for i in range(steps):
             x, y = (Tensor.from_host(handle.queue, part) for part in make(rng))
-            handle.queue.finish()
+            netcl.synchronize(handle)
             start = time.thread_time(), time.perf_counter()
             losses.append(run(x, y))
             host = time.thread_time() - start[0]
-            handle.queue.finish()
+            netcl.synchronize(handle)
             if i >= steps - TIMED:
                 times += host, time.perf_counter() - start[1]
             held[i] = memory.memory_stats()["bytes_allocated"]

@@ -24,7 +24,7 @@ from core_costs import resident_kilobytes
 import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core import memory
-from netcl.core.device import DeviceHandle, device
+from netcl.core.device import DeviceHandle, device, synchronize
 from netcl.ops import random
 
 WARM_UP = 50  # steps until every kernel is built and every bucket filled
@@ -95,7 +95,7 @@ def measure(handle: DeviceHandle, step: Step, steps: int) -> dict[str, Any]:
 
 
 def _reading(handle: DeviceHandle) -> dict[str, int]:
-    handle.queue.finish()
+    synchronize(handle)
     gc.collect()
     stats = memory.memory_stats()
     return {"pool_bytes": int(stats["bytes_allocated"]), "bytes_in_use": int(stats["bytes_in_use"]),

@@ -24,7 +24,7 @@ def train(handle, dtype: str, steps: int) -> tuple[float, float]:
     start = loss = None
     for step, (x, y) in enumerate(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)):
         if step == steps // 5:  # compiled and warm
-            handle.queue.finish()
+            netcl.synchronize(handle)
             start = time.perf_counter()
         optimizer.zero_grad()
         with amp.autocast(enabled=half, dtype=dtype if half else "float16"):
@@ -36,7 +36,7 @@ def train(handle, dtype: str, steps: int) -> tuple[float, float]:
             scaler.scale_loss(loss).backward()
             scaler.step(optimizer)  # skipped on the device, without a wait, where a gradient overflowed
             scaler.update()
-    handle.queue.finish()
+    netcl.synchronize(handle)
     return loss.item(), 1e3 * (time.perf_counter() - start) / (steps - steps // 5)
 
 

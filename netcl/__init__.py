@@ -13,7 +13,8 @@ from netcl.core import dispatch
 from netcl.runtime import cache as _cache  # noqa: F401, registers the disk cache with core's door to the driver
 
 __version__ = "0.1.0"
-__all__ = ["bias_add", "build_matmul_kernel", "conv2d", "device", "elementwise_binary", "matmul", "reduce_sum", "relu", "softmax"]
+__all__ = ["bias_add", "build_matmul_kernel", "conv2d", "device", "elementwise_binary", "matmul", "reduce_sum", "relu", "softmax",
+           "synchronize"]  # fmt: skip
 
 _AUTOGRAD = "matmul elementwise_binary relu bias_add reduce_sum softmax conv2d no_grad tensor kernel"
 _SHORTCUTS = {
@@ -21,7 +22,7 @@ _SHORTCUTS = {
     "build_matmul_kernel": "netcl.ops.matmul",
     "manual_seed": "netcl.ops.random",
     **dict.fromkeys(("save", "load"), "netcl.io"),
-    "device": "netcl.core.device",
+    **dict.fromkeys(("device", "synchronize"), "netcl.core.device"),
     **dict.fromkeys(("get_matmul_precision", "set_matmul_precision"), "netcl.core.kernel_selector"),
     "Tensor": "netcl.core.tensor",
     "KernelSpec": "netcl.core.kernels.primitives",

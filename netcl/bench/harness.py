@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core.device import DeviceHandle, device, require
+from netcl.core.device import DeviceHandle, device, require, synchronize
 
 SAMPLE_SECONDS = 0.05  # the least time of one sample: short calls are repeated until they fill it
 MOST_CALLS = 2000
@@ -92,8 +92,8 @@ class Setting:
         return self.handle.device_type == "gpu"
 
     def sync(self) -> None:
-        """Wait for our device."""
-        self.handle.queue.finish()
+        """Compute what is deferred and wait for our device."""
+        synchronize(self.handle)
 
     def torch_sync(self) -> None:
         """Wait for torch's device."""

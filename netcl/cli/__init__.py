@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +14,8 @@ from netcl import __version__
 from netcl.cli.command import COMMANDS, CommandError
 from netcl.core.backend.lifecycle import INTERRUPTED
 from netcl.core.errors import DeviceError, EnvironmentVariableError, message
+
+BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE ended
 
 # In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
 MODULES = ("doctor", "settings", "ops", "check", "train", "bench", "tune")
@@ -37,20 +40,53 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a sign that the terminal's encoding lacks is no reason to fail
-    words = sys.argv[1:] if argv is None else argv
-    args = parser(words).parse_args(words, argparse.Namespace(words=list(words)))
     try:
-        return args.function(args)
+        _prepare_streams()
+        words = sys.argv[1:] if argv is None else argv
+        args = parser(words).parse_args(words, argparse.Namespace(words=list(words)))
+        status = args.function(args)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:  # whoever has something to save has handled it
         return INTERRUPTED
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (CommandError, DeviceError, EnvironmentVariableError) as error:
-        print(error, file=sys.stderr)
+        told = str(error)
     except OSError as error:  # a file that is not there, a folder that cannot be written to, a full disk
-        print(error if error.filename is None else message(args.command, str(error.strerror), file=error.filename), file=sys.stderr)
+        if isinstance(error, BrokenPipeError) and _drop_unread():
+            return BROKEN_PIPE
+        told = str(error) if error.filename is None else message(next(iter(words), "netcl"), str(error.strerror), file=error.filename)
+    finally:
+        _drop_unread()
+    print(told, file=sys.stderr)
     return 1
+
+
+def _prepare_streams() -> None:
+    """Standard streams that can always be written to: a closed one becomes the null device, a sign the encoding lacks becomes ``?``."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, stays open as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_unread() -> bool:
+    """Point a standard stream whose reader is gone (``head``, ``less``) to the null device; whether there was one."""
+    gone = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper) and _is_unread(stream)]
+    for stream in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return bool(gone)
+
+
+def _is_unread(stream: io.TextIOWrapper) -> bool:
+    """Whether the reader of a pipe is gone. Writing does not tell: what an unbuffered stream could not write is not there any more."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # no file, or one that is closed
+        return False
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

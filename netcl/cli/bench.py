@@ -41,7 +41,7 @@ def bench(args: argparse.Namespace) -> int:
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
     if first.torch is None:
-        say("torch is not installed: netcl's devices are compared with each other only")
+        say("torch is not installed: only netcl's devices are timed")
     series: dict[str, dict[str, Times]] = {}
     troubles: list[str] = []
     for group, case in chosen:
@@ -103,7 +103,7 @@ def _times(case: Any, settings: Mapping[str, Any], troubles: list[str]) -> Times
                 troubles.append(f"{case.name} on {name}: {row['skipped']}")
             if row["ours_s"] is not None:
                 times[name] = min(row["ours_s"], times.get(name, row["ours_s"]))
-            if row["theirs_s"] is not None:
+            if row["theirs_s"] is not None and row["yardstick"] == "torch":
                 times["torch"] = min(row["theirs_s"], times.get("torch", row["theirs_s"]))
     return times
 

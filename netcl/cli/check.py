@@ -20,10 +20,13 @@ _ELEMENTS = {
 }  # fmt: skip
 
 
+_MOST = 1 << 26  # elements of a buffer: more would take the simulator days
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="OpenCL C")
     parser.add_argument("kernels", nargs="*", default=[], help="names of kernels; all of the file if none is given")
-    parser.add_argument("--size", type=whole(1), default=64, help="elements of every buffer, and value of every whole number")
+    parser.add_argument("--size", type=whole(1, _MOST), default=64, help="elements of every buffer, and value of every whole number")
     parser.add_argument("--global-size", type=whole(1), nargs="+", default=None, help="work-items; the size if none is given")
     parser.add_argument("--local-size", type=whole(1), nargs="+", default=None, help="work-items of a group")
     parser.add_argument("--device", help="where it is compiled; a selector as in `netcl devices`")
@@ -36,7 +39,10 @@ def check(args: argparse.Namespace) -> int:
 
     _check_sizes(args.global_size or [args.size], args.local_size)
     path, handle = Path(args.file), pick_device(args.device)
-    source = path.read_text(encoding="utf-8")
+    try:
+        source = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as fault:
+        raise CommandError(message("check", f"the file is not UTF-8 text: {fault}", file=path)) from fault
     names = args.kernels or _KERNEL.findall(re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S))
     if not names:
         raise CommandError(message("check", "the file has no kernel", file=path))

@@ -52,12 +52,12 @@ def command(name: str, arguments: Callable[[argparse.ArgumentParser], None] = _n
     return enter
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """The type of an option: a whole number from ``least`` on."""
+def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """The type of an option: a whole number from ``least`` on, up to ``most``."""
 
     def read(text: str) -> int:
-        if not text.removeprefix("-").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        if len(text) > 20 or not text.removeprefix("-").isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} {'on' if most == math.inf else f'to {most}'}")
         return int(text)
 
     return read

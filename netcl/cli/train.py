@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from netcl.cli.command import CommandError, columns, command, pick_device, say, table, whole
-from netcl.core.errors import OutOfMemoryError, ShapeError, message
+from netcl.core.errors import ShapeError, message
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def _told_in_a_line() -> Iterator[None]:
 
     try:
         yield
-    except (RecipeError, FileError, FloatingPointError, ShapeError, OutOfMemoryError) as fault:
+    except (RecipeError, FileError, FloatingPointError, ShapeError, MemoryError) as fault:
         raise CommandError(str(fault)) from fault
 
 
@@ -66,7 +66,7 @@ def _options(pairs: list[str]) -> dict[str, Any]:
             raise CommandError(message("recipe", "an option of the data or the model is NAME=VALUE", given=repr(pair)))
         try:
             found[name] = json.loads(text)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             found[name] = text
     return found
 
@@ -74,7 +74,9 @@ def _options(pairs: list[str]) -> dict[str, Any]:
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _recipe_arguments(parser)
     parser.add_argument("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given")
-    parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
+    used = parser.add_mutually_exclusive_group()
+    used.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
+    used.add_argument("--overwrite", action="store_true", help="remove the checkpoints and results of an earlier run in the folder")
     parser.add_argument(
         "--distributed",
         type=whole(0),
@@ -113,13 +115,16 @@ def train(args: argparse.Namespace) -> int:
     recipe, handle = _recipe(args), pick_device(args.device)
     folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
     if distributed.world().rank == 0:
-        say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
-    results = train_run(recipe, folder, handle, args.resume, [TensorBoard(folder / "tensorboard")] if args.tensorboard else [])
+        with suppress(BrokenPipeError):  # the run goes on without a reader; what is printed at its end then has status 141
+            say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
+    callbacks = [TensorBoard(folder / "tensorboard")] if args.tensorboard else []
+    results = train_run(recipe, folder, handle, args.resume, callbacks, args.overwrite)
     if distributed.world().rank:
         return 0
+    page = write_report(folder)
     rows = [[name, f"{value:.4f}"] for name, value in results["test"].items()]
     print(table(("test", ""), [*rows, ["seconds", f"{results['seconds']:.1f}"]]))
-    print(f"model   {folder / 'model.netcl'}\nreport  {write_report(folder)}")
+    print(f"model   {folder / 'model.netcl'}\nreport  {page}")
     return 0
 
 

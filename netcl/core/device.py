@@ -493,6 +493,17 @@ def queue_of(place: Any = None) -> Any:
     return place if hasattr(place, "finish") else (get_active_device() if place is None else require(place)).queue
 
 
+def synchronize(device: Any = None) -> None:
+    """Compute everything this thread has deferred, then wait until a device (default: every device in use) has finished.
+
+    ``device`` is a selector, a handle, a queue or a tensor. ``queue.finish()`` alone waits only for what has been launched: a deferred
+    product is launched when its value is read. A deferred value that nothing refers to is never computed, so keep what you time.
+    """
+    dispatch.slots.get("flush", list)()  # without ops loaded, nothing is deferred; without a backend, no queue is in use
+    for queue in dispatch.slots.get("queues", list)() if device is None else [queue_of(device)]:
+        queue.finish()
+
+
 def set_active_device(handle: Any) -> None:
     """Make a handle, or what a selector names, the device of this thread outside ``device(...)`` blocks; ``None``: the default."""
     _active.base = None if handle is None else require(handle)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env, platforms, recording
+from netcl.core import env, host_memory, platforms, recording
 from netcl.core.arena import Arena
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
@@ -166,6 +166,7 @@ class BufferPool:
         self._misses = self._held = 0
         self._lock = threading.RLock()
         self.limit = int(context.devices[0].max_mem_alloc_size)
+        self._on_host = bool(context.devices[0].type & cl.device_type.CPU)
         self._create = cl.Buffer
         self._flags = cl.mem_flags.READ_WRITE
         _pools.add(self)
@@ -252,6 +253,10 @@ class BufferPool:
         platforms.check_process()
         if nbytes > self.limit:
             raise OutOfMemoryError(self._no_room(nbytes, what, "one allocation is larger than the device allows"))
+        if self._on_host and not host_memory.reserve(nbytes):
+            empty_cache()
+            if not host_memory.reserve(nbytes):
+                raise OutOfMemoryError(self._no_room(nbytes, what, "the process has no room left (RLIMIT_AS, control group or machine)"))
         arguments = (self.context, flags, max(nbytes, 4)) if values is None else (self.context, flags, 0, values)
         try:
             return self._create(*arguments)
@@ -621,6 +626,7 @@ def empty_cache() -> None:
     """Return the free buffers of all pools to their drivers, page-locked memory included."""
     for pool in _all_pools():
         pool.clear()
+    host_memory.release_unused()
 
 
 def memory_stats() -> dict[str, int | float]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from netcl.data.dataset import Dataset, TensorDataset
 from netcl.data.errors import FormatError, message
-from netcl.data.formats import CIFAR10_CLASSES, read_cifar10, read_idx
+from netcl.data.formats import CIFAR10_CLASSES, read_cifar10, read_idx, regular
 
 Split = tuple[TensorDataset, TensorDataset]
 PathLike = str | os.PathLike[str]
@@ -139,7 +139,7 @@ class Bytes(Dataset):
 
 def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> tuple[Bytes, Bytes]:
     """A text file as bytes to predict: the first part to train with, the last ``test`` of it to test."""
-    content = Path(path).read_bytes()
+    content = regular(path, "text").read_bytes()
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:
         raise ValueError(message("text", "the file is too short for two parts", bytes=len(content), block=block, file=path))

@@ -17,26 +17,36 @@ from netcl.data.errors import FormatError, message
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MOST_AXES = 8
 _STEP = 1 << 20
+_EXPANSION, _FREE_BYTES = 200, 1 << 26  # a gzipped file may grow to this many times its size, and a small one to these bytes
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def read_idx(path: str | os.PathLike[str], max_bytes: int = 1 << 32) -> np.ndarray:
+def regular(path: str | os.PathLike[str], op: str) -> Path:
+    """The path, unless a pipe or a device has it: opening those may never return."""
+    found = Path(path)
+    if found.exists() and not (found.is_file() or found.is_dir()):
+        raise _refused(op, "a pipe or a device has this name", found, "name a regular file")
+    return found
+
+
+def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.ndarray:
     """The array of an IDX file, gzipped or not.
 
-    - **max_bytes**: a header that promises more is refused before anything is read.
+    - **max_bytes**: a header that promises more is refused before anything is unpacked; by default 200 times the size of a gzipped file,
+      which images never reach.
     """
-    path = Path(path)
+    path = regular(path, "read_idx")
     with path.open("rb") as plain:
         zipped = plain.read(2) == b"\x1f\x8b"
         size = os.fstat(plain.fileno()).st_size
-    try:
-        with path.open("rb") as plain:
-            file: Any = gzip.GzipFile(fileobj=plain) if zipped else plain
-            return _idx(file, path, None if zipped else size, max_bytes)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise _refused("read_idx", "the file is damaged", path, reason=error) from None
+        plain.seek(0)
+        file: Any = gzip.GzipFile(fileobj=plain) if zipped else plain
+        try:
+            return _idx(file, path, None if zipped else size, max(_FREE_BYTES, _EXPANSION * size) if max_bytes is None else max_bytes)
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise _refused("read_idx", "the file is damaged", path, reason=error) from None
 
 
 def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.ndarray:
@@ -49,31 +59,26 @@ def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.nd
         raise _refused("read_idx", "the file ends in its header", path, axes=axes)
     shape = tuple(int(n) for n in np.frombuffer(lengths, ">u4"))
     nbytes, head_bytes = math.prod(shape) * dtype.itemsize, 4 + 4 * axes
-    if nbytes > max_bytes:
-        raise _refused("read_idx", "the header promises more than is allowed", path, shape=shape, bytes=nbytes, max_bytes=max_bytes)
     if size is not None and size != head_bytes + nbytes:
         raise _refused(
             "read_idx", "the file is not as long as its header says", path, shape=shape, expected=head_bytes + nbytes, bytes=size
         )
-    body = _exactly(file, nbytes, path, shape)
-    return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="))
-
-
-def _exactly(file: IO[bytes], nbytes: int, path: Path, shape: tuple[int, ...]) -> bytes:
-    """The rest of a file, in steps: memory grows with what is really there, not with what a header promises."""
-    parts, left = [], nbytes
-    while left and (part := file.read(min(_STEP, left))):
-        parts.append(part)
-        left -= len(part)
-    if left or file.read(1):
-        what = "the file is shorter than its header says" if left else "the file goes on after its last value"
-        raise _refused("read_idx", what, path, shape=shape, expected=nbytes, missing=left)
-    return b"".join(parts)
+    if nbytes > max_bytes:
+        remedy = "if you trust the file, pass max_bytes="
+        raise _refused("read_idx", "the header promises more than is allowed", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
+    body = np.empty(nbytes, np.uint8)  # pages are taken as they are filled: memory grows with what is there, not with the promise
+    read = 0
+    while read < nbytes and (part := file.readinto(body[read : read + _STEP])):  # type: ignore[attr-defined]
+        read += part
+    if read < nbytes or file.read(1):
+        what = "the file is shorter than its header says" if read < nbytes else "the file goes on after its last value"
+        raise _refused("read_idx", what, path, shape=shape, expected=nbytes, missing=nbytes - read)
+    return body.view(dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
 def read_cifar10(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, 3, 32, 32) and labels (N,), both uint8, of one file of CIFAR-10's binary version."""
-    path = Path(path)
+    path = regular(path, "read_cifar10")
     size = path.stat().st_size
     if not size or size % CIFAR10_RECORD:
         what = "the size is not a multiple of a record"

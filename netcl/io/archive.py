@@ -174,6 +174,13 @@ def _reason(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
 
 
+def regular(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
+    """The path, unless a pipe or a device has it: opening those may never return."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise refusal(op, "a pipe or a device has this name", "name a regular file", file=path)
+    return path
+
+
 def limit_for(size: int, max_bytes: int | None) -> int:
     """How many bytes the content of a file of so many bytes may take in memory."""
     return max_bytes if max_bytes is not None else max(FREE_BYTES, EXPANSION * size)
@@ -185,7 +192,7 @@ class Entries:
     def __init__(self, path: str | os.PathLike[str], op: str, max_bytes: int | None = None):
         self.path, self.op = path, op
         with refusing(op, path):
-            self.zip = zipfile.ZipFile(path)
+            self.zip = zipfile.ZipFile(regular(path, op))
         try:
             # Of the file that is open: another may have taken its name since.
             self.size = os.fstat(self.zip.fp.fileno()).st_size  # type: ignore[union-attr]
@@ -301,6 +308,12 @@ def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None
         if checksum(array) != sums[name]:
             raise refusal(op, "an entry does not match its checksum", "the file was damaged or changed", name=repr(name), file=path)
     return Archive(meta, arrays)
+
+
+def read_meta(path: str | os.PathLike[str], op: str) -> dict[str, Any]:
+    """The metadata of a ``.netcl`` file, without its arrays."""
+    with Entries(path, op) as entries:
+        return parse_meta(array_of(entries, f"{META}.npy") if f"{META}.npy" in entries.infos else None, path, op)
 
 
 def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:

@@ -38,11 +38,13 @@ class Checkpoint(NamedTuple):
     step: int
     extra: Any
     path: Path
+    run: str = ""
 
 
 def save_checkpoint(
     path: str | os.PathLike[str], *, model: Any = None, optimizer: Any = None, scheduler: Any = None, scaler: Any = None,
     loader: Any = None, ema: Any = None, rng: Any = None, step: int = 0, extra: Any = None, keep_last: int | None = None,
+    run: str = "",
 ) -> Path:  # fmt: skip
     """Write a checkpoint and return its path.
 
@@ -51,6 +53,7 @@ def save_checkpoint(
     - **rng**: a NumPy generator, or a dictionary of them. netcl's own random streams are always kept.
     - **extra**: any nesting of dictionaries, lists, numbers, texts, arrays and tensors.
     - **keep_last**: in a folder, how many checkpoints stay; older ones are removed when the new one is safe.
+    - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
         raise ValueError(message(SAVE, "a step is a number from 0 on", step=repr(step)))
@@ -64,7 +67,7 @@ def save_checkpoint(
         "rng": {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()},
     }
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
-    archive.write(target, {"kind": "checkpoint", "step": int(step), "state": packed}, arrays, SAVE)
+    archive.write(target, {"kind": "checkpoint", "step": int(step), "run": str(run), "state": packed}, arrays, SAVE)
     if keep_last is not None:
         _prune(target, keep_last)
     return target
@@ -74,13 +77,13 @@ def load_checkpoint(
     path: str | os.PathLike[str], *, model: Any = None, optimizer: Any = None, scheduler: Any = None, scaler: Any = None,
     loader: Any = None, ema: Any = None, rng: Any = None, max_bytes: int | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Put a checkpoint (or the latest one of a folder) back into the given objects; returns ``step``, ``extra`` and ``path``.
+    """Put a checkpoint (or the latest one of a folder) back into the given objects; returns ``step``, ``extra``, ``path`` and ``run``.
 
     Everything given must be in the file, and fit. Checksums, names, shapes and dtypes are checked before anything is changed; should
     an object refuse its state nevertheless, those that were already loaded get their old state back.
     """
     found = _found(Path(path))
-    step, state = _read(found, max_bytes)
+    step, state, run = _read(found, max_bytes)
     parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
     generators = _generators(rng, LOAD)
     _check(parts, generators, state, found)
@@ -88,17 +91,22 @@ def load_checkpoint(
     for name, generator in generators.items():
         generator.bit_generator.state = state["rng"][name]
     _put_streams(model, state.get("random", []))
-    return Checkpoint(step, _on_device(state.get("extra")), found)
+    return Checkpoint(step, _on_device(state.get("extra")), found, run)
 
 
-def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any]]:
-    """The step and the state of a file, all of which was seen to be right."""
+def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any], str]:
+    """The step, the state and the run of a file, all of which was seen to be right."""
     meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")
     if not isinstance(state, dict) or type(step) is not int or step < 0:
         raise refusal(LOAD, f"{archive.META} is not what netcl writes", file=found)
-    return step, state
+    return step, state, str(meta.get("run", ""))
+
+
+def run_of(path: str | os.PathLike[str]) -> str:
+    """The id of the run a checkpoint belongs to; empty if it was saved without one."""
+    return str(archive.read_meta(path, LOAD).get("run", ""))
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:

@@ -45,7 +45,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
     Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or what ``convert`` makes of those; parameters become their values.
     Anything else a file asks for is refused by name.
     """
-    with open(path, "rb") as file:
+    with open(archive.regular(path, OP_LOAD), "rb") as file:
         head = file.read(4)
     if head[:2] == b"PK":
         with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED):

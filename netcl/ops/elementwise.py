@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core.backend import lifecycle
 from netcl.core.capabilities import DeviceProfile, device_profile
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
@@ -55,6 +56,7 @@ class _Fusing(threading.local):
     def __init__(self) -> None:
         self.waiting: dict[int, Any] = {}  # nodes by their number, weakly
         self.held = 0  # bytes of their inputs, and of those that are gone since this was last counted
+        lifecycle.computing.add(threading.current_thread())
 
 
 fusing_modes = _Fusing()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from netcl.core import dispatch, platforms
-from netcl.core.device import CPUQueue, handle_of, queue_of
+from netcl.core.device import CPUQueue, handle_of, queue_of, synchronize
 from netcl.core.kernels import program, signature
 from netcl.runtime.scheduler import sibling_queue
 
@@ -190,7 +190,7 @@ class EventTimer:
         self._began = 0.0
 
     def __enter__(self) -> EventTimer:
-        self.queue.finish()
+        synchronize(self.queue)
         if not isinstance(self.queue, CPUQueue):
             self._observer = Observer()
             self._observer.begin()
@@ -198,8 +198,7 @@ class EventTimer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        dispatch.call("flush")
-        self.queue.finish()
+        synchronize(self.queue)
         self.wall = self.seconds = time.perf_counter() - self._began
         if self._observer is not None:
             self._observer.end()

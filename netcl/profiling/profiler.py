@@ -7,8 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from netcl.core import dispatch
-from netcl.core.device import get_active_device, require
+from netcl.core.device import get_active_device, require, synchronize
 from netcl.core.errors import message
 from netcl.profiling import report, trace
 from netcl.profiling.events import Launch, Observer
@@ -41,7 +40,7 @@ class profile:
     def __enter__(self) -> profile:
         if self._observer is not None:
             raise RuntimeError(message("profile", "this profile is running already", "make a second one"))
-        self.device.queue.finish()
+        synchronize(self.device)
         self._observer, self._rows = Observer(), None
         perf.listeners.append(self._region)
         self._began = time.perf_counter()
@@ -50,8 +49,7 @@ class profile:
 
     def __exit__(self, *exc: object) -> None:
         assert self._observer is not None
-        dispatch.call("flush")
-        self.device.queue.finish()
+        synchronize(self.device)
         self.seconds += time.perf_counter() - self._began
         self._observer.end()
         perf.listeners.remove(self._region)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from netcl.core import dispatch
-from netcl.core.device import queue_of
+from netcl.core.device import queue_of, synchronize
 from netcl.core.errors import message
 
 MARGIN = 0.97  # a way must take less than this much of the usual one's time to be chosen in its place, or noise would choose
@@ -58,19 +58,19 @@ def compare(
     """
     if repeat < 1 or calls < 1:
         raise ValueError(message("measure", "at least one call in one round is needed", repeat=repeat, calls=calls))
-    finish = queue_of(queue).finish
+    target = queue_of(queue)
     for way in ways.values():
         for _ in range(warmup):
             way()
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeat):
         for name, way in ways.items():
-            finish()
+            synchronize(target)
             begin = time.perf_counter()
             for _ in range(calls):
                 result = way()
                 dispatch.call("flush")  # a value that nobody looks at might otherwise never be computed
                 del result
-            finish()
+            synchronize(target)
             found[name].append((time.perf_counter() - begin) / calls)
     return {name: Timing(tuple(rounds)) for name, rounds in found.items()}

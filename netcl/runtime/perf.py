@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from netcl.core import dispatch
+from netcl.core.device import synchronize
 from netcl.core.errors import DeviceError, message
 
 #: Told (name, begin, end) of every region that ends, in seconds of ``time.perf_counter``; a trace listens here.
@@ -108,5 +108,4 @@ def _finish(queue: Any) -> None:
     target = getattr(queue, "queue", queue)
     if not hasattr(target, "finish"):
         raise DeviceError(message("timing_region", "this is neither a queue nor a device handle", "pass handle.queue", queue=repr(queue)))
-    dispatch.call("flush")
-    target.finish()
+    synchronize(target)

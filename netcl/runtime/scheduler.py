@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from netcl.core import dispatch, platforms, recording
-from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager, require
+from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager, require, synchronize
 from netcl.core.errors import DeviceError, message
 from netcl.core.memory import BufferHandle
 from netcl.core.tensor import Tensor
@@ -106,8 +106,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait, on the host, until everything enqueued so far is done."""
-        dispatch.call("flush")
-        self.queue.finish()
+        synchronize(self.queue)
 
     finish = synchronize
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from netcl.core.errors import message
+from netcl.io import FileError, checkpoints, run_of
 
 if TYPE_CHECKING:
     from netcl.trainer.trainer import Trainer
@@ -21,10 +22,11 @@ Logs = Mapping[str, Any]
 class Callback:
     """Does something at the moments of a run. Override what is needed; ``self.trainer`` is the trainer.
 
-    ``logs`` has the numbers known at that moment. Those of a batch are read from the device when they are asked for, and asking waits
-    for it: ask where ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary
-    that callbacks may add to. Setting ``self.trainer.stop_training`` ends the run after this batch; that of one rank ends the run of
-    all, where numbers are read next.
+    ``logs`` has the numbers known at that moment: for a training batch its own loss and the metrics of the epoch so far, for an epoch
+    their means. Those of a batch are read from the device when they are asked for, and asking waits for it: ask where
+    ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary that callbacks may
+    add to. Setting ``self.trainer.stop_training`` ends the run after this batch; that of one rank ends the run of all, where numbers are
+    read next.
 
     ``order`` says who comes first: what adds numbers has -1, what saves everything has 1.
     """
@@ -144,6 +146,8 @@ class ModelCheckpoint(Callback):
     - **folder**: where they go. **every_steps**: also so often within an epoch.
     - **monitor**, **mode**: the number that says what is best; ``None`` leaves ``best.netcl`` out. By default ``val_loss``, or ``loss``
       in a run that is not validated.
+    - **overwrite**: a new run removes the checkpoints of an earlier one. Otherwise it refuses a folder that holds any, because a later
+      ``resume`` would continue the earlier run. ``run.txt`` holds the id of the folder's run; a checkpoint of another run is not resumed.
 
     Files appear whole or not at all. A Ctrl-C makes one too. Ranks of a ``DistributedDataParallel`` model all have this callback: a
     checkpoint holds the random numbers of each, and rank 0 writes it.
@@ -152,17 +156,35 @@ class ModelCheckpoint(Callback):
     order = 1
 
     def __init__(self, folder: str | os.PathLike[str], monitor: str | None = "auto", mode: str = "auto", keep_last: int = 2,
-                 every_steps: int | None = None):  # fmt: skip
+                 every_steps: int | None = None, *, overwrite: bool = False):  # fmt: skip
         if keep_last < 1 or (every_steps is not None and every_steps < 1):
             raise ValueError(message("ModelCheckpoint", "numbers are at least 1", keep_last=keep_last, every_steps=every_steps))
         self.folder = Path(folder)
-        self.keep_last, self.every_steps = keep_last, every_steps
+        self.keep_last, self.every_steps, self.overwrite = keep_last, every_steps, overwrite
         self._choice = (monitor, mode)
         self.watch: Watch | None = None
+
+    def claim(self, resumed: str | os.PathLike[str] | None) -> None:
+        """Refuse a folder of another run than the one that begins (``resumed`` is its checkpoint); called before anything is written."""
+        if resumed is None:
+            earlier = [path for path in (self.folder / "best.netcl", *checkpoints(self.folder)) if path.exists()]
+            if earlier and not self.overwrite:
+                remedy = 'continue that run (resume="auto", --resume), remove it (overwrite=True, --overwrite), or name another folder'
+                what = "a new run cannot begin in a folder that holds the checkpoints of another"
+                raise FileError(message("ModelCheckpoint", what, remedy, folder=self.folder, newest=earlier[-1].name))
+            for path in earlier:
+                path.unlink()
+            return
+        owner, run = self.folder / "run.txt", run_of(resumed)
+        own = owner.read_text(encoding="utf-8", errors="replace").strip() if owner.is_file() else ""
+        if own and run and own != run:
+            what, remedy = "the checkpoint belongs to another run than the folder", "resume it with a ModelCheckpoint of another folder"
+            raise FileError(message("ModelCheckpoint", what, remedy, folder=self.folder, checkpoint=resumed, run=run, expected=own))
 
     def on_train_begin(self, logs: Logs) -> None:
         if self.trainer.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "run.txt").write_text(f"{self.trainer.run_id}\n", encoding="utf-8")
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.every_steps and self.trainer.at_boundary and self.trainer.step % self.every_steps == 0:
@@ -222,13 +244,12 @@ class NaNGuard(Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.trainer.log_due:
-            self._look(logs)
+            self._look(self.trainer.running_loss)  # also not finite if an earlier batch's loss was not
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        self._look(logs)
+        self._look(float(logs["loss"]))
 
-    def _look(self, logs: Logs) -> None:
-        loss = float(logs["loss"])
+    def _look(self, loss: float) -> None:
         if math.isfinite(loss):
             return
         self.trainer.stop_training = True

@@ -46,12 +46,14 @@ class JSONLLogger(Callback):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a :class:`JSONLLogger`; a last line that a killed process left half written is passed over."""
+    """The rows of a :class:`JSONLLogger`; lines from the first damaged one on are left out, as a killed process leaves its last."""
     rows = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if Path(path).exists() else []:
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
+            break
+        if not isinstance(row, dict) or "kind" not in row or not isinstance(row.get("step"), int):
             break
         rows.append(row)
     return rows

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from netcl.core.errors import message
+from netcl.io import FileError
+from netcl.io.archive import read_arrays
 from netcl.profiling import report as kernels
 from netcl.trainer import plot
 from netcl.trainer.logs import read_jsonl
@@ -48,7 +52,8 @@ def page(folder: str | os.PathLike[str]) -> str:
     """The page of a run, as text."""
     config = {**Recipe().to_dict(), **read_json(folder, "config.json")}
     title = f"{config['data']} / {config['model']}"
-    curves = _section("Curves", f'<div class="charts">{_charts(read_jsonl(Path(folder) / "log.jsonl"))}</div>')
+    with _reading(folder, "log.jsonl"):
+        curves = _section("Curves", f'<div class="charts">{_charts(read_jsonl(Path(folder) / "log.jsonl"))}</div>')
     finished = all((Path(folder) / name).exists() for name in ("results.json", "profile.json"))
     parts = [
         f"<h1>{html.escape(title)}</h1>",
@@ -63,16 +68,28 @@ def page(folder: str | os.PathLike[str]) -> str:
 def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
     """What there is to show of a run that came to its end."""
     results = read_json(folder, "results.json")
-    place = results["environment"]
-    return [
-        f"<p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>",
-        _facts(results),
-        curves,
-        *_predictions(Path(folder) / "samples.npz", results["classes"]),
-        _section("Text", f"<pre>{html.escape(results['text'])}</pre>") if "text" in results else "",
-        _section("Slowest kernels", f'<div class="scroll">{kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])}</div>'),
-        _section("Environment", _table(place)),
-    ]
+    with _reading(folder, "results.json"):
+        place, classes = results["environment"], [str(name) for name in results["classes"]]
+        head = [f"<p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>", _facts(results)]
+        text = _section("Text", f"<pre>{html.escape(results['text'])}</pre>") if "text" in results else ""
+        where = _section("Environment", _table(place))
+    with _reading(folder, "samples.npz"):
+        predictions = _predictions(Path(folder) / "samples.npz", classes)
+    with _reading(folder, "profile.json"):
+        slowest = kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])
+    return [*head, curves, *predictions, text, _section("Slowest kernels", f'<div class="scroll">{slowest}</div>'), where]
+
+
+@contextmanager
+def _reading(folder: str | os.PathLike[str], name: str) -> Iterator[None]:
+    """Name the file of a run that does not hold what a run writes."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as fault:
+        what = f"{name} is damaged: {type(fault).__name__}: {fault}".splitlines()[0]
+        raise FileError(message("report", what, "restore the file, or remove it and what belongs to it", folder=folder)) from fault
 
 
 def _section(title: str, content: str) -> str:
@@ -104,12 +121,12 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, f
 def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
     if not path.exists():
         return []
-    with np.load(path, allow_pickle=False) as kept:
-        samples = [
-            _sample(image, classes[label], classes[chosen], float(likely))
-            for image, label, chosen, likely in zip(kept["images"], kept["labels"], kept["chosen"], kept["likely"], strict=True)
-        ]
-        matrix = plot.confusion_table(kept["confusion"], classes)
+    kept = read_arrays(path, "report")
+    samples = [
+        _sample(image, classes[label], classes[chosen], float(likely))
+        for image, label, chosen, likely in zip(kept["images"], kept["labels"], kept["chosen"], kept["likely"], strict=True)
+    ]
+    matrix = plot.confusion_table(kept["confusion"], classes)
     wrong_first = '<p class="dim">Test images, those the model gets wrong first.</p>'
     return [
         _section("Confusion matrix", f'<div class="scroll">{matrix}</div>'),

@@ -44,8 +44,10 @@ class Progress(Callback):
         self._said = 0.0
 
     def on_train_begin(self, logs: Logs) -> None:
-        stream = self.stream or sys.stderr
-        self._out = stream
+        stream = self._out = self.stream or sys.stderr
+        if stream is None or getattr(stream, "closed", False):
+            self.style = "off"
+            return
         if self.style == "rich" and find_spec("rich") is None:
             raise ImportError(message("Progress", "rich is not installed", "pip install rich, or style='plain'"))
         rich = self.style == "rich" or (self.style == "auto" and stream.isatty() and find_spec("rich") is not None)
@@ -88,8 +90,11 @@ class Progress(Callback):
         if self._out.isatty():
             columns = shutil.get_terminal_size((80, 24)).columns
             text = textwrap.fill(text, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-        self._out.write(text + "\n")
-        self._out.flush()
+        try:
+            self._out.write(text + "\n")
+            self._out.flush()
+        except OSError:  # its reader is gone (`| head`, a closed terminal): the run goes on without
+            self.style = "off"
         self._said = time.monotonic()
 
 

@@ -105,7 +105,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     try:
         content = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else _toml(file)
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:  # a text that is no UTF-8 is a ValueError too
         raise RecipeError(message("recipe", f"the file cannot be read: {fault}", file=file)) from fault
     if not isinstance(content, dict):
         raise RecipeError(message("recipe", "a recipe is a table of settings", file=file))
@@ -151,7 +151,9 @@ def load_data(recipe: Recipe) -> Data:
     options = dict(recipe.data_options)
     key = recipe.data.lower().replace("_", "-")
     if key == "text":
-        block = int(options.pop("block", recipe.model_options.get("block_size", 64)))
+        block = options.pop("block", recipe.model_options.get("block_size", 64))
+        if type(block) is not int or block < 1:
+            raise RecipeError(message("recipe", "block (block_size of the model) must be a whole number from 1 on", block=repr(block)))
         options = {"block": block, "step": max(1, block // 4), **options}
     if key not in datasets.NAMES:
         raise RecipeError(message("recipe", "there is no such data", f"known are {', '.join(datasets.NAMES)}", data=repr(recipe.data)))
@@ -160,8 +162,10 @@ def load_data(recipe: Recipe) -> Data:
     place = (recipe.root,) if recipe.root else ()
     try:
         train, test = datasets.NAMES[key](*place, **options)
-    except (TypeError, ValueError) as fault:
+    except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as fault:
         raise RecipeError(message("recipe", f"the data cannot be read: {fault}", data=recipe.data, options=recipe.data_options)) from fault
+    if not len(train) or not len(test):
+        raise RecipeError(message("recipe", "data must have samples to train and to test with", train=len(train), test=len(test)))
     return Data(train, test, tuple(getattr(train, "classes", ()) or ()))
 
 
@@ -237,7 +241,7 @@ def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
     try:
         with placed(device):
             return MODELS[recipe.model](data, **recipe.model_options)
-    except (TypeError, ValueError) as fault:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as fault:
         options = {"model": recipe.model, "options": recipe.model_options}
         raise RecipeError(message("recipe", f"the model cannot be made: {fault}", **options)) from fault
 

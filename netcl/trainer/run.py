@@ -30,17 +30,22 @@ from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_load
 from netcl.trainer.trainer import Trainer
 
 SAMPLES = 24
+RESULTS = ("model.netcl", "results.json", "samples.npz", "profile.json", "report.html")
 PROFILED_STEPS = 5
 
 
 def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHandle, resume: bool = False,
-              callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
+              callbacks: Sequence[Callback] = (), overwrite: bool = False) -> dict[str, Any]:  # fmt: skip
     """Train by a recipe on a device, and write everything into a folder; gives what ``results.json`` holds.
 
+    A folder that holds checkpoints is refused unless ``resume`` continues their run or ``overwrite`` removes it.
     As a rank of an MPI job it trains with the others: each has its part of every batch, and rank 0 writes.
     """
     place, ours = Path(folder), distributed.world()
     with ours.together(), device(handle):
+        keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
+        if ours.rank == 0 and not (resume or overwrite):
+            keeper.claim(None)  # before data is loaded, which may take minutes
         place.mkdir(parents=True, exist_ok=True)
         seed_all(recipe)
         data = load_data(recipe)
@@ -49,7 +54,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
             distributed.manual_seed(recipe.seed, ours)
         train, test = make_loaders(recipe, data, handle.queue, ours)
         own = [_Config(place, recipe), *_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
-        always = [_Rates(), ModelCheckpoint(place / "checkpoints"), LRMonitor(), NaNGuard()]
+        always = [_Rates(), keeper, LRMonitor(), NaNGuard()]
         trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, *always])
         with train, test:
             began = time.time()
@@ -71,12 +76,15 @@ def _shared(model: Any, ours: distributed.World) -> Any:
 
 
 class _Config(Callback):
-    """Writes the recipe of a run when it begins: not before a checkpoint that is to be resumed was seen to fit it."""
+    """Writes the recipe of a run when it begins: not before a checkpoint that is to be resumed was seen to fit it. A new run removes the
+    results of an earlier one, which a report would show as its own."""
 
     def __init__(self, place: Path, recipe: Recipe):
         self.place, self.recipe = place, recipe
 
     def on_train_begin(self, logs: Logs) -> None:
+        for name in RESULTS if self.trainer.step == 0 else ():
+            (self.place / name).unlink(missing_ok=True)
         _write_json(self.place / "config.json", self.recipe.to_dict())
 
 
@@ -180,7 +188,7 @@ def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
         raise FileNotFoundError(message("run", f"the folder has no {name}", "is it one that `netcl train` wrote?", folder=folder))
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as fault:
+    except (ValueError, TypeError, RecursionError) as fault:
         raise FileError(message("run", f"{name} is damaged: {fault}", folder=folder)) from fault
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -32,17 +33,16 @@ from netcl.trainer.progress import Progress
 
 
 class BatchLogs(Mapping[str, Any]):
-    """The running numbers of an epoch, read from the device when they are asked for."""
+    """Numbers of a batch, read from the device at first access: ``known`` values and tensors, and the metrics of the epoch so far."""
 
     def __init__(self, known: Mapping[str, Any], metrics: Sequence[Metric]):
         self._known, self._metrics = known, {metric.name: metric for metric in metrics}
         self._read: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._known:
-            return self._known[name]
         if name not in self._read:
-            self._read[name] = self._metrics[name].compute()
+            value = self._known[name] if name in self._known else self._metrics[name].compute()
+            self._read[name] = value.item() if isinstance(value, Tensor) else value
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -110,6 +110,7 @@ class Trainer:
     def _reset(self) -> None:
         self.epoch, self.batch, self.step = 0, 0, 0
         self.epochs = 0
+        self.run_id = secrets.token_hex(8)  # checkpoints carry it, and a resumed run keeps it
         self.batches: int | None = None
         self.history = History()
         self.stop_training = self.log_due = self._trained = False
@@ -132,6 +133,11 @@ class Trainer:
         """Whether the optimizer has just made its step, so that no gradient is pending."""
         return self._accumulated == 0
 
+    @property
+    def running_loss(self) -> float:
+        """The mean loss of the epoch so far. Waits for the device."""
+        return float(self._loss.compute())
+
     def learning_rates(self) -> list[float]:
         """The present learning rate of every parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -146,7 +152,9 @@ class Trainer:
         - **resume**: a checkpoint or a folder of them, or ``"auto"``: the folder of the ``ModelCheckpoint`` callback, if it has any yet. Of
           a folder the newest that can be read is taken; newer ones are set aside under another name, with a warning. Everything goes on
           as if the run had never stopped, to the bit, if the data can say where it was (``DataLoader``) or comes in one order each time.
-        - **log_every**: after so many batches the running numbers are read from the device; in between nothing waits for it.
+          Without it, a ``ModelCheckpoint`` folder that already holds checkpoints is refused.
+        - **log_every**: after so many batches the batch's loss and the epoch's metrics so far are read from the device;
+          in between nothing waits for it.
 
         The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once. Ranks
         of a ``DistributedDataParallel`` model leave together, where the numbers are read next; an error of one ends the run on all.
@@ -164,6 +172,9 @@ class Trainer:
                 "fit", "batches, epochs, log_every and accumulation_steps", [self.batches, epochs, log_every, self.accumulation_steps]
             )
             found = self._to_resume(resume)
+            for callback in self.callbacks.callbacks if self.writes else ():
+                if isinstance(callback, ModelCheckpoint):
+                    callback.claim(found)  # before anything is loaded or written
             if found is not None:
                 self.load(found)
             self.callbacks("on_train_begin", {})
@@ -197,9 +208,8 @@ class Trainer:
         self.optimizer.zero_grad()
         skipped = 0 if hasattr(train, "load_state_dict") else self.batch
         for x, y in map(_pair, islice(iter(train), skipped, None)):
-            logs = BatchLogs({"epoch": self.epoch, "batch": self.batch}, self._counting)
             self.callbacks("on_train_batch_begin", self.batch, {})
-            self.train_on_batch(x, y)
+            logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.train_on_batch(x, y)}, self.metrics)
             self.batch += 1
             self.log_due = self.batch % log_every == 0 or self.batch == self.batches
             self.callbacks("on_train_batch_end", self.batch - 1, logs)
@@ -347,7 +357,7 @@ class Trainer:
 
         Ranks of a ``DistributedDataParallel`` model all call this; rank 0 writes, and the others get ``None``.
         """
-        whole = {**self._parts(), "step": self.step, "extra": self.state_dict(), "keep_last": keep_last}
+        whole = {**self._parts(), "step": self.step, "extra": self.state_dict(), "keep_last": keep_last, "run": self.run_id}
         ranks = self._ranks
         return save_checkpoint(path, **whole) if ranks is None else distributed.save_checkpoint(path, world=ranks, **whole)
 
@@ -367,11 +377,13 @@ class Trainer:
         """
         world = self.model.world if isinstance(self.model, DistributedDataParallel) else World()
         try:
-            self.load_state_dict(distributed.load_checkpoint(path, world=world, **self._parts()).extra)
+            loaded = distributed.load_checkpoint(path, world=world, **self._parts())
+            self.load_state_dict(loaded.extra)
         except ValueError as fault:
             if isinstance(fault, FileError):
                 raise
             raise FileError(message("fit", f"the checkpoint is not of such a run: {fault}", file=path)) from fault
+        self.run_id = loaded.run or self.run_id
 
     def _parts(self) -> dict[str, Any]:
         loader = self._train_data if hasattr(self._train_data, "load_state_dict") else None

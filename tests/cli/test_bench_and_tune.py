@@ -19,6 +19,20 @@ def test_bench_says_which_device_to_use(capsys):
     assert "sum 2^16" in out and "sums: NumPy for all of them" in out and "matmul" not in out
 
 
+def test_bench_without_torch_reports_only_our_figures(capsys, monkeypatch):
+    """A time of NumPy, the other yardstick of a case, is not torch's."""
+    from netcl.bench import harness
+
+    usual = harness.setting
+    monkeypatch.setattr(harness, "setting", lambda *given: usual(*given, with_torch=False))
+    row = {"ours_s": 2.0, "theirs_s": 1.0, "yardstick": "numpy"}
+    monkeypatch.setattr(harness, "measure", lambda case, where: [row])
+    assert main(["bench", "--device", "cpu", "--cases", r"^sum 2\^10"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "torch is not installed: only netcl's devices are timed"
+    assert "torch" not in "\n".join(rest) and "2 s" in "\n".join(rest)
+
+
 def test_bench_goes_on_after_a_failure_and_tells_it(capsys, monkeypatch):
     from netcl.bench import harness
 

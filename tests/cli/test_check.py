@@ -41,3 +41,15 @@ def test_sizes_that_no_launch_has_are_refused(sizes, tmp_path, capsys):
     (tmp_path / "kernels.cl").write_text(FILE)
     assert cli.main(["check", str(tmp_path / "kernels.cl"), *sizes]) == 1
     assert "; global_size=[" in capsys.readouterr().err
+
+
+def test_a_size_beyond_any_memory_is_wrong_usage(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["check", str(tmp_path / "kernels.cl"), "--size", "999999999999"])
+    assert "'999999999999' is not a whole number from 1 to 67108864" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path, capsys):
+    (tmp_path / "kernels.cl").write_bytes(b"\xff\xfe")
+    assert cli.main(["check", str(tmp_path / "kernels.cl"), "--device", "cpu"]) == 1
+    assert capsys.readouterr().err.startswith("[check] the file is not UTF-8 text: ")

@@ -92,6 +92,19 @@ def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
     assert epochs[2]["val_loss"] < epochs[1]["val_loss"]  # the first schedule had come to its end: it was made for two epochs
 
 
+def test_a_used_folder_needs_a_decision(digits, tmp_path, capsys):
+    shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
+    words = ["train", tmp_path, "--epochs", 1, "--run", tmp_path, "--device", "cpu"]
+    status, _, err = run(capsys, *words)
+    assert status == 1 and err.startswith("[ModelCheckpoint] a new run cannot begin in a folder that holds the checkpoints of another")
+    assert "--resume" in err and "--overwrite" in err and len(err.splitlines()) == 1
+    assert (tmp_path / "log.jsonl").read_bytes() == (digits / "log.jsonl").read_bytes()
+    assert run(capsys, *words, "--overwrite")[0] == 0
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000022.netcl"]
+    with pytest.raises(SystemExit):
+        run(capsys, *words, "--overwrite", "--resume")
+
+
 def test_what_is_given_to_a_resumed_run_counts(digits):
     """The learning rate and the decay of its recipe, and not those of the checkpoint."""
     recipe = Recipe().changed({**read_recipe(digits / "config.json"), "schedule": "constant", "lr": 0.5, "weight_decay": 0.25})
@@ -152,6 +165,36 @@ def test_report_writes_it_again_elsewhere(digits, tmp_path, capsys):
     status, out, _ = run(capsys, "report", digits, "--out", tmp_path / "page.html")
     assert status == 0 and out.strip() == str(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == (digits / "report.html").read_text()
+
+
+DEEP = "[" * 100_000
+DAMAGE = {
+    "config.json": ["", "\xff", DEEP, '{"a": ' * 5000, "3", '"ab"'],
+    "log.jsonl": ["\xff", DEEP, "3", '{"kind": "epoch", "step": 1}', '{"kind": "step", "step": 1, "loss": "x"}', '[1]\n{"kind": 3}'],
+    "results.json": ["", "{}", "[]", '{"environment": 3, "classes": 3}', DEEP, '{"environment": {}, "classes": [], "test": {}}'],
+    "samples.npz": ["", "PK\x05\x06", "PK\x03\x04 and more", "\x93NUMPY"],
+    "profile.json": ["{}", '{"rows": 3}', '{"rows": [3]}', '{"rows": [{}]}'],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_report_of_damaged_files_names_the_file(digits, tmp_path, capsys, name):
+    for i, content in enumerate(DAMAGE[name]):
+        folder = tmp_path / str(i)
+        shutil.copytree(digits, folder)
+        (folder / name).write_bytes(content.encode("latin1"))
+        status, _, err = run(capsys, "report", folder)
+        told = status == 1 and name in err and "damaged" in err and len(err.splitlines()) == 1
+        left_out = status == 0 and name == "log.jsonl"  # rows that are not a run's are left out
+        assert told or left_out, (content[:40], status, err)
+
+
+@pytest.mark.parametrize("content", [b"\xff", DEEP.encode(), b"a = " + DEEP.encode()])
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_a_recipe_that_cannot_be_read_is_told_in_a_line(tmp_path, capsys, content, suffix):
+    (tmp_path / f"recipe.{suffix}").write_bytes(content)
+    status, _, err = run(capsys, "train", tmp_path / f"recipe.{suffix}", "--device", "cpu")
+    assert status == 1 and err.startswith("[recipe] the file cannot be read") and len(err.splitlines()) == 1
 
 
 def test_an_unfinished_run_has_a_page_too(digits, tmp_path, capsys):
@@ -246,6 +289,28 @@ def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, mon
     assert status == 1 and words in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--data", "mnist", "--root", "empty", "--model", "mlp"], "data must have samples to train and to test with; train=0, test=0"),
+        (["--model", "vit", "--model-options", "patch_size=0"], "the model cannot be made: "),
+        (["--data", "text", "--root", "x", "--model", "gpt", "--data-options", "block=x"], "must be a whole number from 1 on; block='x'"),
+        (["--data", "text", "--root", "x", "--model", "gpt", "--model-options", "block_size=0"], "block=0"),
+        (["--data", "synthetic", "--data-options", "shape=[3,999999999999999]"], "the data cannot be read: Unable to allocate"),
+        (["--data", "synthetic", "--data-options", f"shape={DEEP}"], "the data cannot be read"),
+    ],
+    ids=["no images", "patch 0", "block x", "block 0", "huge", "deep"],
+)
+def test_a_value_that_cannot_be_is_told_in_a_line(tmp_path, capsys, monkeypatch, words, told):
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "t10k"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        (tmp_path / f"empty/{part}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + bytes(4) + bytes([0, 0, 0, 28]) * 2)
+        (tmp_path / f"empty/{part}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1]) + bytes(4))
+    status, _, err = run(capsys, "train", *words, "--device", "cpu")
+    assert status == 1 and err.startswith("[recipe] ") and told in err and len(err.splitlines()) == 1
+
+
 def test_the_help_says_what_every_setting_is(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit):
@@ -271,6 +336,43 @@ def test_output_without_a_terminal_is_plain(tmp_path):
     done = subprocess.run(command, capture_output=True, env={**os.environ, **settings})
     text = (done.stdout + done.stderr).decode("ascii")
     assert done.returncode == 0 and "\x1b" not in text and "epoch 1/1  loss" in text and "accuracy  0." in text
+
+
+@pytest.mark.parametrize(("lines", "unbuffered"), [(0, "1"), (1, "")])
+def test_a_training_goes_on_without_its_reader(tmp_path, lines, unbuffered):
+    """``netcl train ... 2>&1 | head -1``: everything is written, and the lost output has a status of its own."""
+    command = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "2", "--run", str(tmp_path)]
+    settings = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=settings)
+    for _ in range(lines):
+        process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == cli.BROKEN_PIPE
+    assert {"model.netcl", "results.json", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+    assert len(checkpoints(tmp_path / "checkpoints")) == 2
+
+
+def test_a_broken_pipe_of_another_is_an_error(capsys, monkeypatch):
+    def write_report(*given):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("netcl.trainer.page.write_report", write_report)
+    status, _, err = run(capsys, "report", "x")
+    assert status == 1 and "Broken pipe" in err
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_change_nothing(tmp_path, closed):
+    words = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "1", "--run", str(tmp_path)]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.count("Traceback") == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["report", "nowhere"]])
+def test_a_closed_error_stream_is_not_standard_output(words):
+    done = subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", sys.executable, "-m", "netcl", *words], capture_output=True, text=True)
+    assert done.returncode == (words[0] == "report") and "[report]" not in done.stdout
 
 
 def test_a_trace_is_what_perfetto_opens(cl_device, tmp_path, capsys):

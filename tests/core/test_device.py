@@ -366,3 +366,26 @@ def test_a_profile_is_enough_to_score():
     plain = module.extend(DeviceProfile("g", "v", "p", "1", "1", "gpu", max_compute_units=2, max_clock_mhz=100))
     assert module.score(plain) == (60, 200.0)
     assert module.score(dataclasses.replace(plain, available=False))[0] < 0
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_synchronize_computes_what_is_deferred(cl_device, given):
+    from netcl.ops import fusion
+
+    x = netcl.Tensor.from_host(cl_device.queue, np.ones(8, np.float32))
+    with fusion.fusing():
+        y = x + 1
+    cl_device.queue.finish()
+    assert fusion.waiting_node(y) is not None
+    netcl.synchronize(*[cl_device] * given)
+    assert fusion.waiting_node(y) is None and y.to_host().tolist() == [2.0] * 8
+
+
+def test_synchronize_waits_for_the_given_device():
+    waited = []
+    queue = MadeUpQueue(finish=lambda: waited.append(1))
+    netcl.synchronize(queue)
+    assert waited == [1]
+    netcl.synchronize("cpu")
+    with pytest.raises(DeviceError, match="no such device"):
+        netcl.synchronize("no such name")

@@ -637,3 +637,11 @@ def test_saving_what_cannot_be_saved_leaves_the_old_file(tmp_path):
     with pytest.raises(ValueError, match="Unregistered is not registered"):
         save_model(Unregistered(), path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("read", [load_checkpoint, load_model, load_torch, load])
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match=r"a pipe or a device has this name; file=.*; name a regular file"):
+        read(tmp_path / "pipe")

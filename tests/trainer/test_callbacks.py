@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from netcl import nn, optim
 from netcl.core.device import manager
-from netcl.io import checkpoints
+from netcl.io import FileError, checkpoints, run_of
 from netcl.trainer import (
     Callback,
     CSVLogger,
@@ -87,6 +88,35 @@ def test_checkpoints_keep_the_last_and_the_best(tmp_path, name, values, best):
     assert again.epoch == best + 1 and len(again.history.rows) == best + 1
 
 
+def test_a_new_run_refuses_the_checkpoints_of_another(tmp_path):
+    log = tmp_path / "log.jsonl"
+    make(JSONLLogger(log), ModelCheckpoint(tmp_path)).fit(DATA, epochs=3)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FileError, match=r'newest=step-000003.netcl; continue that run \(resume="auto", --resume\), remove it'):
+        make(JSONLLogger(log), ModelCheckpoint(tmp_path)).fit(DATA)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before  # nothing was written
+    resumed = make(ModelCheckpoint(tmp_path))
+    resumed.fit(DATA, epochs=4, resume="auto")
+    assert {run_of(path) for path in tmp_path.glob("*.netcl")} == {resumed.run_id}
+    new = make(ModelCheckpoint(tmp_path, overwrite=True))
+    new.fit(DATA)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000001.netcl"] and new.run_id != resumed.run_id
+
+
+def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path):
+    for name, epochs in (("a", 2), ("b", 1)):
+        make(ModelCheckpoint(tmp_path / name)).fit(DATA, epochs=epochs)
+    (tmp_path / "a" / "step-000002.netcl").rename(tmp_path / "b" / "step-000002.netcl")
+    trainer = make(ModelCheckpoint(tmp_path / "b"))
+    weight = trainer.model.weight.to_host().copy()
+    with pytest.raises(FileError, match=r"the checkpoint belongs to another run than the folder.*resume it with a ModelCheckpoint"):
+        trainer.fit(DATA, epochs=3, resume="auto")
+    np.testing.assert_array_equal(trainer.model.weight.to_host(), weight)
+    elsewhere = make(ModelCheckpoint(tmp_path / "c"))
+    elsewhere.fit(DATA, epochs=3, resume=tmp_path / "b" / "step-000002.netcl")
+    assert elsewhere.run_id == run_of(tmp_path / "a" / "step-000001.netcl") == run_of(tmp_path / "c" / "step-000003.netcl")
+
+
 def test_a_number_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"\[EarlyStopping\] there is no number 'val_f1' to watch; there are epoch, loss"):
         make(EarlyStopping("val_f1")).fit(DATA)
@@ -105,7 +135,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(action):
 
 def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
     def run(epochs, resume):
-        files = [JSONLLogger(tmp_path / "log.jsonl"), CSVLogger(tmp_path / "log.csv"), LRMonitor(), ModelCheckpoint(tmp_path / "keep")]
+        keep = ModelCheckpoint(tmp_path / "keep", overwrite=True)
+        files = [JSONLLogger(tmp_path / "log.jsonl"), CSVLogger(tmp_path / "log.csv"), LRMonitor(), keep]
         make(*files, metrics=["accuracy"]).fit(DATA * 4, epochs=epochs, resume=resume, log_every=2)
 
     run(2, None)
@@ -121,6 +152,33 @@ def test_logs_hold_every_epoch_and_go_on_after_a_resume(tmp_path):
     assert [row["epoch"] for row in table] == ["0", "1", "2"] and float(table[-1]["loss"]) == pytest.approx(rows[-1]["loss"])
     run(1, None)
     assert len(read_jsonl(tmp_path / "log.jsonl")) == 3 and len((tmp_path / "log.csv").read_text().splitlines()) == 2
+
+
+def test_a_step_logs_its_own_loss_and_an_epoch_the_mean(tmp_path):
+    """Losses 1, 2, 3, 4: whatever shows steps shows these, not their running mean."""
+    shown = io.StringIO()
+    seen = {}
+
+    class Seen(Callback):
+        def on_train_batch_end(self, batch, logs):
+            seen[batch] = dict(logs)
+
+    ones = np.ones((2, 4), np.float32)
+    data = [(ones, np.full((2, 2), value, np.float32)) for value in (1, 2, 3, 4)]
+    loss_fn = lambda outputs, targets: (outputs * 0 + targets).mean()  # noqa: E731
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    callbacks = [Progress("plain", shown), JSONLLogger(tmp_path / "log.jsonl"), Seen()]
+    Trainer(model, optim.SGD(model.parameters(), lr=0.1), loss_fn=loss_fn, callbacks=callbacks).fit(data, log_every=1)
+    rows = read_jsonl(tmp_path / "log.jsonl")
+    assert [row["loss"] for row in rows] == [1.0, 2.0, 3.0, 4.0, 2.5]
+    assert [seen[batch]["loss"] for batch in range(4)] == [1.0, 2.0, 3.0, 4.0] and "loss 2.5" in shown.getvalue()
+
+
+def test_a_loss_that_was_not_finite_between_two_looks_is_found():
+    data = [(DATA[0][0], DATA[0][1].astype(np.float32) * value) for value in (float("nan"), 1.0)]
+    loss_fn = lambda outputs, targets: (targets + 0).mean() + outputs.sum() * 0  # noqa: E731
+    with pytest.raises(FloatingPointError, match="step=2"):
+        make(NaNGuard(), loss_fn=loss_fn).fit(data * 2, log_every=2)
 
 
 def test_a_nan_is_null_in_json(tmp_path):

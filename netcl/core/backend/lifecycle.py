@@ -13,14 +13,16 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from netcl.core import memory, platforms
+from netcl.core import dispatch, memory, platforms
 from netcl.core.errors import DeviceError, message
 
 GRACE_SECONDS = 3.0
@@ -29,8 +31,10 @@ _POLL_SECONDS = 0.01
 _LEAST_WAIT = 0.5  # a queue with nothing left to do answers well within this
 
 _backends: weakref.WeakSet[Any] = weakref.WeakSet()  # of queues, which themselves allow no weak reference
+computing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that have called an op
 _interrupted_at: float | None = None
 _installed = False
+_PACKAGE = str(Path(__file__).parents[2])
 _lock = threading.Lock()
 _snapshot: list[Any] = []
 
@@ -60,8 +64,12 @@ def register(backend: Any) -> None:
         _install_interrupt_handler()
 
 
-def _queues() -> list[Any]:
+def queues() -> list[Any]:
+    """The queues of every backend in use."""
     return [backend.queue for backend in list(_backends)]
+
+
+dispatch.fill("queues", queues)
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
@@ -121,11 +129,35 @@ def _finish_all() -> None:
     """At exit: let queued work end. After a Ctrl-C only for what is left of the grace time, then leave for good."""
     if platforms.forked_child:
         return
-    for queue in _queues():
+    _stop_daemons()
+    for queue in queues():
         if _interrupted_at is None:
             queue.finish()
         elif not interruptible_finish(queue, max(_LEAST_WAIT, _interrupted_at + GRACE_SECONDS - time.monotonic())):
             os._exit(INTERRUPTED)
+
+
+def _stop_daemons() -> None:
+    """End daemon threads that compute: a queue they keep filling never finishes, and a driver aborts the process that unloads it in use.
+
+    ``SystemExit`` is raised in each, at its next bytecode; only those that are inside netcl now are waited for.
+    """
+    deadline = time.monotonic() + GRACE_SECONDS
+    left = [t for t in list(computing) if t.daemon and t.is_alive() and t is not threading.current_thread()]
+    while left and time.monotonic() < deadline:
+        for thread in left:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+        left[0].join(_POLL_SECONDS)
+        stacks = sys._current_frames()
+        left = [thread for thread in left if thread.is_alive() and _is_inside(stacks.get(thread.ident or 0))]
+
+
+def _is_inside(frame: Any) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _install_interrupt_handler() -> None:
@@ -184,7 +216,7 @@ def _another(reader: socket.socket) -> bool:
 
 def _before_fork() -> None:
     """Remember every live buffer and queue: their destructors must not run in the child."""
-    _snapshot[:] = [*memory.live_buffers(), *_queues()]
+    _snapshot[:] = [*memory.live_buffers(), *queues()]
 
 
 def _after_fork_in_child() -> None:

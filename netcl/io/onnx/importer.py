@@ -16,7 +16,7 @@ from netcl.core.device import require
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io import tree
-from netcl.io.archive import refusal
+from netcl.io.archive import refusal, regular
 from netcl.io.onnx import windows  # noqa: F401 (adds its handlers to the table)
 from netcl.io.onnx.handlers import HANDLERS, SIZES, Node
 from netcl.io.onnx.library import dtype_of, library, numbers
@@ -32,7 +32,7 @@ def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
     """
     onnx = library()
     try:
-        model = onnx.ModelProto.FromString(Path(path).read_bytes())
+        model = onnx.ModelProto.FromString(Path(regular(path, OP)).read_bytes())
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, *_decode_errors()) as fault:
         raise refusal(OP, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
