@@ -24,7 +24,7 @@ from netcl.core import dispatch, recording
 from netcl.core.device import CPUQueue, get_active_device
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.runtime.contract import EXACTLY_PLAIN, is_a, is_layer, items_of
+from netcl.runtime.contract import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of, tensors_of
 from netcl.runtime.followed import Seen
 from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Graph, Output
 from netcl.runtime.recorder import CaptureError, Recorder, difference
@@ -347,7 +347,8 @@ class CompiledFunction:
 
     def _recorded(self, case: _Case, state: Any, call: _Calls) -> Any:
         """Run as it is, listening; the first time of a case only to see what its state is made of."""
-        if sys.getprofile() is not None:  # which would not see what runs
+        if sys.getprofile() is not None:
+            self._refuse("another profiler is at work (sys.setprofile), so that what it calls cannot be seen")
             return self._plain(call.args, call.kwargs)
         recorder = Recorder(call.tensors)
         gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
@@ -385,7 +386,12 @@ class CompiledFunction:
         if recorder.problem:
             self._give_up(program, recorder.problem)
             return
-        fixed, hidden = self._surroundings.fixed(), self._surroundings.unguarded(call.objects)
+        fixed, (hidden, held) = self._surroundings.fixed(), self._surroundings.unguarded(call.objects)
+        held += [*recorder.leaves.values(), *[t for d in recorder.dependencies.values() for t in d.tensors()]]
+        of_held = [(t, t.grad) for t in held if t.grad is not None]
+        held += [gradient for _, gradient in of_held]
+        if not hidden and recorder.unheld(held):  # netcl's own tables and counters belong to the queue
+            hidden = recorder.unheld([*held, *tensors_of(instance_dict(recorder.queue).values())])
         hidden = f"it reads what is not guarded: {hidden}" if hidden else seen.problem and f"it calls {seen.problem}"
         if self._agrees(program, recorder, run, call.tensors, hidden, fixed):
             if hidden:
@@ -393,7 +399,8 @@ class CompiledFunction:
                 return
             run.copy_result(recorder)
             program.graph = Graph().build(recorder, call.tensors, run.tree)
-            program.guards = Guards(recorder, gradients, left, fixed)
+            read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
+            program.guards = Guards(recorder, [*gradients, *read], left, fixed)
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str, fixed: Fixed) -> bool:
         """Whether this recording tells the story of the one before. If not, the function is refused, unless memory moved, an argument was

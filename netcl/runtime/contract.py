@@ -209,6 +209,8 @@ class Vet:
     """Finds the first value, among those a function reads, that no guard compares. ``loose`` are attributes read of nameless things."""
 
     def __init__(self, loose: frozenset[str]):
+        self.tensors: list[Tensor] = []  # that it met, and
+        self.own: list[Any] = []  # objects of netcl, which hold some
         self._loose = loose
         self._seen: dict[int, int] = {}
 
@@ -220,6 +222,10 @@ class Vet:
         if self._seen.get(id(value), MOST_DEPTH + 1) <= depth:
             return ""
         self._seen[id(value)] = depth
+        if is_a(value, Tensor):
+            self.tensors.append(value)
+        elif is_own(value) and not is_a(value, _CALLABLE):
+            self.own.append(value)
         if is_a(value, (*CONTAINERS, *SETS)):
             return self._items(value, name, depth)
         if is_a(value, (MethodType, BuiltinFunctionType, MethodWrapperType)):
@@ -229,10 +235,11 @@ class Vet:
         return self._attributes(value, name, depth)
 
     def _items(self, value: Any, name: str, depth: int) -> str:
+        if all_tensors(value):
+            self.tensors += value
+            return ""
         if len(value) > MOST_ITEMS:
-            return (
-                "" if all_tensors(value) else f"{name} is a {type(value).__name__} of {len(value)} items (up to {MOST_ITEMS} are compared)"
-            )
+            return f"{name} is a {type(value).__name__} of {len(value)} items (up to {MOST_ITEMS} are compared)"
         if depth >= MOST_DEPTH and len(value):
             return f"{name} is nested more than {MOST_DEPTH} deep"
         if is_a(value, dict):
@@ -252,6 +259,24 @@ class Vet:
 
     def _first(self, parts: Iterable[tuple[Any, str]], depth: int) -> str:
         return next((found for part, name in parts if (found := self(part, name, depth + 1))), "")
+
+
+def tensors_of(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors that objects of netcl hold: parameters, the state of an optimizer."""
+    waiting, seen, found = list(values), set(), []
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or is_a(value, (*PLAIN, type, ModuleType)):
+            continue
+        seen.add(id(value))
+        if is_a(value, Tensor):
+            found.append(value)
+        elif is_a(value, (*CONTAINERS, *SETS)):
+            waiting += items_of(value)
+        elif is_own(value):
+            waiting += instance_dict(value).values()
+            waiting += [attribute(value, name) for name in loose_names(type(value), frozenset("*"))]
+    return found
 
 
 def loose_names(kind: type, loose: frozenset[str]) -> list[str]:

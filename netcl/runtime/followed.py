@@ -72,7 +72,8 @@ _NAMED = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDERE
 _BY_NAME = frozenset(("getattr", "hasattr"))  # whoever calls these with a text names an attribute, and
 _BY_ANY_NAME = frozenset(("vars", "attrgetter", "__dict__", "dir"))  # whoever uses these may mean any
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
-_OF_SELF = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER", "COPY", "DUP_TOP")  # with an attribute; else it goes on as a whole
+#: What comes after ``self`` where an attribute of it is meant, and not the whole.
+_OF_SELF = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER", "COPY", "DUP_TOP")
 _FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
 
@@ -133,8 +134,9 @@ def _attribute_named(steps: Sequence[dis.Instruction]) -> str:
     while rest and rest[0].opname == "LOAD_ATTR":
         rest.pop(0)
     named = len(rest) > 1 and rest[0].opname == "LOAD_CONST" and isinstance(rest[0].argval, str)
-    ends = named and (rest[1].opname == "CALL" or (len(rest) > 2 and rest[1].opname.startswith("LOAD_") and rest[2].opname == "CALL"))
-    ends = ends or (named and any(step.opname.startswith("CALL_FUNCTION") for step in rest[1:3]))
+    if named and rest[1].opname.startswith((*_NAMED, "LOAD_CONST")):  # a default
+        rest.pop(1)
+    ends = named and len(rest) > 1 and rest[1].opname in ("CALL", "CALL_FUNCTION")
     return rest[0].argval if ends else "*"
 
 
@@ -173,7 +175,8 @@ class Seen:
             if code not in self._passed:
                 self._called(frame, code)
         elif event == "c_call" and not self.problem and code not in self._passed and _is_foreign_code(frame):
-            self.problem = unvouched_call(arg)
+            hidden = arg in _READERS and arg.__name__ not in code.co_names
+            self.problem = f"{arg.__name__}() by another name" if hidden else unvouched_call(arg)
 
     def _called(self, frame: FrameType, code: CodeType) -> None:
         forward, foreign = code.co_name == "forward", _is_foreign_code(frame)
@@ -197,6 +200,7 @@ class Seen:
             self.calls[id(owner), code] = _nobody if owner is None else weakref.ref(owner)
 
 
+_READERS = (getattr, hasattr, vars, dir)  # of attributes, whose names are in the code where these are
 _ASIDE = frozenset(("importlib._bootstrap", "_frozen_importlib", "logging", "warnings"))
 
 
@@ -344,6 +348,7 @@ class Search:
             self._note_library(value, path, called)
             return
         self.names.setdefault((id(place[0]), place[1]), called)
+        self._note_reader(value)
         if is_a(value, ModuleType) and path:
             self._note((vars(value), path[0]), path[1:], f"{called}.{path[0]}")
             path = ()
@@ -363,12 +368,18 @@ class Search:
             return
         value, called = vars(module)[path[0]], f"{called}.{path[0]}"
         self.library[id(vars(module)), path[0]] = vars(module), path[0]
+        self._note_reader(value)
         if is_a(value, ModuleType):
             self._note_library(value, path[1:], called)
         elif module.__name__.startswith("numpy.random"):
             self.random.setdefault(f"{called} is random")
         elif not of_netcl(module.__name__) and (unguarded(value) or is_a(value, (*CONTAINERS, *SETS, np.ndarray))):
             self._note((vars(module), path[0]), path[1:], called)
+
+    def _note_reader(self, value: Any) -> None:
+        """Copies and conversions of a library read all attributes of what they are given."""
+        if is_a(value, FunctionType) and module_of(value) in ("copy", "dataclasses"):
+            self.loose.add("*")
 
     def _note_attribute(self, owner: Any, path: list[str]) -> None:
         name, *rest = path

@@ -246,6 +246,15 @@ class Recorder:
             if (t.grad is None) != (before is None) or (before is not None and t.grad is not before()):
                 self.leaf(t)
 
+    def unheld(self, held: Iterable[Tensor]) -> str:
+        """A tensor from outside that none of these is, nor the gradient of one: nobody would notice if it were replaced."""
+        known = {id(t.buffer) for t in held if t.array is None}
+        for value in self.values:
+            if value.kind == OUTSIDE and value.first >= 0 and value.owners and id(value.buffer) not in known:
+                shape = next((t.shape for ref in value.owners if (t := ref()) is not None), None)
+                return f"a tensor{f' of shape {shape}' if shape is not None else ''} that nothing it names holds"
+        return ""
+
     def story(self) -> list[tuple[Any, ...]]:
         """The run in a form that is equal for two runs of the same step."""
         return [node.story() for node in self.nodes]

@@ -33,6 +33,7 @@ from netcl.runtime.contract import (
     is_own,
     items_of,
     loose_names,
+    tensors_of,
 )
 from netcl.runtime.followed import Path, Place, Search, Seen, bound
 
@@ -90,9 +91,13 @@ class Surroundings:
                 self._tell(value, 0)
         return tuple(self._told), self._kept
 
-    def unguarded(self, arguments: Sequence[Any]) -> str:
-        """What the function reads that no guard compares, by name; empty if there is nothing."""
+    def unguarded(self, arguments: Sequence[Any]) -> tuple[str, list[Tensor]]:
+        """What the function reads that no guard compares, by name, empty if there is nothing; and the tensors that it reaches."""
         vet = Vet(self._loose)
+        found = self._vetted(vet, arguments)
+        return found, [*vet.tensors, *tensors_of(vet.own)]
+
+    def _vetted(self, vet: Vet, arguments: Sequence[Any]) -> str:
         for place, paths in self._watched:
             root, name = bound(place), self._search.names.get((id(place[0]), place[1]), "a value")
             found = vet(root, name)
@@ -104,7 +109,7 @@ class Surroundings:
                     found = found or ("" if of_layer and is_layer(value) else vet(value, called))
             if found:
                 return found
-        given = (vet(value, "an argument") for value in arguments if not is_a(value, Tensor))
+        given = (vet(value, "an argument") for value in arguments)
         return next((found for found in given if found), "") or next(iter(self._search.random), "")
 
     def fixed(self) -> tuple[list[tuple[Any, str, Any]], list[tuple[Any, Any, Any]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import datetime
 import enum
@@ -1810,6 +1811,213 @@ def a_loader_inside_the_step(way):
         return x
 
     yield from around(way(step), lambda: values.fill(5.0))
+
+
+# ---- ways around
+
+
+@replayed
+def layers_of_a_list_that_are_not_called(way):
+    class Gained(nn.Module):
+        def __init__(self, gain):
+            super().__init__()
+            self.gain, self.table, self.shift = gain, [gain], one(gain)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([Gained(2.0), Gained(3.0)])
+
+        def forward(self, x):
+            for part in self.parts:
+                x = x * part.gain + part.table[0] + part.shift
+            return x
+
+    model = Outer().eval()
+    kept = model.parts[1].shift
+    changes = [
+        lambda: setattr(model.parts[0], "gain", 5.0),
+        lambda: model.parts[1].table.__setitem__(0, 7.0),
+        lambda: setattr(model.parts[1], "shift", one(9.0)),
+    ]
+    yield from around(way(model), *changes)
+    del kept
+
+
+@replayed
+def an_object_that_hands_itself_on(way):
+    def helper(x, of):
+        return x * of.scale
+
+    class Step(Setting):
+        def run(self, x):
+            return helper(x, self)
+
+    step = Step()
+    yield from around(way(step.run), lambda: setattr(step, "scale", 5.0))
+
+
+@replayed
+def a_layer_that_hands_itself_on(way):
+    def helper(x, of):
+        return x * of.gain + of.table["shift"]
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain, self.table = 2.0, {"shift": 1.0}
+
+        def forward(self, x):
+            return helper(x, self)
+
+    layer = Layer().eval()
+    yield from around(way(layer), lambda: setattr(layer, "gain", 5.0), lambda: layer.table.update(shift=3.0))
+
+
+@replayed
+def an_attribute_by_a_text_that_is_changed(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * getattr(setting, "SCALE".lower())), lambda: setattr(setting, "scale", 5.0))
+
+
+@refused("getattr\\(\\) by another name")
+def getattr_by_another_name(way):
+    setting, read, name = Setting(), getattr, "scale"
+    yield from around(way(lambda x: x * read(setting, name)), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def a_dataclass_as_a_dict(way):
+    @dataclasses.dataclass
+    class Point:
+        scale: float
+
+    point = Point(2.0)
+    yield from around(way(lambda x: x * dataclasses.asdict(point)["scale"]), lambda: setattr(point, "scale", 5.0))
+
+
+@replayed
+def a_copy_of_an_object(way):
+    setting = Setting()
+    yield from around(way(lambda x: x * max(vars(copy.copy(setting)).values())), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def a_decorator_that_is_an_object(way):
+    class Decorator:
+        def __init__(self, function):
+            self.function, self.factor = function, 2.0
+
+        def __call__(self, x):
+            return self.function(x) * self.factor
+
+    @Decorator
+    def scaled(x):
+        return x + 1.0
+
+    yield from around(way(lambda x: scaled(x)), lambda: setattr(scaled, "factor", 5.0), lambda: setattr(scaled, "function", ag.exp))
+
+
+@replayed
+def a_function_made_by_another(way):
+    def counter():
+        state = {"scale": 2.0}
+        return (lambda x: x * state["scale"]), (lambda value: state.update(scale=value))
+
+    scaled, change = counter()
+    yield from around(way(lambda x: scaled(x)), lambda: change(5.0))
+
+
+@replayed
+def a_table_of_a_class(way):
+    class Registry:
+        table = {"scale": 2.0}  # noqa: RUF012
+
+        @classmethod
+        def get(cls, name):
+            return cls.table[name]
+
+    yield from around(way(lambda x: x * Registry.get("scale")), lambda: Registry.table.update(scale=5.0))
+
+
+@refused("rng is a tests.*Own|random")
+def a_subclass_of_a_generator_of_pythons(way):
+    class Own(random.Random):
+        pass
+
+    rng = Own(3)
+    yield from several(way(lambda x: x * (2.0 if rng.random() < 0.8 else 5.0)), count=12)
+
+
+@refused("rng is a numpy.random|rng")
+def a_generator_in_a_layer(way):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rng = np.random.default_rng(4)
+
+        def forward(self, x):
+            return x * (2.0 if self.rng.random() < 0.8 else 5.0)
+
+    yield from several(way(Noisy().eval()), count=12)
+
+
+@replayed
+def a_gradient_is_replaced(way):
+    weight = Tensor.ones((2,), requires_grad=True)
+    weight.grad = kept = one(2.0)
+    yield from around(way(lambda x: x * weight.grad), lambda: setattr(weight, "grad", one(5.0)))
+    del kept
+
+
+@replayed
+def a_gradient_reached_without_a_name(way):
+    weights = [Tensor.ones((2,), requires_grad=True)]
+    weights[0].grad = kept = one(2.0)
+    yield from around(way(lambda x: x * weights[0].grad), lambda: setattr(weights[0], "grad", one(5.0)))
+    del kept
+
+
+@right
+def a_seed_inside_the_step(way):
+    def step(x):
+        netcl.manual_seed(3)
+        return x + ag.rand(2)
+
+    yield from several(way(step), count=8)
+
+
+@right
+def the_optimizer_of_a_step_is_swapped(way):
+    weight = Tensor.ones((2,), requires_grad=True)
+    box = SimpleNamespace(optimizer=optim.SGD([weight], 0.1))
+
+    def step(x):
+        optimizer = box.optimizer
+        optimizer.zero_grad()
+        (weight * x).sum().backward()
+        optimizer.step()
+
+    step = way(step)
+    for i in range(10):
+        if i == 5:
+            box.optimizer = optim.Adam([weight], 0.5)
+        step(one(float(i)))
+        yield weight.detach().clone()
+
+
+@right
+def a_cache_for_keys_and_values(way):
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = []
+
+        def forward(self, x):
+            self.kept.append(x * 1.0)
+            return sum(self.kept[1:], self.kept[0])
+
+    yield from several(way(Growing().eval()), count=8)
 
 
 # ---- the test
