@@ -485,12 +485,12 @@ class Tensor:
         if row is not None:
             return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
         queue = target if hasattr(target, "finish") else require(target).queue
-        return self if queue is self.queue else self._moved(queue)
+        if queue is self.queue:
+            return self
+        return dispatch.call("move", self, queue) if self._learns else self._moved(queue)
 
     def _moved(self, queue: Any) -> Tensor:
-        moved = Tensor.from_host(queue, self.to_host(), self.dtype)
-        moved._mark(self.requires_grad, self.persistent)
-        return moved
+        return Tensor.from_host(queue, self.to_host(), self.dtype, persistent=self.persistent)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
