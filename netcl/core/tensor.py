@@ -26,7 +26,7 @@ from netcl.core.arguments import find_queue as _queue
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
-from netcl.core.errors import DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 
@@ -548,6 +548,9 @@ class Tensor:
         if flag and not dtypes.DTYPES[self.dtype].is_float:
             what = "only tensors of a floating-point dtype can require gradients"
             raise DtypeError(message("requires_grad", what, 'convert first: x.to("float32")', dtype=self.dtype, shape=self.shape))
+        if not flag and self.grad_fn is not None:
+            what = "only leaf tensors can stop requiring gradients"
+            raise AutogradError(message("requires_grad", what, "use x.detach()", by=self.grad_fn.name, shape=self.shape))
         self._learns = bool(flag)
 
     def requires_grad_(self, flag: bool = True) -> Tensor:
