@@ -12,7 +12,7 @@ from netcl import ops as _forward
 from netcl.autograd import in_place as _in_place
 from netcl.autograd import ops as _twins
 from netcl.autograd.compiler import CompiledFunction, CompiledGraph, TracingContext, TrainingGraphCompiler, jit_compile
-from netcl.autograd.function import Function, checkpoint
+from netcl.autograd.function import Function, checkpoint, move
 from netcl.autograd.gradcheck import GradientError, gradcheck, gradgradcheck
 from netcl.autograd.kernel import Kernel, kernel
 from netcl.autograd.ops import apply_op
@@ -105,6 +105,7 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 _twins.fill_slots()
 _twins.put("setitem", _in_place.setitem)
 dispatch.fill("backward", backward)
+dispatch.fill("move", move)
 dispatch.fill("no_grad", no_grad)
 dispatch.fill("fusing", fusing)
 _LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later

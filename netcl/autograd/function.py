@@ -12,6 +12,14 @@ from netcl.core.tensor import Tensor
 from netcl.ops import random
 
 
+def move(x: Tensor, queue: Any) -> Tensor:
+    """``x.to(device)`` of a tensor that requires a gradient: a copy whose gradient is moved back to the device of ``x``."""
+    out = x._moved(queue)
+    if recording((x,)):
+        Node("to", lambda node, F, grads: [grads[0].to(node.saved)], (x,), x.queue).attach((out,))
+    return out
+
+
 class Context:
     """What ``forward`` leaves for ``backward``: ``save_for_backward`` for tensors, attributes for the rest."""
 

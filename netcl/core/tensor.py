@@ -25,7 +25,7 @@ from netcl.core.arguments import find_queue as _queue
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
-from netcl.core.errors import DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 from netcl.core.writes import Writes, wrote
@@ -477,12 +477,12 @@ class Tensor:
         if row is not None:
             return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
         queue = target if hasattr(target, "finish") else require(target).queue
-        return self if queue is self.queue else self._moved(queue)
+        if queue is self.queue:
+            return self
+        return dispatch.call("move", self, queue) if self._learns else self._moved(queue)
 
     def _moved(self, queue: Any) -> Tensor:
-        moved = Tensor.from_host(queue, self.to_host(), self.dtype)
-        moved._mark(self.requires_grad, self.persistent)
-        return moved
+        return Tensor.from_host(queue, self.to_host(), self.dtype, persistent=self.persistent)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -540,6 +540,9 @@ class Tensor:
         if flag and not dtypes.DTYPES[self.dtype].is_float:
             what = "only tensors of a floating-point dtype can require gradients"
             raise DtypeError(message("requires_grad", what, 'convert first: x.to("float32")', dtype=self.dtype, shape=self.shape))
+        if not flag and self.grad_fn is not None:
+            what = "only leaf tensors can stop requiring gradients"
+            raise AutogradError(message("requires_grad", what, "use x.detach()", by=self.grad_fn.name, shape=self.shape))
         self._learns = bool(flag)
 
     def requires_grad_(self, flag: bool = True) -> Tensor:

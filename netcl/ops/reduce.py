@@ -57,6 +57,8 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The folded axes, counted from the front, in order."""
     if axis is None:
         return tuple(range(len(shape)))
+    if axis is True or axis is False:
+        _refuse_bool(name, axis)
     given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
     if not shape and given in ((0,), (-1,)):  # a number has an axis to fold, as in torch
         return ()

@@ -203,6 +203,11 @@ def test_moving_between_devices(device):
     assert there.dtype == "float16"
     assert there.requires_grad
     assert there.to(device).tolist() == [0, 1, 2]
+    if there is not t:
+        (there * there).sum().to(device).backward()
+        assert t.grad.tolist() == [0.0, 2.0, 4.0] and t.grad.device is device and not there.is_leaf
+    with netcl.no_grad():
+        assert t.to("cpu") is t or not t.to("cpu").requires_grad
     with pytest.raises(DeviceError, match=r"\[device\] no such device; selector='no such thing'"):
         t.to("no such thing")
 

@@ -563,6 +563,11 @@ result = None
 ## requires_grad of integers in a constructor raises
 torch.tensor([1, 2], requires_grad=True)
 result = None
+## a result that stops requiring a gradient raises
+w = a((3,)).requires_grad_()
+y = w * 2.0
+y.requires_grad = False
+result = y
 ## autograd.grad
 x = a((3,)).requires_grad_()
 g, = torch.autograd.grad((x ** 3).sum(), [x])
@@ -1113,6 +1118,7 @@ REFUSED = {
     "max of several dims": ("a((2, 3)).max((0, 1))", ValueError, r"\[max\] dim must be one integer; .*amax\(x, \(0, 1\)\)"),
     "std(False)": ("a((4,)).std(False)", ValueError, r"\[std\] axis must be an integer, not a bool; .*unbiased=False"),
     "sum(True)": ("a((2, 3)).sum(True)", ValueError, r"\[sum\] axis must be an integer, not a bool"),
+    "argmax(True)": ("a((2, 3)).argmax(True)", ValueError, r"\[argmax\] axis must be an integer, not a bool"),
     "var(1, False)": ("a((2, 3)).var(1, False)", TypeError, r"var\(\) takes from 1 to 2 positional arguments"),
     "pickled tensors": ("__import__('pickle').dumps(a((2,)))", TypeError, r"\[pickle\] tensors are never pickled"),
 }
