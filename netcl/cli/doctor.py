@@ -66,6 +66,7 @@ class Facts:
     found: tuple[Found, ...] = ()
     hidden: str = ""  # why devices of the driver are not shown
     refused: str = ""  # why NETCL_DEVICE leads to no device
+    illegal: tuple[tuple[str, str], ...] = ()  # NETCL_ variables that hold nonsense, and what is wrong with each
     gpus: tuple[str, ...] = ()  # keys of GPU_DRIVERS: graphics cards the kernel knows
     install: str = field(default_factory=platforms.install_command)
 
@@ -77,7 +78,7 @@ class Facts:
     @property
     def ready(self) -> bool:
         """Whether a program finds a device that is fit for work."""
-        return bool(self.usable) and not self.refused
+        return bool(self.usable) and not self.refused and not self.illegal
 
 
 def collect() -> Facts:
@@ -116,8 +117,17 @@ def collect() -> Facts:
         found=tuple(found),
         hidden=hidden or ", ".join(filters),
         refused=refused,
+        illegal=tuple(_illegal()),
         gpus=tuple(gpus_of_the_kernel()),
     )
+
+
+def _illegal() -> Iterator[tuple[str, str]]:
+    for name in env.VARIABLES:
+        try:
+            env.value(name)
+        except EnvironmentVariableError as caught:
+            yield name, str(caught)
 
 
 def gpus_of_the_kernel(root: Path = Path("/")) -> list[str]:
@@ -206,6 +216,11 @@ def _about_devices(facts: Facts) -> Iterator[Finding]:
         yield Finding("only-software", f"there is no device fit for work, only: {names}", facts.install)
 
 
+def _about_variables(facts: Facts) -> Iterator[Finding]:
+    for name, what in facts.illegal:
+        yield Finding("illegal-variable", what, f"unset {name}, or give it a legal value")
+
+
 def _about_choice(facts: Facts) -> Iterator[Finding]:
     if facts.refused:
         yield Finding("no-such-device", facts.refused, "unset NETCL_DEVICE, or name one of these")
@@ -220,6 +235,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _about_gpus,
     _about_devices,
     _about_choice,
+    _about_variables,
 )
 
 
@@ -291,6 +307,8 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
     print()
     if facts.ready:
         say("Ready: there is an OpenCL device fit for work.")
+    elif facts.illegal:
+        say(f"Not ready: {', '.join(name for name, _ in facts.illegal)} cannot be read, and nothing runs until that is mended.")
     elif facts.refused:
         say("Not ready: NETCL_DEVICE names a device that is not there, and nothing runs until it is mended.")
     else:

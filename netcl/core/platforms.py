@@ -212,7 +212,7 @@ def _read_icd(file: Path) -> str:
         lines = file.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    return lines[0].strip() if lines else ""
+    return lines[0].strip().replace("\0", "\ufffd") if lines else ""  # no path holds a NUL, and what takes paths refuses one
 
 
 def _in_folder(folder: Path, origin: str, known: bool, places: Places) -> Iterator[Runtime]:
@@ -440,7 +440,7 @@ def opencl() -> ModuleType:
                 _state.module = importlib.import_module("pyopencl")
             except ModuleNotFoundError as error:
                 raise ImportError(f"pyopencl required: {error}; install it from the checkout: {PIP_CPU}") from error
-            except ImportError as error:
+            except (ImportError, OSError) as error:  # OSError: of a library or a folder it reads while it is loaded
                 remedy = f"reinstall it: pip install --force-reinstall pyopencl; or, from the checkout: {PIP_OPENCL}"
                 raise ImportError(f"pyopencl required: it is installed but does not import ({error}); {remedy}") from error
     return _state.module

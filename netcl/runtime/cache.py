@@ -1,7 +1,7 @@
 """Compiled programs on disk, so that the second process does not compile.
 
-One file per program: a header, a checksum, the driver's binary. Writes are atomic replaces, so any number of processes may
-share the folder without locks; a damaged or foreign file is rebuilt from source and warned about once per process.
+One file per program: a header, a checksum over key and binary, the driver's binary. Writes are atomic replaces, so any number of
+processes may share the folder without locks; a damaged or foreign file is rebuilt from source and warned about once per process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from netcl.core.kernels.program import Kernel as KernelHandle
 __all__ = ["KernelHandle", "ProgramCache", "clear", "info", "program_cache"]
 
 log = logging.getLogger("netcl")
-_MAGIC = b"netcl program 1\n"
+_MAGIC = b"netcl program 2\n"
 _DIGEST = 32
 MAX_BYTES = 1 << 30  # the oldest entries go when the folder outgrows this
 _TRIM_EVERY = 64
@@ -35,6 +35,11 @@ def replace_file(path: Path, data: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     os.replace(temporary, path)
+
+
+def _digest(key: str, binary: bytes) -> bytes:
+    """Binds a binary to its key: a file that was given another's name does not run in its place."""
+    return hashlib.sha256(key.encode() + b"\0" + binary).digest()
 
 
 class ProgramCache:
@@ -65,8 +70,8 @@ class ProgramCache:
         if not data:
             return None
         digest, binary = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
-        if not data.startswith(_MAGIC) or hashlib.sha256(binary).digest() != digest:
-            self.reject(key, "the file is damaged")
+        if not data.startswith(_MAGIC) or _digest(key, binary) != digest:
+            self.reject(key, "the file is damaged or of another program")
             return None
         return binary
 
@@ -85,7 +90,7 @@ class ProgramCache:
         if path is None:
             return
         try:
-            replace_file(path, _MAGIC + hashlib.sha256(binary).digest() + binary)
+            replace_file(path, _MAGIC + _digest(key, binary) + binary)
         except OSError as error:
             log.info("[cache] a compiled program was not saved: %s", error)
         self._saved += 1
@@ -127,7 +132,7 @@ class ProgramCache:
 
     def _path(self, key: str) -> Path | None:
         folder = self.folder()
-        return None if folder is None else folder / key[:2] / f"{key}.bin"
+        return None if folder is None else folder / key[:2] / f"{key}.clb"
 
     def _entries(self) -> Iterator[tuple[Path, float, int]]:
         folder = self.folder()

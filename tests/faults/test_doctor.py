@@ -350,3 +350,26 @@ def test_a_setting_that_works_is_a_note():
         f for f in diagnose(Facts(pyopencl="1", platform_names=("x",), hidden="", setting=("OCL_ICD_VENDORS", "/a"))) if f.is_note
     ]
     assert finding.code == "setting" and "OCL_ICD_VENDORS=/a is set by you: only what it names is used" in finding.what
+
+
+@needs_pyopencl
+def test_a_nul_byte_in_an_icd_file(sandbox):
+    sandbox.put("vendors/odd.icd", b"libodd\0.so\n")
+    status, text = sandbox.doctor()
+    assert status == 1 and "[runtime-fails] the runtime odd (libodd" in text
+
+
+@needs_pyopencl
+def test_a_pyopencl_that_raises_an_os_error(sandbox, tmp_path):
+    (tmp_path / "broken/pyopencl").mkdir(parents=True)
+    (tmp_path / "broken/pyopencl/__init__.py").write_text("raise OSError(5, 'Input/output error')\n")
+    sandbox.site_packages = tmp_path / "broken"
+    status, text = sandbox.doctor()
+    assert status == 1 and "[pyopencl-broken]" in text and "Input/output error" in text
+
+
+@pytest.mark.parametrize("setting", [("NETCL_DEBUG", "x"), ("NETCL_FUSION", "-3")])
+def test_a_variable_that_holds_nonsense(sandbox, setting):
+    status, text = sandbox.doctor(**dict([setting]))
+    assert status == 1 and f"[illegal-variable] [env] {setting[0]} holds a value it cannot have; value='{setting[1]}'" in text
+    assert f"mend: unset {setting[0]}" in text

@@ -32,7 +32,7 @@ def run(handle, source) -> list[float]:
 
 
 def entry(folder: Path) -> Path:
-    (path,) = folder.glob("programs/*/*.bin")
+    (path,) = folder.glob("programs/*/*.clb")
     return path
 
 
@@ -156,7 +156,7 @@ def test_eight_processes_build_the_same_kernel(cl_device, tmp_path):
     for process in running:
         _, errors = process.communicate(timeout=100)
         assert process.returncode == 0, errors
-    assert len(list(tmp_path.glob("programs/*/*.bin"))) == 1
+    assert len(list(tmp_path.glob("programs/*/*.clb"))) == 1
 
 
 def test_a_first_run_is_told_about_once(monkeypatch, tmp_path, caplog):
@@ -171,3 +171,17 @@ def test_a_first_run_is_told_about_once(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path / "other"))
     monkeypatch.setenv("NETCL_PROGRESS", "off")
     assert ProgramCache().load("ab" * 32) is None and len(caplog.records) == 1
+
+
+def test_a_binary_under_the_name_of_another_does_not_run(cl_device, folder):
+    """A file that is sound in itself, but was made of another source."""
+    plus = SCALE.replace("*= factor", "+= factor")
+    assert run(cl_device, plus) == [3.0, 4.0, 5.0]
+    other = entry(folder)
+    content = other.read_bytes()
+    other.unlink()
+    source = SCALE + "// swapped\n"
+    assert run(cl_device, source) == [2.0, 4.0, 6.0]
+    entry(folder).write_bytes(content)
+    with pytest.warns(RuntimeWarning, match="a compiled program was rebuilt: the file is damaged or of another program"):
+        assert run(cl_device, source) == [2.0, 4.0, 6.0]
