@@ -165,7 +165,8 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     if not _whole(plan):
         y = F.strided_slice(y, [_start(w) for w in plan.walks], [len(w) for w in plan.walks], [w.step for w in plan.walks])
     if not plan.arrays:
-        return F.reshape(y, result_shape(plan))
+        shape = result_shape(plan)
+        return y if y is not x and y.shape == shape else F.reshape(y, shape)
     axes = [axis for axis, _ in plan.arrays]
     if axes[-1] - axes[0] != len(axes) - 1:
         y = F.permute(y, [*axes, *(i for i in range(len(y.shape)) if i not in axes)])
