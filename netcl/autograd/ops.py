@@ -116,10 +116,12 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        if modes.finishers is None:
-            (x,), keywords = bind(*args, **kwargs)
-            if isinstance(x, Tensor):
-                place(x, out, **keywords)
+        x = args[0] if args else kwargs[row.inputs[0]]
+        if modes.finishers is None and isinstance(x, Tensor):
+            if place is None:
+                views.link(x, out, 0, None)
+            else:
+                place(x, out, **bind(*args, **kwargs)[1])
         return out
 
     return call

@@ -344,7 +344,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """``x[index]``. Indices out of range raise, those in a device's tensors as :mod:`netcl.ops.index` says.
 
     >>> from netcl import ops
-    >>> ops.getitem(Tensor.arange(6), slice(None, None, -2)).tolist()
+    >>> ops.getitem(Tensor.arange(6), [5, -3, 1]).tolist()
     [5, 3, 1]
     """
 

@@ -205,10 +205,10 @@ def _stand_ins(node: Node, kept: Any) -> Any:
 
 
 def _changing_history(tensor: Tensor) -> None:
-    """A tensor that was computed is about to be changed in place: its gradient would still go to what it was computed from."""
+    """Refuse an unrecorded write to a tensor that a recorded op computed."""
     if modes.enabled and tensor.grad_fn.rule is not None:
-        what = "its result is to be changed in place, but gradients would flow as if it had not been"
-        remedy = "compute it anew with where, cat or index_add, change a clone() or detach(), or do it inside no_grad() if that is meant"
+        what = "cannot overwrite its result by from_host, write or out=: they are not recorded, and gradients would ignore the change"
+        remedy = "use copy_() or x[...] = values, which are recorded, or do it inside no_grad()"
         raise AutogradError(message(tensor.grad_fn.name, what, remedy, shape=tensor.shape, dtype=tensor.dtype))
 
 

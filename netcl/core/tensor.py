@@ -425,7 +425,7 @@ class Tensor:
 
     def fill_(self, value: Any) -> Tensor:
         """Overwrite every element with ``value``, in place."""
-        if self.requires_grad or self._place is not None or isinstance(value, Tensor):
+        if self.requires_grad or isinstance(value, Tensor) or not (self._place is None or self._place.is_plain()):
             return dispatch.call("in_place", "fill", self, value)
         self._changing()
         return self._fill(value)

@@ -156,7 +156,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     """``x[index]``. Indices out of range raise, those in a device's tensors as :mod:`netcl.ops.index` says.
 
     >>> from netcl import ops
-    >>> ops.getitem(Tensor.arange(6), slice(None, None, -2)).tolist()
+    >>> ops.getitem(Tensor.arange(6), [5, -3, 1]).tolist()
     [5, 3, 1]
     """
     (x,) = launch.as_tensors("getitem", x)
@@ -165,7 +165,8 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     if not _whole(plan):
         y = F.strided_slice(y, [_start(w) for w in plan.walks], [len(w) for w in plan.walks], [w.step for w in plan.walks])
     if not plan.arrays:
-        return F.reshape(y, result_shape(plan))
+        shape = result_shape(plan)
+        return y if y is not x and y.shape == shape else F.reshape(y, shape)
     axes = [axis for axis, _ in plan.arrays]
     if axes[-1] - axes[0] != len(axes) - 1:
         y = F.permute(y, [*axes, *(i for i in range(len(y.shape)) if i not in axes)])

@@ -60,6 +60,10 @@ class Place:
     ):  # fmt: skip
         self.offset, self.strides, self.history, self.source = offset, strides, history, source
 
+    def is_plain(self) -> bool:
+        """Whether a write of constants needs to look neither for a base nor for a history."""
+        return self.strides is None and self.source is None and (self.history is None or self.history.edge is None)
+
 
 def _alive(refs: Sequence[weakref.ref[Tensor]]) -> list[Tensor]:
     return [t for ref in refs if (t := ref()) is not None]
@@ -418,9 +422,9 @@ def _link_unbind(x: Tensor, out: Sequence[Tensor], axis: int, order: Sequence[in
         link(x, part, i * strides[axis], [kept[at] for at in order])
 
 
-#: The ops whose results are views, and how each places them: ``place(x, out, keywords of the call)``.
-LAYOUTS: dict[str, Callable[..., None]] = {
-    "reshape": lambda x, out, **_: link(x, out, 0, None),
+#: The ops whose results are views, and how each places them: ``place(x, out, keywords of the call)``. ``None``: in the same memory.
+LAYOUTS: dict[str, Callable[..., None] | None] = {
+    "reshape": None,
     "expand": lambda x, out, **_: link(x, out, 0, broadcast_strides(x.shape, out.shape)),
     "strided_slice": _link_slice, "reorder": _link_reorder, "split": _link_split, "unbind": _link_unbind,
 }  # fmt: skip
