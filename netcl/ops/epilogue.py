@@ -63,7 +63,8 @@ class _Waiting:
                         made = self.run()
                 if made._source is not None:
                     fusion.compute([made])  # an op by itself may leave a formula
-                self.made = made
+                if self.made is None:  # making room for the formula may have computed this value: all its tensors share one memory
+                    self.made = made
                 self.release()
         return self.made
 

@@ -232,13 +232,13 @@ def _shrink(most: int = MOST_HELD) -> None:
     """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
     left = [node for ref in fusing_modes.waiting.values() if (node := ref()) is not None and node.made is None]
     held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
+    fusing_modes.waiting, fusing_modes.held = {id(node): weakref.ref(node) for node in left}, held
     if len(left) > MOST_WAITING // 2 or held > most // 2:
+        fusing_modes.waiting, fusing_modes.held = {}, 0  # computing may leave formulas, whose registration must not come back here
         for node in left:
             if node.alive():
                 node.compute()
-        left, held = [node for node in left if node.made is None and node.alive()], 0
-    fusing_modes.waiting = {id(node): weakref.ref(node) for node in left}
-    fusing_modes.held = held
+        fusing_modes.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
     with _noting:
         for key, refs in list(_readers.items()):
             refs[:] = _unread(refs)

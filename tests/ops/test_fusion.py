@@ -134,3 +134,57 @@ def test_an_op_joins_a_chain_whose_middle_was_computed(device, rng):
         return last + b * 3.0
 
     np.testing.assert_allclose(ag.jit_compile(function)(x, w, b).to_host(), function(x, w, b).to_host(), rtol=1e-5, atol=1e-5)
+
+
+def test_making_room_computes_every_value_once(device, rng, monkeypatch):
+    """Held products are computed before what follows them, which leaves formulas: those count as waiting, too."""
+    monkeypatch.setattr(fusion, "MOST_WAITING", 3)
+    x, w = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (4, 6)))
+    with fusion.eager_fusion(1):
+        held, relus = [], []
+        for _ in range(4):
+            held.append(x @ w)
+            relus.append(ops.relu(held[-1]))
+        views = [y.reshape((48,)) for y in relus]
+        for y in relus:
+            y.fill_(2.0)
+    for y, seen in zip(held, views, strict=True):
+        np.testing.assert_allclose(y.to_host(), x.to_host() @ w.to_host(), rtol=1e-5, atol=1e-5)
+        assert set(seen.tolist()) == {2.0}
+
+
+def test_two_views_of_one_memory_are_read_apart(device):
+    x = ag.tensor([1.0, 2.0, 3.0, 4.0], queue=device.queue)
+    column, row = x.reshape((4, 1)), x.reshape((1, 4))
+    got = ag.jit_compile(lambda a, b: a * 2.0 + b)(column, row)
+    np.testing.assert_array_equal(got.to_host(), 2 * column.to_host() + row.to_host())
+
+
+def test_a_value_computed_meanwhile_is_read_as_it_was(device):
+    x, wide = ag.tensor([1.0, 2.0], queue=device.queue), Tensor.ones((3, 2), queue=device.queue)
+    with fusion.fusing():
+        y = x * 2.0
+        z = y + wide  # of another shape: not computed with y
+        y.to_host()
+        y.fill_(0.0)
+        assert z.tolist() == [[3.0, 5.0]] * 3
+
+
+def test_a_fold_computed_meanwhile_is_read_along_its_rows(device, monkeypatch):
+    x = ag.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 6.0], [0.0, 1.0, 1.0]], queue=device.queue)
+    with fusion.fusing():
+        total = ag.sum(x, axis=-1)
+        later = total * 2.0 + ag.max(x, axis=-1)
+        monkeypatch.setattr(fusion, "MOST_NODES", 1)  # so that the sum is computed by itself
+        assert total.tolist() == [7.0, 14.0, 2.0]
+        monkeypatch.undo()
+        assert later.tolist() == [18.0, 34.0, 5.0]
+
+
+def test_a_scale_after_a_bias_scales_the_bias(device, rng):
+    x, w, b, r = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (6, 4), (6,), (2, 8, 6)))
+    with fusion.eager_fusion(1):
+        np.testing.assert_allclose(
+            (ops.linear(x, w, b) * 2.0).to_host(), 2 * (x.to_host() @ w.to_host().T + b.to_host()), rtol=1e-5, atol=1e-5
+        )
+        np.testing.assert_allclose((ops.linear(x, w) + r).to_host(), x.to_host() @ w.to_host().T + r.to_host(), rtol=1e-5, atol=1e-5)
