@@ -181,10 +181,15 @@ def test_a_fold_computed_meanwhile_is_read_along_its_rows(device, monkeypatch):
         assert later.tolist() == [18.0, 34.0, 5.0]
 
 
-def test_a_scale_after_a_bias_scales_the_bias(device, rng):
+def test_steps_after_a_product_are_applied_in_order(device, rng):
     x, w, b, r = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (6, 4), (6,), (2, 8, 6)))
+    plain = x.to_host() @ w.to_host().T + b.to_host()
+    cases = {
+        "scale after bias": (lambda y: y * 2.0, 2 * plain),
+        "residual that enlarges": (lambda y: y + r, plain + r.to_host()),
+        "two activations": (lambda y: ops.tanh(ops.relu(y)), np.tanh(np.maximum(plain, 0))),
+        "residual after activation": (lambda y: ops.relu(y) + r[0], np.maximum(plain, 0) + r.to_host()[0]),
+    }
     with fusion.eager_fusion(1):
-        np.testing.assert_allclose(
-            (ops.linear(x, w, b) * 2.0).to_host(), 2 * (x.to_host() @ w.to_host().T + b.to_host()), rtol=1e-5, atol=1e-5
-        )
-        np.testing.assert_allclose((ops.linear(x, w) + r).to_host(), x.to_host() @ w.to_host().T + r.to_host(), rtol=1e-5, atol=1e-5)
+        for name, (follow, want) in cases.items():
+            np.testing.assert_allclose(follow(ops.linear(x, w, b)).to_host(), want, rtol=1e-5, atol=1e-5, err_msg=name)
