@@ -58,7 +58,9 @@ FAULTS: dict[str, Fault] = {
     "a scale comes before the bias": Fault(
         "epilogues", _EPILOGUE, "if scale != 1 or bias is not None or not finish.plain", "if scale != 1 or not finish.plain", _OF_FUSION
     ),
-    "a product joins an op that enlarges it": Fault("epilogues", _EPILOGUE, "if shape != seen.shape or sum(", "if sum(", _OF_FUSION),
+    "a second activation replaces the first": Fault(
+        "epilogues", _EPILOGUE, "return None if finish.activation or finish.result else", "return None if finish.result else", _OF_FUSION
+    ),
     # ---- views: memory under another shape
     "a view has writes of its own": Fault(
         "views", _TENSOR, "view._source, view._written = self._source, self._writes()", "view._source = self._source", _IN_PLACE

@@ -141,8 +141,10 @@ def test_making_room_computes_every_value_once(device, rng, monkeypatch):
     monkeypatch.setattr(fusion, "MOST_WAITING", 3)
     x, w = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (4, 6)))
     with fusion.eager_fusion(1):
-        held = [x @ w for _ in range(4)]
-        relus = [ops.relu(y) for y in held]
+        held, relus = [], []
+        for _ in range(4):
+            held.append(x @ w)
+            relus.append(ops.relu(held[-1]))
         views = [y.reshape((48,)) for y in relus]
         for y in relus:
             y.fill_(2.0)
@@ -159,31 +161,35 @@ def test_two_views_of_one_memory_are_read_apart(device):
 
 
 def test_a_value_computed_meanwhile_is_read_as_it_was(device):
-    x = ag.tensor([1.0, 2.0], queue=device.queue)
+    x, wide = ag.tensor([1.0, 2.0], queue=device.queue), Tensor.ones((3, 2), queue=device.queue)
     with fusion.fusing():
         y = x * 2.0
-        z = y + 1.0
+        z = y + wide  # of another shape: not computed with y
         y.to_host()
         y.fill_(0.0)
-        assert z.tolist() == [3.0, 5.0]
+        assert z.tolist() == [[3.0, 5.0]] * 3
 
 
-def test_a_sum_over_rows_is_read_by_what_was_left_waiting(device):
-    x = ag.tensor([[1.0, 2.0], [3.0, 5.0]], queue=device.queue)
+def test_a_fold_computed_meanwhile_is_read_along_its_rows(device, monkeypatch):
+    x = ag.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 6.0], [0.0, 1.0, 1.0]], queue=device.queue)
     with fusion.fusing():
-        total = ag.sum(x, axis=-1, keepdims=True)
-        lead = ag.sum(x, axis=-1)
-        wide, narrow = x - total, lead * 2.0
-        lead.to_host()
-        total.to_host()
-        assert wide.tolist() == [[-2.0, -1.0], [-5.0, -3.0]]
-        assert narrow.tolist() == [6.0, 16.0]
+        total = ag.sum(x, axis=-1)
+        later = total * 2.0 + ag.max(x, axis=-1)
+        monkeypatch.setattr(fusion, "MOST_NODES", 1)  # so that the sum is computed by itself
+        assert total.tolist() == [7.0, 14.0, 2.0]
+        monkeypatch.undo()
+        assert later.tolist() == [18.0, 34.0, 5.0]
 
 
-def test_a_scale_after_a_bias_scales_the_bias(device, rng):
+def test_steps_after_a_product_are_applied_in_order(device, rng):
     x, w, b, r = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (6, 4), (6,), (2, 8, 6)))
+    plain = x.to_host() @ w.to_host().T + b.to_host()
+    cases = {
+        "scale after bias": (lambda y: y * 2.0, 2 * plain),
+        "residual that enlarges": (lambda y: y + r, plain + r.to_host()),
+        "two activations": (lambda y: ops.tanh(ops.relu(y)), np.tanh(np.maximum(plain, 0))),
+        "residual after activation": (lambda y: ops.relu(y) + r[0], np.maximum(plain, 0) + r.to_host()[0]),
+    }
     with fusion.eager_fusion(1):
-        np.testing.assert_allclose(
-            (ops.linear(x, w, b) * 2.0).to_host(), 2 * (x.to_host() @ w.to_host().T + b.to_host()), rtol=1e-5, atol=1e-5
-        )
-        np.testing.assert_allclose((ops.linear(x, w) + r).to_host(), x.to_host() @ w.to_host().T + r.to_host(), rtol=1e-5, atol=1e-5)
+        for name, (follow, want) in cases.items():
+            np.testing.assert_allclose(follow(ops.linear(x, w, b)).to_host(), want, rtol=1e-5, atol=1e-5, err_msg=name)
