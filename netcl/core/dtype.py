@@ -38,7 +38,7 @@ class dtype(str):
         return isinstance(other, np.dtype) and str.__eq__(self, other.name)
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        return self is not other and not dtype.__eq__(self, other)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,10 @@ DTYPES: dict[str, DType] = {  # keyed by the one object of each dtype: a look-up
         _row("float64", "float64", "double", "double", 60),
     )
 }
+_BFLOAT16, _FLOAT32, _FLOAT64 = (DTYPES[name] for name in ("bfloat16", "float32", "float64"))
 STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage == row.c_compute}  # what a compute type is stored as
 NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
+FLOAT32 = NAMES["float32"]
 HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed with in float32
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
 _BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
@@ -123,7 +125,7 @@ def of_array(array: np.ndarray, op: str = "from_host") -> DType:
     """The dtype an array gets when none is asked for: float64 becomes float32, other known dtypes stay."""
     row = _BY_NUMPY.get(array.dtype) or _BY_NUMPY.get(array.dtype.newbyteorder("="))
     if row is not None:
-        return DTYPES["float32"] if row.name == "float64" else row
+        return _FLOAT32 if row is _FLOAT64 else row
     name = array.dtype.name
     if name == "bfloat16":
         return DTYPES[name]
@@ -145,7 +147,7 @@ def sum_dtype(dtype: str) -> str:
 
 def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Host values to the bytes a buffer of ``dtype`` holds; round to nearest even."""
-    if dtype.name != "bfloat16":
+    if dtype is not _BFLOAT16:
         return array if array.dtype == dtype.storage else array.astype(dtype.storage)
     if array.dtype.name == "bfloat16":
         return array.view(dtype.storage)
@@ -156,6 +158,6 @@ def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 def decode(stored: np.ndarray, dtype: DType) -> np.ndarray:
     """The values of stored bytes; bfloat16 is widened to float32, all else is returned as it is."""
-    if dtype.name != "bfloat16":
+    if dtype is not _BFLOAT16:
         return stored
     return (stored.astype(np.uint32) << 16).view(np.float32)

@@ -229,7 +229,7 @@ class Optimizer:
 
     def _with_gradient(self, group: Group) -> list[Tensor]:
         found = [p for p in group["params"] if p.grad is not None]
-        for p in [p for p in found if (g := p.grad).shape != p.shape or g.queue is not p.queue or g.dtype != p.dtype]:
+        for p in [p for p in found if (g := p.grad).shape != p.shape or g.queue is not p.queue or g.dtype is not p.dtype]:
             self._check_gradient(p, p.grad)
         return found
 
