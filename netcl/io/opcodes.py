@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _MARK = object()
+FREE_STEPS = 1_000_000  # of a program: bare containers take a byte in a file, and a microsecond and 64 bytes when they are read
+TENSOR_STEPS = 1000  # more for each tensor of the file
 #: Opcodes of the language that are understood only to name them.
 _REFUSED = {
     b"I": "INT", b"L": "LONG", b"S": "STRING", b"V": "UNICODE", b"F": "FLOAT", b"P": "PERSID", b"i": "INST", b"o": "OBJ", b"d": "DICT",
@@ -41,10 +43,13 @@ class Attributes(OrderedDict[Any, Any]):
     """An ordered dictionary whose attributes the program set; they are not kept."""
 
 
-def run(data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0) -> tuple[Any, int]:
-    """Run a program; the value it leaves and the position after it. ``persistent`` resolves references to storages."""
+def run(
+    data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
+) -> tuple[Any, int]:
+    """Run a program of at most so many steps; the value it leaves and the position after it. ``persistent`` resolves references to
+    storages."""
     machine = _Machine(data, names, persistent, start)
-    while True:
+    for _ in range(most):
         at, opcode = machine.at, machine.take(1)
         if opcode == b".":
             break
@@ -52,6 +57,8 @@ def run(data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], A
         if step is None:
             raise Refused(f"opcode {_REFUSED.get(opcode, opcode.hex())} at byte {at} is not one that torch writes")
         step(machine)
+    else:
+        raise Refused(f"the program has more than {most} steps, which no state dict of this size has; if you trust it, pass max_bytes=")
     if len(machine.stack) != 1 or machine.stack[0] is _MARK:
         raise Refused(f"the program ends with {len(machine.stack)} values")
     return machine.stack[0], machine.at

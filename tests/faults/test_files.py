@@ -670,3 +670,13 @@ def test_a_full_disk_names_the_file_and_the_remedy(tmp_path, what, name):
     assert done.returncode == 1 and f"[save] there is no room for the file: File too large; file={tmp_path}/{name}" in told
     assert told.endswith("; free space, or write to another folder")
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".writing") or path.suffix == ".npz"] == []
+
+
+def test_a_torch_file_of_bare_containers_is_refused_before_it_takes_minutes(tmp_path, monkeypatch):
+    monkeypatch.setattr(opcodes, "FREE_STEPS", 1000)
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as out:
+        out.writestr("a/data.pkl", b"\x80\x02](" + b"]" * 3000 + b"e.")
+    with pytest.raises(FileError, match=r"the program has more than 2000 steps.*pass max_bytes="):
+        load_torch(path)
+    assert len(load_torch(path, max_bytes=1 << 20)) == 3000
