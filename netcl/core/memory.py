@@ -589,7 +589,7 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
 
 
 def empty_cache() -> None:
-    """Return the free buffers of all pools to their drivers."""
+    """Return the free buffers of all pools to their drivers, and free memory of the C library to the system."""
     for pool in list(_pools):
         pool.clear()
     host_memory.release_unused()
