@@ -133,3 +133,14 @@ def test_version(capsys):
 
 def test_tables_are_plain_text():
     assert table(("a", "long"), [("xyz", "1"), ("", "22")]) == "a    long\nxyz  1\n     22"
+
+
+@pytest.mark.parametrize("name", ["netcl.cli.parser", "netcl.cli.main"], ids=["parsing", "loading"])
+def test_ctrl_c_while_a_command_starts_has_its_status(monkeypatch, name):
+    from netcl import __main__
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(name, interrupted)
+    assert __main__.main() == 130

@@ -7,6 +7,7 @@ refused, and nothing is ever unpickled or written to a path that a file names.
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import importlib
 import json
@@ -59,6 +60,20 @@ def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError
 
 
 @contextmanager
+def filling(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file and the remedy where a disk, a quota or a limit ends what is written to ``path``; the system's error names neither."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        remedy = "free space, or write to another folder"
+        full = OSError(message("save", f"there is no room for the file: {error.strerror}", remedy, file=os.fspath(path)))
+        full.errno = error.errno
+        raise full from error
+
+
+@contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of ``path`` when all of it is on the disk, and leaves no trace otherwise."""
     target = Path(path)
@@ -69,7 +84,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     _sweep(target.parent)
     temporary = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
-        with open(temporary, "x+b") as file:
+        with filling(target), open(temporary, "x+b") as file:
             _lock(file.fileno())
             yield file
             file.flush()

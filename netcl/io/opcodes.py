@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _MARK = object()
+FREE_STEPS = 1_000_000  # of a program: bare containers take a byte in a file, and a microsecond and 64 bytes when they are read
+TENSOR_STEPS = 1000  # more for each tensor of the file
 
 
 class Refused(ValueError):
@@ -38,15 +40,20 @@ class Attributes(OrderedDict[Any, Any]):
     """An ordered dictionary whose attributes the program set; they are not kept."""
 
 
-def run(data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0) -> tuple[Any, int]:
-    """Run a program; the value it leaves and the position after it. ``persistent`` resolves references to storages."""
+def run(
+    data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
+) -> tuple[Any, int]:
+    """Run a program of at most so many steps; the value it leaves and the position after it. ``persistent`` resolves references to
+    storages."""
     machine = _Machine(names, persistent)
     stream = io.BytesIO(data)
     stream.seek(start)
-    for name, argument, at in _opcodes(stream):
+    for count, (name, argument, at) in enumerate(_opcodes(stream)):
         step = _STEPS.get(name)
         if step is None:
             raise Refused(f"opcode {name} at byte {at} is not one that torch writes")
+        if count == most:
+            raise Refused(f"the program has more than {most} steps, which no state dict of this size has; if you trust it, pass max_bytes=")
         step(machine, argument)
     if len(machine.stack) != 1 or machine.stack[0] is _MARK:
         raise Refused(f"the program ends with {len(machine.stack)} values")

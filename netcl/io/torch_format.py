@@ -49,12 +49,17 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
         head = file.read(4)
     if head[:2] == b"PK":
         with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED):
-            return _Zip(entries, convert).value()
+            return _Zip(entries, convert, max_bytes).value()
     if head[:2] != b"\x80\x02":
         raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
     with refusing(OP_LOAD, path, _DAMAGED):
         data = Path(path).read_bytes()
-        return _stream(data, archive.limit_for(len(data), max_bytes), convert)
+        return _stream(data, archive.limit_for(len(data), max_bytes), convert, _steps(len(data) // 4096, max_bytes))
+
+
+def _steps(tensors: int, max_bytes: int | None) -> int:
+    """How many steps a program over so many tensors may have; with ``max_bytes``, one for each container that fits."""
+    return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
 class _Storage:
@@ -143,8 +148,8 @@ def _window(flat: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[
 class _Zip:
     """The archive of torch 1.6 and later: one folder with ``data.pkl`` and ``data/<key>`` per storage."""
 
-    def __init__(self, entries: Entries, convert: Callable[[np.ndarray], Any] | None):
-        self.entries = entries
+    def __init__(self, entries: Entries, convert: Callable[[np.ndarray], Any] | None, max_bytes: int | None):
+        self.entries, self.steps = entries, _steps(len(entries.infos), max_bytes)
         found = [name for name in entries.infos if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
             raise entries.refuse("this is a zip archive, but not one of torch.save", "a .netcl file is opened by load_model")
@@ -155,7 +160,7 @@ class _Zip:
 
     def value(self) -> Any:
         program = self.entries.read(f"{self.folder}data.pkl").tobytes()
-        return opcodes.run(program, self.reader.names, self.persistent)[0]
+        return opcodes.run(program, self.reader.names, self.persistent, most=self.steps)[0]
 
     def persistent(self, reference: Any) -> _Storage:
         dtype, key, count = _reference(reference)
@@ -187,12 +192,12 @@ def _reference(reference: Any) -> tuple[str, str, int]:
     return kind.value, key, count
 
 
-def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None) -> Any:
+def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None, most: int) -> Any:
     """Files of torch before 1.6: magic number, version, facts of the machine, the program, keys, and the storages in a row."""
     nothing = _Reader(limit)
     at, head = 0, []
     for _ in range(3):
-        value, at = opcodes.run(data, nothing.names, _no_storage, at)
+        value, at = opcodes.run(data, nothing.names, _no_storage, at, most)
         head.append(value)
     if head[:2] != [_MAGIC, 1001] or not isinstance(head[2], dict):
         raise Refused("not a file of torch.save")
@@ -203,8 +208,8 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         declared[key] = (dtype, count)
         return _Storage(dtype, None)
 
-    _, end = opcodes.run(data, nothing.names, declare, at)  # the storages come after the program, so it is run twice
-    keys, position = opcodes.run(data, nothing.names, _no_storage, end)
+    _, end = opcodes.run(data, nothing.names, declare, at, most)  # the storages come after the program, so it is run twice
+    keys, position = opcodes.run(data, nothing.names, _no_storage, end, most)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(declared):
         raise Refused("the storages are not those the program uses")
     storages = {}
@@ -218,7 +223,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         storages[key] = _Storage(dtype, np.frombuffer(data, np.uint8, nbytes, position + 8).copy())
         position += 8 + nbytes
     reader = _Reader(limit, head[2].get("little_endian") is False, convert)
-    return opcodes.run(data, reader.names, lambda reference: storages[_reference(reference)[1]], at)[0]
+    return opcodes.run(data, reader.names, lambda reference: storages[_reference(reference)[1]], at, most)[0]
 
 
 def _no_storage(reference: Any) -> Any:

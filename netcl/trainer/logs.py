@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from netcl.core.errors import message
+from netcl.io.archive import filling
 from netcl.trainer.callbacks import Callback, Logs
 
 
@@ -28,7 +29,7 @@ class JSONLLogger(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in read_jsonl(self.path) if row["step"] <= self.trainer.step] if self.trainer.step else []
-        with self.path.open("w", encoding="utf-8") as file:
+        with filling(self.path), self.path.open("w", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in kept)
         self._began = time.perf_counter() - (kept[-1].get("time", 0.0) if kept else 0.0)
 
@@ -41,7 +42,7 @@ class JSONLLogger(Callback):
 
     def _write(self, kind: str, logs: Logs) -> None:
         row = {"kind": kind, "step": self.trainer.step, **_plain(logs), "time": round(time.perf_counter() - self._began, 3)}
-        with self.path.open("a", encoding="utf-8") as file:
+        with filling(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
@@ -68,7 +69,7 @@ class CSVLogger(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = [*self._earlier(epoch), {name: str(value) for name, value in _plain(logs).items()}]
-        with self.path.open("w", encoding="utf-8", newline="") as file:
+        with filling(self.path), self.path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]), restval="", extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)

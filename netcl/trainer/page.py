@@ -13,7 +13,7 @@ import numpy as np
 
 from netcl.core.errors import message
 from netcl.io import FileError
-from netcl.io.archive import read_arrays
+from netcl.io.archive import filling, read_arrays
 from netcl.profiling import report as kernels
 from netcl.trainer import plot
 from netcl.trainer.logs import read_jsonl
@@ -44,7 +44,9 @@ pre { white-space: pre-wrap; background: var(--card); padding: 12px; border-radi
 def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
     """Write the page of a run, by default as ``report.html`` in its folder."""
     target = Path(folder) / "report.html" if path is None else Path(path)
-    target.write_text(page(folder), encoding="utf-8")
+    text = page(folder)
+    with filling(target):
+        target.write_text(text, encoding="utf-8")
     return target
 
 

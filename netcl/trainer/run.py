@@ -22,6 +22,7 @@ from netcl.core.device import DeviceHandle, device
 from netcl.core.errors import message
 from netcl.data import DataLoader
 from netcl.io import FileError, load_model, save_model
+from netcl.io.archive import filling
 from netcl.profiling import profile
 from netcl.trainer.callbacks import Callback, Logs, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.logs import CSVLogger, JSONLLogger
@@ -152,7 +153,8 @@ def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> 
     np.add.at(confusion, (y, chosen), 1)
     shown = np.argsort(chosen == y, kind="stable")[:SAMPLES]
     pixels = np.clip(x[shown] * 255, 0, 255).astype(np.uint8)
-    np.savez(path, confusion=confusion, images=pixels, labels=y[shown], chosen=chosen[shown], likely=likely.max(axis=1)[shown])
+    with filling(path):
+        np.savez(path, confusion=confusion, images=pixels, labels=y[shown], chosen=chosen[shown], likely=likely.max(axis=1)[shown])
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
@@ -178,7 +180,8 @@ def trace_run(recipe: Recipe, handle: DeviceHandle, steps: int) -> profile:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with filling(path):
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +15,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl import distributed
-from netcl.core.backend.lifecycle import INTERRUPTED, finishing_first
+from netcl.core.backend.lifecycle import Stop, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import DistributedDataParallel, World
@@ -156,7 +155,8 @@ class Trainer:
         - **log_every**: after so many batches the batch's loss and the epoch's metrics so far are read from the device;
           in between nothing waits for it.
 
-        The first Ctrl-C lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130; a second one leaves at once. Ranks
+        The first Ctrl-C or SIGTERM lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130 or 143; a second one
+        leaves at once. Ranks
         of a ``DistributedDataParallel`` model leave together, where the numbers are read next; an error of one ends the run on all.
         """
         _check_whole("fit", epochs=epochs, log_every=log_every)
@@ -183,7 +183,7 @@ class Trainer:
             self.callbacks("on_train_end", self.history.last)
         return self.history
 
-    def _run_epoch(self, train: Iterable[Any], val: Iterable[Any] | None, log_every: int, interrupt: threading.Event) -> None:
+    def _run_epoch(self, train: Iterable[Any], val: Iterable[Any] | None, log_every: int, interrupt: Stop) -> None:
         began, seen = time.perf_counter(), self._loss.samples
         self.callbacks("on_epoch_begin", self.epoch, {})
         if not self._trained:
@@ -203,7 +203,7 @@ class Trainer:
         self.callbacks("on_epoch_end", self.epoch - 1, logs)
         self._leave_if(interrupt)
 
-    def _train_batches(self, train: Iterable[Any], log_every: int, interrupt: threading.Event) -> None:
+    def _train_batches(self, train: Iterable[Any], log_every: int, interrupt: Stop) -> None:
         self.model.train()
         self.optimizer.zero_grad()
         skipped = 0 if hasattr(train, "load_state_dict") else self.batch
@@ -285,7 +285,7 @@ class Trainer:
         """The world that the model is trained in together with others."""
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
-    def _leave_if(self, interrupt: threading.Event) -> None:
+    def _leave_if(self, interrupt: Stop) -> None:
         """Leave after a Ctrl-C. Ranks agree, on ``stop_training`` too: if one left alone, the others would wait in the next step."""
         leave = interrupt.is_set()
         if self._ranks is not None:
@@ -293,15 +293,15 @@ class Trainer:
             leave, self.stop_training = (any(column) for column in zip(*told, strict=True))
         if leave:
             self.callbacks("on_interrupt", {})
-            raise SystemExit(INTERRUPTED)
+            raise SystemExit(interrupt.status)
 
     # ---- using
 
     def evaluate(self, data: Iterable[Any]) -> dict[str, Any]:
         """The loss and the metrics over data, in evaluation mode, with the averages of ``ema`` where there is one."""
-        return self._evaluate(data, threading.Event())
+        return self._evaluate(data, Stop())
 
-    def _evaluate(self, data: Iterable[Any], interrupt: threading.Event) -> dict[str, Any]:
+    def _evaluate(self, data: Iterable[Any], interrupt: Stop) -> dict[str, Any]:
         kept, batches = [metric.state_dict() for metric in self._counting], 0
         for metric in self._counting:
             metric.reset()

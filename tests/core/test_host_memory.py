@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 import subprocess
 import sys
 
@@ -68,3 +69,25 @@ def test_a_request_beyond_the_room_is_refused(monkeypatch):
     monkeypatch.setattr(host_memory, "available", lambda: reads.append(1) or host_memory.RESERVE + (1 << 20))
     assert not host_memory.reserve(2 << 20) and host_memory.reserve(1 << 10) and host_memory.reserve(1 << 10)
     assert len(reads) == 2  # the second small one is within what was granted
+
+
+KEPT = """
+import resource
+from netcl.core import host_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+blocks = [bytes(80_000) for _ in range(1500)]
+blocks[:] = blocks[::500] + blocks[-1:]
+before = resident()
+host_memory.release_unused()
+print(before - resident() > 60_000_000)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_the_c_library_keeps_goes_back_to_the_system():
+    """A block that is in use above free ones keeps glibc from returning them by itself."""
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -9,6 +9,8 @@ import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -645,3 +647,36 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match=r"a pipe or a device has this name; file=.*; name a regular file"):
         read(tmp_path / "pipe")
+
+
+FULL = """
+import resource, sys
+import numpy as np
+from netcl import cli, io, nn
+from netcl.core.device import device
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000,) * 2)  # as a full disk does, it ends a write in the middle
+if sys.argv[1] == "train":
+    sys.exit(cli.main(["train", "--model", "mlp", "--epochs", "1", "--device", "cpu", "--run", sys.argv[2]]))
+with device("cpu"):
+    io.save_params({"w": np.zeros(100_000, np.float32)}, sys.argv[2] + "/w.npz")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+@pytest.mark.parametrize(("what", "name"), [("train", "checkpoints/"), ("save", "w.npz")])
+def test_a_full_disk_names_the_file_and_the_remedy(tmp_path, what, name):
+    done = subprocess.run([sys.executable, "-c", FULL, what, str(tmp_path)], capture_output=True, text=True)
+    told = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and f"[save] there is no room for the file: File too large; file={tmp_path}/{name}" in told
+    assert told.endswith("; free space, or write to another folder")
+    assert [path for path in tmp_path.rglob("*") if path.name.startswith(".writing") or path.suffix == ".npz"] == []
+
+
+def test_a_torch_file_of_bare_containers_is_refused_before_it_takes_minutes(tmp_path, monkeypatch):
+    monkeypatch.setattr(opcodes, "FREE_STEPS", 1000)
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as out:
+        out.writestr("a/data.pkl", b"\x80\x02](" + b"]" * 3000 + b"e.")
+    with pytest.raises(FileError, match=r"the program has more than 2000 steps.*pass max_bytes="):
+        load_torch(path)
+    assert len(load_torch(path, max_bytes=1 << 20)) == 3000

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+from netcl.core.device import manager
 from netcl.io import latest, load_checkpoint
 
 SCRIPT = """
@@ -31,12 +32,12 @@ print("never")
 """
 
 
-def start(device, folder, seconds):
+def start(device, folder, seconds, sent=signal.SIGINT):
     arguments = [sys.executable, "-c", SCRIPT, device.platform_name if device.backend == "cl" else "cpu", str(folder), str(seconds)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "in the step\n"
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     return process
 
 
@@ -47,6 +48,13 @@ def test_the_first_ctrl_c_finishes_the_step_and_saves(device, tmp_path):
     assert (process.returncode, out) == (130, "") and "interrupted after step 1" in err and "Traceback" not in err
     found = load_checkpoint(latest(tmp_path))
     assert found.step == 1 and found.extra["batch"] == 2
+
+
+def test_sigterm_saves_as_ctrl_c_does(tmp_path):
+    with start(manager.default("cpu"), tmp_path, 0.5, signal.SIGTERM) as process:
+        out, err = process.communicate(timeout=200)
+    assert (process.returncode, out) == (143, "") and "interrupted after step 1" in err and "Traceback" not in err
+    assert load_checkpoint(latest(tmp_path)).step == 1
 
 
 def test_the_second_leaves_at_once(device, tmp_path):

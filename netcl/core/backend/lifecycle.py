@@ -95,26 +95,37 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
     return not worker.is_alive()
 
 
-@contextmanager
-def finishing_first() -> Iterator[threading.Event]:
-    """For a block, the first Ctrl-C only sets the event, so that what is under way can end in order; a second leaves at once with 130.
+class Stop(threading.Event):
+    """Set by the first signal that asks the process to end; ``status`` is the exit status that belongs to it."""
 
-    Outside the main thread, where Python delivers no signals, the event is never set.
+    status = INTERRUPTED
+
+
+@contextmanager
+def finishing_first() -> Iterator[Stop]:
+    """For a block, the first Ctrl-C or SIGTERM only sets the event, so that what is under way can end in order; a second leaves at once.
+
+    The status is 130 or, of SIGTERM, 143. A handler that the program has for SIGTERM stays. Outside the main thread, where Python delivers
+    no signals, the event is never set.
     """
     global _finishing
-    stop = threading.Event()
+    stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     block, outer = _Finishing(), _finishing
 
     def handler(signum: int, frame: Any) -> None:
-        block.handled += 1
-        if block.handled > 1:
-            os._exit(INTERRUPTED)
+        block.handled += signum == signal.SIGINT
+        if stop.is_set():
+            os._exit(128 + signum)
+        stop.status = 128 + signum
         stop.set()
 
     previous = signal.signal(signal.SIGINT, handler)
+    terminates = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if terminates:
+        signal.signal(signal.SIGTERM, handler)
     _finishing = block
     try:
         yield stop
@@ -123,6 +134,8 @@ def finishing_first() -> Iterator[threading.Event]:
         if outer is not None and outer.open:
             _finishing = outer
         signal.signal(signal.SIGINT, previous if previous is not None else signal.default_int_handler)
+        if terminates:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _finish_all() -> None:
