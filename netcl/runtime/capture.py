@@ -1,10 +1,10 @@
 """Record a step once, replay it without its Python: ``netcl.compile`` and ``capture_graph``.
 
 A compiled function runs as it is the first time (programs are built, state is made), is recorded the second and third time, and
-replayed from then on if both recordings tell the same story. A number that differs between them, a branch that was taken the other
-way, values that came to the host: each is told, and the function goes on as plain Python. What may change between calls is asked at
-every call: shapes, training or evaluation, which gradients exist, which memory parameters stand on. Another answer is another
-recording, and several are kept.
+replayed from then on if both recordings are equal. If they differ, or if the function reads or calls something that no guard covers
+(:mod:`netcl.runtime.contract`), it is refused: it runs as plain Python for good, with one warning that names the cause. Guards are checked
+at every call: shapes, training or evaluation, which gradients exist, the memory of parameters, what is read around the function. Other
+answers select another recording, and several are kept.
 """
 
 from __future__ import annotations
@@ -232,8 +232,7 @@ class CompiledFunction:
     """A function that is recorded and replayed; made by :func:`compile` and :func:`capture_graph`.
 
     Call it as the function itself. ``graphs`` are the recordings, ``refused`` says why some are not there. Results are fresh tensors;
-    tensors that the function leaves behind (gradients, attributes) are overwritten by each replay. Python that the function runs
-    beside netcl, such as appending to a list, happens only while it is not replayed.
+    tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
     """
 
     def __init__(self, function: Callable[..., Any], strict: bool = False, fuse: bool = False):
@@ -539,8 +538,9 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     [[1.0, 1.0], [3.0, 3.0], [5.0, 5.0], [7.0, 7.0], [9.0, 9.0]]
 
     A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
-    and random numbers go on as they would without. What cannot be replayed is told once and runs as it is. On the NumPy backend nothing
-    is recorded. Arrays among the arguments become tensors. A module is compiled for evaluation.
+    and random numbers go on as they would without. A function that reads something no guard covers, or whose two recordings differ, is
+    refused with one warning that names the cause, and runs as it is for good. On the NumPy backend nothing is recorded. Arrays among the
+    arguments become tensors. A module is compiled for evaluation.
 
     What eager code fuses is recorded fused. ``fuse=True`` fuses small tensors too, and joins softmaxes, norms and other folds of rows with
     what surrounds them: fewer launches, for a little more memory and sums that may be rounded otherwise.
