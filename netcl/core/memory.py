@@ -623,7 +623,7 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
 
 
 def empty_cache() -> None:
-    """Return the free buffers of all pools to their drivers, page-locked memory included, and free memory of the C library to the system."""
+    """Return free buffers of all pools to their drivers, page-locked ones included, and free memory of the C library to the system."""
     for pool in _all_pools():
         pool.clear()
     host_memory.release_unused()
