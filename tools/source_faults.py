@@ -78,7 +78,9 @@ FAULTS: dict[str, Fault] = {
     "backward reads what was written": Fault(
         "versions", _TAPE, "if x._written is not None and x._written[0] > order:", "if x._written is None:", _IN_PLACE
     ),
-    "a write is noted on one tensor only": Fault("versions", _TENSOR, "t._written[0] = now", "t._written = [now]", _IN_PLACE),
+    "a write is noted on one tensor only": Fault(
+        "versions", "netcl/core/writes.py", "stamp(t._written, now)", "t._written = Writes((now,))", _IN_PLACE
+    ),
     "a write does not wait for readers": Fault(
         "versions", _TENSOR, "        self._compute_readers()\n        wrote((self,))", "        wrote((self,))", _OF_FUSION
     ),
@@ -89,7 +91,7 @@ FAULTS: dict[str, Fault] = {
     "guards always hold": Fault("guards", _CAPTURE, "if not program.guards.hold():", "if False:", _REPLAYS),
     "every argument may move": Fault("guards", _CAPTURE, "if not trusted and t.buffer is not buffer:", "if False:", _REPLAYS),
     "settings may change": Fault("guards", _CAPTURE, "if case.changed(settings):", "if False:", ("tests/runtime/test_capture_changes.py",)),
-    "two runs need not agree": Fault("guards", _CAPTURE, 'unlike = "" if before is None else', 'unlike = "" if before else', _REPLAYS),
+    "two runs need not agree": Fault("guards", _CAPTURE, "if before is None or unlike:", "if before is None:", _REPLAYS),
 }
 
 

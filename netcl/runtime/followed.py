@@ -181,7 +181,8 @@ class Seen:
     def _called(self, frame: FrameType, code: CodeType) -> None:
         forward, foreign = code.co_name == "forward", _is_foreign_code(frame)
         if not forward and not foreign:
-            what = unvouched_module(frame.f_globals.get("__name__"), code.co_name)
+            callback = "selfref" in code.co_varnames  # of a weak container, run where something dies: no call of the step
+            what = "" if callback else unvouched_module(frame.f_globals.get("__name__"), code.co_name)
             if not what and frame.f_globals.get("__name__") not in _ASIDE:
                 self._passed.add(code)
             elif not self.problem and frame.f_back is not None and _is_foreign_code(frame.f_back):
