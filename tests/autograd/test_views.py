@@ -454,3 +454,50 @@ def test_a_compiled_step_does_not_write_the_view_of_another_call(cl_device):
     for i in range(6):
         step(x[i])
     assert x.tolist() == [[1.0, 1.0]] * 6
+
+
+# ---- programs by chance: NumPy's views say what is right
+
+
+def _random_program(seed, make):
+    rng = np.random.default_rng(seed)
+    start = rng.integers(-3, 4, (3, 4, 2)).astype(np.float32)
+    pairs = [(start, make(start))]  # arrays that are views of one another, and tensors that should be
+    for _ in range(25):
+        array, t = pairs[int(rng.integers(len(pairs)))]
+        kind, at = int(rng.integers(7)), int(rng.integers(3))
+        if kind == 0 and array.ndim > 1 and len(array):
+            pairs.append((array[at % len(array)], t[at % len(array)]))
+        elif kind == 1:
+            pairs.append((array.T, t.T))
+        elif kind == 2:
+            pairs.append((array[at % 2 :: at + 1], t[at % 2 :: at + 1]))
+        elif kind == 3 and array.flags.c_contiguous:
+            pairs.append((array.reshape(-1), t.reshape(-1)))
+        elif kind == 4:
+            array += 1.0
+            t += 1.0
+        elif kind == 5:
+            np.clip(-2.0 * array, -9.0, 9.0, out=array)
+            t.mul_(-2.0).clamp_(-9.0, 9.0)
+        elif len(array):
+            array[-1] = 7.0
+            t[-1] = 7.0
+        if len(pairs) > 1 and rng.random() < 0.2:
+            del pairs[int(rng.integers(len(pairs)))]
+        for expected, seen in pairs:
+            if rng.random() < 0.4:
+                np.testing.assert_array_equal(seen.to_host(), expected)
+    for expected, seen in pairs:
+        np.testing.assert_array_equal(seen.to_host(), expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs(device, seed):
+    _random_program(seed, lambda values: ag.tensor(values, queue=device.queue))
+
+
+def test_random_programs_of_values_that_wait(cl_device):
+    with eager_fusion(1):
+        for seed in range(8, 12):
+            _random_program(seed, lambda values: ag.tensor(values, queue=cl_device.queue) + 0.0)
