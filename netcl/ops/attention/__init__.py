@@ -239,7 +239,7 @@ def _public_ref(q, k, v, mask=None, attn_mask=None, causal=False, is_causal=Fals
     tol=4,
     samples=[S((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)), S((2, 9, 8), (2, 9, 8), (2, 9, 8), is_causal=True)],
     errors=[
-        (S((2, 3, 4), (2, 3, 4), (2, 3, 4), dropout_p=1.5), r"\[scaled_dot_product_attention\] dropout_p is a probability; dropout_p=1.5")
+        (S((2, 3, 4), (2, 3, 4), (2, 3, 4), dropout_p=1.5), r"\[scaled_dot_product_attention\] dropout_p must be a number from 0 to 1")
     ],
 )
 def scaled_dot_product_attention(
