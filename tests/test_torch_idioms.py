@@ -75,9 +75,9 @@ def check(name: str, source: str) -> None:
 
 
 def _rows():
-    """Every row; on OpenCL devices every fourth, for most of their time is the compiler's, and the others with --full."""
+    """Every row; on OpenCL devices every sixth, for most of the time is the compiler's, and the others with --full."""
     for i, name in enumerate(idioms.IDIOMS):
-        yield pytest.param(name, marks=() if i % 4 == 0 else pytest.mark.matrix)
+        yield pytest.param(name, marks=() if i % 6 == 0 else pytest.mark.matrix)
 
 
 @pytest.mark.parametrize("name", list(_rows()))
