@@ -100,7 +100,7 @@ def _reads(code: CodeType) -> _Reads:
             if name in _BY_NAME and name not in local:
                 reads.loose.add(_attribute_named(steps[i + 1 : i + 12]))
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if not path and step.opname == "LOAD_ATTR" and "NULL" not in step.argrepr:
+            if not path:
                 reads.loose.add(step.argval)
             path = (*path, step.argval) if path and (*path, step.argval) not in made else ()
         elif step.opname in ("COPY", "DUP_TOP") and step.arg in (None, 1):  # of ``a.b += 1``

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import datetime
+import decimal
 import enum
 import functools
 import io
@@ -1070,7 +1071,7 @@ def the_time(way):
     yield from several(way(lambda x: x * (2.0 if time.time() > 0 else 5.0)))
 
 
-@refused("time.perf_counter\\(\\)")
+@refused("clock is time.perf_counter\\(\\)")
 def a_clock(way):
     clock = time.perf_counter
     yield from several(way(lambda x: x * (2.0 if clock() >= 0 else 5.0)))
@@ -2018,6 +2019,117 @@ def a_cache_for_keys_and_values(way):
             return sum(self.kept[1:], self.kept[0])
 
     yield from several(way(Growing().eval()), count=8)
+
+
+@replayed
+def a_function_that_an_object_in_a_list_holds(way):
+    parts = [SimpleNamespace(act=ag.exp), SimpleNamespace(act=lambda x: x + 1.0)]
+
+    def step(x):
+        for part in parts:
+            x = part.act(x)
+        return x
+
+    yield from around(way(step), lambda: setattr(parts[0], "act", ag.relu), lambda: setattr(parts[1], "act", lambda x: x * 3.0))
+
+
+@refused("clock is time.time\\(\\)")
+def a_clock_in_a_partial(way):
+    clock = functools.partial(time.time)
+    yield from several(way(lambda x: x * (2.0 if clock() > 0 else 5.0)))
+
+
+@right
+def a_generator_of_the_users(way):
+    class Congruential:
+        def __init__(self):
+            self.state = 1
+
+        def next(self):
+            self.state = (self.state * 75 + 74) % 65537
+            return self.state / 65537
+
+    rng = Congruential()
+    yield from several(way(lambda x: ag.relu(x - 2.0) if rng.next() < 0.5 else ag.exp(x)), count=24)
+
+
+@right
+def a_generator_of_the_users_in_a_closure(way):
+    state = 1
+
+    def draw():
+        nonlocal state
+        state = (state * 75 + 74) % 65537
+        return state / 65537
+
+    yield from several(way(lambda x: ag.relu(x - 2.0) if draw() < 0.5 else ag.exp(x)), count=24)
+
+
+@refused("decimal.getcontext|decimal")
+def a_context_of_decimals(way):
+    def step(x):
+        return x * (2.0 if decimal.getcontext().prec == 28 else 5.0)
+
+    with decimal.localcontext() as context:
+        context.prec = 28
+        yield from around(way(step), lambda: setattr(context, "prec", 9))
+
+
+@replayed
+def a_bound_method_in_a_container(way):
+    setting = Setting()
+    table = {"f": functools.partial(setting.scaled)}
+    yield from around(way(lambda x: table["f"](x)), lambda: setattr(setting, "scale", 5.0))
+
+
+@replayed
+def tensors_in_a_list_of_a_layer(way):
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights, self._hidden = [one(2.0)], one(1.0)
+
+        def forward(self, x):
+            return x * self.weights[0] + self._hidden
+
+    layer = Listed().eval()
+    kept = [layer.weights[0], layer._hidden]
+    yield from around(way(layer), lambda: layer.weights.__setitem__(0, one(5.0)), lambda: setattr(layer, "_hidden", one(3.0)))
+    del kept
+
+
+@replayed
+def an_attribute_that_is_none_at_first(way):
+    box = SimpleNamespace(clip=None)
+    yield from around(way(lambda x: x * 2.0 if box.clip is None else x * box.clip), lambda: setattr(box, "clip", 5.0))
+
+
+@replayed
+def a_tensor_beside_its_view(way):
+    weight = Tensor.from_host(np.arange(4, dtype=np.float32))
+    flat = weight.reshape((2, 2))
+    step = way(lambda x: x * flat.sum() + weight.sum())
+    yield from around(step, lambda: weight.fill_(3.0))
+
+
+@right
+def two_functions_of_one_optimizer(way):
+    weight = Tensor.ones((2,), requires_grad=True)
+    optimizer = optim.Adam([weight], lr=0.1)
+
+    def first(x):
+        (weight * x).sum().backward()
+
+    def second():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    first, second = way(first), way(second)
+    for i in range(10):
+        first(one(float(i)))
+        if i % 2:
+            second()
+        yield weight.detach().clone()
 
 
 # ---- the test
