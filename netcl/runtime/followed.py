@@ -89,7 +89,7 @@ def _reads(code: CodeType) -> _Reads:
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")]
     for i, step in enumerate(steps):
         branched = branched or step.opcode in _JUMPS
-        if step.opname.startswith(_NAMED):
+        if step.opname.startswith(_NAMED) or step.opname == "STORE_FAST_LOAD_FAST":
             name = step.argval if isinstance(step.argval, str) else step.argval[-1]  # some load two
             path = local.get(name, (name,))
             following = steps[i + 1].opname if i + 1 < len(steps) else ""

@@ -46,6 +46,7 @@ import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.amp import GradScaler, autocast
 from netcl.core.tensor import Tensor
+from netcl.runtime.capture import CaptureError, capture_graph
 
 CALLS = 4  # the last of these is replayed, where anything is
 SCENES: dict[str, tuple[Any, str, str]] = {}
@@ -820,7 +821,7 @@ def numbers_of_other_kinds(way):
 # ---- iterators
 
 
-@refused("two runs differ: argument 2 of command 0 .*steps is a itertools.count")
+@refused("two runs differ: argument .* of command 0 .*steps is a itertools.count")
 def an_iterator_that_counts(way):
     steps = itertools.count(1)
     yield from several(way(lambda x: x + float(next(steps))), count=8)
@@ -959,7 +960,7 @@ def a_generator_of_numpys(way):
     yield from several(way(lambda x: x * (2.0 if rng.random() < 0.8 else 5.0)), count=12)
 
 
-@refused("draw is a numpy.random")
+@refused("draw is .*numpy.random")
 def a_method_of_a_generator_of_numpys(way):
     draw = np.random.default_rng(3).random
     yield from several(way(lambda x: x * (2.0 if draw() < 0.8 else 5.0)), count=12)
@@ -974,7 +975,7 @@ def coin(seed):
     return scene_of_a_coin
 
 
-for seed in range(6):
+for seed in range(20):
     function = coin(seed)
     function.__name__ = f"a_random_branch_with_seed_{seed}"
     refused("two runs differ: command 0 was|random")(function)
@@ -1082,7 +1083,7 @@ def the_date(way):
     yield from several(way(lambda x: x * (2.0 if datetime.datetime.now().year > 0 else 5.0)))
 
 
-@refused("variable is a _?contextvars.ContextVar|get\\(\\) of a")
+@refused("variable is a .*ContextVar")
 def a_context_variable(way):
     variable: ContextVar[float] = ContextVar("variable", default=2.0)
     yield from around(way(lambda x: x * variable.get()), lambda: variable.set(5.0))
@@ -1115,7 +1116,7 @@ def a_queue(way):
     yield from several(way(lambda x: x * lines.get()), count=10)
 
 
-@refused("ref is a weakref")
+@refused("ref is a .*weakref")
 def a_weak_reference(way):
     setting = Setting()
     ref = weakref.ref(setting)
@@ -1137,7 +1138,7 @@ def a_dict_of_weak_references(way):
     yield from several(step)
 
 
-@refused("proxy is a weakref")
+@refused("proxy is a .*weak")
 def a_weak_proxy(way):
     setting = Setting()
     proxy = weakref.proxy(setting)
@@ -2163,3 +2164,37 @@ def test_every_call_is_as_without(device, name, caplog):
     else:
         assert not any(made.graphs for made in ways.made) and len(warned) == 1
         assert re.search(words, warned[0]), warned[0]
+
+
+def test_a_refusal_is_for_good(cl_device, caplog):
+    """Recordings that agree after the first difference do not lead to a replay; a strict function raises once and then runs."""
+    caplog.set_level(logging.WARNING, logger="netcl")
+    branches = itertools.chain([True, True, False], itertools.repeat(True))
+    toss = SimpleNamespace(result=lambda: next(branches))
+    step = netcl.compile(lambda x: x * 2.0 if toss.result() else x + 7.0)
+    told = [step(one(float(i))).tolist()[0] for i in range(10)]
+    assert told == [0.0, 2.0, 9.0, *[2.0 * i for i in range(3, 10)]] and not step.graphs and len(step.refused) == 1
+    assert re.search(
+        r"two runs differ: command 0 was op_mul, then op_add of add \(it reads .*branches is a itertools.chain", step.refused[0]
+    )
+    assert len([record for record in caplog.records if "is not replayed" in record.getMessage()]) == 1
+    strict = capture_graph(lambda x: x * (2.0 if time.time() > 0 else 5.0))
+    strict(one())
+    strict(one())
+    with pytest.raises(CaptureError, match=r"it calls time.time\(\); pass it"):
+        strict(one())
+    assert strict(one()).tolist() == [2.0, 2.0]
+
+
+def test_nothing_is_recorded_while_another_profiler_is_active(cl_device, caplog):
+    caplog.set_level(logging.WARNING, logger="netcl")
+    step = netcl.compile(lambda x: x * 2.0)
+    sys.setprofile(lambda *event: None)
+    try:
+        told = [step(one(float(i))).tolist()[0] for i in range(CALLS + 2)]
+    finally:
+        sys.setprofile(None)
+    assert told == [2.0 * i for i in range(CALLS + 2)] and not step.graphs and "another profiler is at work" in caplog.text
+    for i in range(CALLS):
+        assert step(one(float(i))).tolist() == [2.0 * i] * 2
+    assert step.graphs
