@@ -228,10 +228,12 @@ class Vet:
             self.own.append(value)
         if is_a(value, (*CONTAINERS, *SETS)):
             return self._items(value, name, depth)
+        if is_a(value, BuiltinFunctionType) and (what := unvouched_call(value)):
+            return f"{name} is {what}"
         if is_a(value, (MethodType, BuiltinFunctionType, MethodWrapperType)):
             return "" if value.__self__ is None else self(value.__self__, name, depth)
         if is_a(value, partial):
-            return self._first([(part, f"an argument of {name}") for part in (*value.args, *value.keywords.values())], depth)
+            return self._first([(part, f"a part of {name}") for part in (value.func, *value.args, *value.keywords.values())], depth)
         return self._attributes(value, name, depth)
 
     def _items(self, value: Any, name: str, depth: int) -> str:

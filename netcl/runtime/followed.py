@@ -89,7 +89,7 @@ def _reads(code: CodeType) -> _Reads:
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")]
     for i, step in enumerate(steps):
         branched = branched or step.opcode in _JUMPS
-        if step.opname.startswith(_NAMED):
+        if step.opname.startswith(_NAMED) or step.opname == "STORE_FAST_LOAD_FAST":
             name = step.argval if isinstance(step.argval, str) else step.argval[-1]  # some load two
             path = local.get(name, (name,))
             following = steps[i + 1].opname if i + 1 < len(steps) else ""
@@ -100,7 +100,7 @@ def _reads(code: CodeType) -> _Reads:
             if name in _BY_NAME and name not in local:
                 reads.loose.add(_attribute_named(steps[i + 1 : i + 12]))
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            if not path and step.opname == "LOAD_ATTR" and "NULL" not in step.argrepr:
+            if not path:
                 reads.loose.add(step.argval)
             path = (*path, step.argval) if path and (*path, step.argval) not in made else ()
         elif step.opname in ("COPY", "DUP_TOP") and step.arg in (None, 1):  # of ``a.b += 1``
