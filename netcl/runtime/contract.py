@@ -254,7 +254,7 @@ class Vet:
         if is_a(value, ModuleType) and ("*" in self._loose and of_user(value.__name__)):
             return f"{name} is a module, some of whose attributes are read by computed names"
         own = instance_dict(value)
-        names = [*[part for part in (own if "*" in self._loose else self._loose) if part in own], *loose_names(type(value), self._loose)]
+        names = [*stored_names(value, own, self._loose), *loose_names(type(value), self._loose)]
         parts = [(attribute(value, part), f"{name}.{part}") for part in names]
         kinds = (*PLAIN, list, dict) if is_own(value) and not is_a(value, FunctionType) else object
         return self._first([(part, called) for part, called in parts if is_a(part, kinds)], depth)
@@ -279,6 +279,13 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
             waiting += instance_dict(value).values()
             waiting += [attribute(value, name) for name in loose_names(type(value), frozenset("*"))]
     return found
+
+
+def stored_names(value: Any, own: Mapping[str, Any], loose: frozenset[str]) -> list[str]:
+    """Those of some names that are in the ``__dict__`` of an object, or anywhere in a class; ``*`` stands for all."""
+    if issubclass(type(value), type):
+        return [name for name in loose if class_attribute(value, name) is not None]
+    return list(own) if "*" in loose else [name for name in loose if name in own]
 
 
 def loose_names(kind: type, loose: frozenset[str]) -> list[str]:

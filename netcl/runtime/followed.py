@@ -355,7 +355,7 @@ class Search:
             path = ()
         # as it was found first: an attribute that comes later is one that the step sets
         real = self._reach.setdefault((id(place[0]), place[1], id(value), path), _reached(value, path))
-        if real or not (is_a(value, type) or (path and place[1] == "")):
+        if real or not ((is_a(value, type) and not of_user(module_of(value))) or (path and place[1] == "")):
             self._roots.setdefault((id(place[0]), place[1]), (place, set()))[1].add(real)
         self._go_on(value)
         for name in path[: len(real) + 1]:
@@ -388,7 +388,7 @@ class Search:
             self.loose.update(path)
             return
         part = attribute(owner, name)
-        told = (is_a(part, (*PLAIN, Tensor)) and name[0] != "_") or is_layer(part)
+        told = name in instance_dict(owner) and ((is_a(part, (*PLAIN, Tensor)) and name[0] != "_") or is_layer(part))
         itself = told if is_layer(owner) else of_netcl(module_of(type(owner))) and is_a(part, (*CONTAINERS, set)) and not rest
         if not itself:  # a layer tells its numbers, parameters and parts itself, unless they are private
             self._note((self._held(owner), ""), tuple(path), f"a {type(owner).__name__}")
@@ -410,6 +410,9 @@ class Search:
     def _method(self, owner: Any, name: str) -> None:
         kind = owner if is_a(owner, type) else type(owner)
         method = method_of(kind, name)
+        if method is None and kind is owner:
+            kind = type(owner)
+            method = method_of(kind, name)
         if is_a(method, FunctionType) and (is_foreign(method) or owner is self._first):
             static = is_a(class_attribute(kind, name), staticmethod)
             self._waiting.append(method if static else MethodType(method, owner))

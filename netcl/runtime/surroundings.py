@@ -33,6 +33,7 @@ from netcl.runtime.contract import (
     is_own,
     items_of,
     loose_names,
+    stored_names,
     tensors_of,
 )
 from netcl.runtime.followed import Path, Place, Search, Seen, bound
@@ -216,7 +217,7 @@ class Surroundings:
         of_class = self._of_class.get(kind)
         if of_class is None:
             of_class = self._of_class[kind] = tuple(loose_names(kind, self._loose))
-        own_names = own if "*" in self._loose else [name for name in self._loose if name in own]
+        own_names = stored_names(value, own, self._loose)
         for name in (*own_names, *of_class) if own_names or of_class else ():
             part = attribute(value, name)
             if is_a(part, kinds):

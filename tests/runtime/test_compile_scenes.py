@@ -2133,6 +2133,76 @@ def two_functions_of_one_optimizer(way):
         yield weight.detach().clone()
 
 
+@replayed
+def an_attribute_of_the_class_of_a_layer(way):
+    class Layer(nn.Module):
+        scale = 2.0
+
+        def forward(self, x):
+            return x * self.scale
+
+    yield from around(way(Layer().eval()), lambda: setattr(Layer, "scale", 5.0))
+
+
+@replayed
+def a_property_of_the_class_of_a_class(way):
+    class Meta(type):
+        @property
+        def scale(cls):
+            return cls.inner
+
+    class Holder(metaclass=Meta):
+        inner = 2.0
+
+    yield from around(way(lambda x: x * Holder.scale), lambda: setattr(Holder, "inner", 5.0))
+
+
+@replayed
+def a_class_under_another_name(way):
+    class Base:
+        shift = 1.0
+
+    class Holder(Base):
+        scale = 2.0
+
+    def step(x):
+        kind = Holder
+        return x * kind.scale + kind.shift
+
+    yield from around(way(step), lambda: setattr(Holder, "scale", 5.0), lambda: setattr(Base, "shift", 3.0))
+
+
+@replayed
+def a_dict_with_attributes(way):
+    class Table(dict):
+        def __getattr__(self, name):
+            return self[name]
+
+    table = Table(scale=2.0, inner=Table(shift=3.0))
+    yield from around(way(lambda x: x * table.scale + table.inner.shift), lambda: table["inner"].update(shift=5.0))
+
+
+@replayed
+def special_methods_of_an_object(way):
+    class Amount(Setting):
+        def __len__(self):
+            return int(self.scale)
+
+        def __bool__(self):
+            return self.scale < 3
+
+        def __iter__(self):
+            return iter([self.scale])
+
+        def __float__(self):
+            return self.scale
+
+    amount = Amount()
+    yield from around(
+        way(lambda x: (x if amount else x + 1.0) * len(amount) * sum(amount) * float(amount)), lambda: setattr(amount, "scale", 5.0)
+    )
+
+
 # ---- the test
 
 
