@@ -25,6 +25,7 @@ from netcl.core.arguments import find_queue as _queue
 from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
 from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
+from netcl.core.dtype import FLOAT32
 from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
@@ -166,14 +167,14 @@ class Tensor:
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
     def __init__(
-        self, buffer: Any = None, shape: tuple[int, ...] = (), dtype: str = "float32", context: Any = None, queue: Any = None,
+        self, buffer: Any = None, shape: tuple[int, ...] = (), dtype: str = FLOAT32, context: Any = None, queue: Any = None,
         pool_handle: BufferHandle | None = None, persistent: bool = False, requires_grad: bool = False, grad: Tensor | None = None,
         grad_fn: Any = None, host_ref: np.ndarray | None = None, array: np.ndarray | None = None, pending_event: Any = None,
         pending_release: Callable[[], None] | None = None,
     ):  # fmt: skip
         self.buffer = buffer
         self.shape = shape
-        self.dtype = dtypes.NAMES.get(dtype) or dtypes.lookup(dtype, "Tensor").name
+        self.dtype = dtype if type(dtype) is dtypes.dtype else dtypes.NAMES.get(dtype) or dtypes.lookup(dtype, "Tensor").name
         self.context = context
         self.queue = queue
         self.pool_handle = pool_handle
@@ -201,7 +202,7 @@ class Tensor:
 
     @classmethod
     def empty(
-        cls, shape: Shape, dtype: str = "float32", *, queue: Any = None, context: Any = None, device: Any = None,
+        cls, shape: Shape, dtype: str = FLOAT32, *, queue: Any = None, context: Any = None, device: Any = None,
         requires_grad: bool = False, persistent: bool = False,
     ) -> Tensor:  # fmt: skip
         """A tensor whose values are whatever the memory holds."""
@@ -232,7 +233,7 @@ class Tensor:
         return cls.empty(_shape(shape, "full"), dtype or dtypes.of_value(value).name, **where)._fill(value)
 
     @classmethod
-    def from_shape(cls, queue: Any, shape: Shape, dtype: str = "float32", fill: float = 0, **where: Any) -> Tensor:
+    def from_shape(cls, queue: Any, shape: Shape, dtype: str = FLOAT32, fill: float = 0, **where: Any) -> Tensor:
         """``Tensor.from_shape(queue, shape)``: zeros, or ``fill`` everywhere."""
         return cls.full(_shape(shape, "from_shape"), fill, dtype, queue=queue, **where)
 
