@@ -24,7 +24,7 @@ from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.ops import fused_rows, fusion
 
-PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "32"))  # per device; --full runs five times as many
+PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "24"))  # per device; --full runs five times as many
 SMALL_LEAST = 128  # elements from which plain eager code defers in programs of small tensors
 MARGIN = 1e-3  # distance from a jump, relative to the scale of the values
 TOLERANCE = 1e-3  # relative to the largest magnitude of a tensor; wrong values differ by their own magnitude
@@ -51,7 +51,7 @@ class Program:
     def __init__(self, seed: int):
         self.rng = np.random.default_rng(seed)
         self.seed = seed
-        self.large = seed % 8 == 5  # around the threshold that users have
+        self.large = seed % 16 == 5  # around the threshold that users have
         self.arguments: dict[str, np.ndarray] = {}
         self.buffers: set[str] = set()  # arguments without a gradient
         self.lines: list[str] = []
@@ -303,7 +303,6 @@ def batched(p: Program) -> Value | None:
 #: Convolutions: the input, the weight, whether there is a bias, and options. Few, since each geometry has kernels of its own.
 CONVOLUTIONS = [
     ((4, 6, 8), (6, 6, 1), False, ""),
-    ((2, 4, 5, 6), (4, 4, 3, 3), False, ", padding=1"),
     ((2, 4, 5, 6), (4, 2, 3, 3), True, ", stride=2, padding=1, groups=2"),
 ]
 LARGE_CONVOLUTIONS = [((16, 32, 130), (32, 32, 1), False, "")]
@@ -403,7 +402,7 @@ def draw(seed: int) -> Program:
         p.argument(shapes[i])
     names = list(OPS)
     weights = np.array([OPS[name][0] for name in names])
-    count = int(p.rng.integers(5, 26)) if not p.large else int(p.rng.integers(5, 13))
+    count = 5 + int((8 if p.large else 21) * p.rng.random() ** 2.5)  # mostly short: long programs have more kernels to compile
     with fusion.eager_fusion(0):
         done = 0
         while done < count:
@@ -417,17 +416,17 @@ def draw(seed: int) -> Program:
 
 
 def _end(p: Program) -> None:
-    """The last lines: a loss over the values that are returned, and gradients of arguments and of those values."""
+    """The last lines: the gradients of the values that are returned, for arguments and for those values."""
     made = [v for v in p.values if v.name not in p.arguments]
     recorded = [v for v in made if v.grad][-4:]
     if not recorded:
         x = next(v for v in p.values if v.grad)
         recorded = [p.add(f"ag.tanh({x.name})", x)]
     plain = [v for v in made if not v.grad][-3:] + [v for v in p.values if v.name in p.buffers]
-    terms = " + ".join(f"ag.sum({v.name} * {0.3 + 0.1 * i:.1f})" for i, v in enumerate(recorded))
-    p.run(f"loss = {terms}")
     wanted = [v.name for v in p.values if v.name in p.arguments and v.name not in p.buffers] + [v.name for v in recorded[:-1]]
-    p.lines.append(f"grads = ag.grad(loss, [{', '.join(wanted)}], allow_unused=True)")
+    outputs = [v.name for v in recorded]
+    upstream = f"[{', '.join(f'{name}.detach()' for name in outputs)}]"  # as of a sum of squares, without its kernels
+    p.lines.append(f"grads = ag.grad([{', '.join(outputs)}], [{', '.join(wanted)}], {upstream}, allow_unused=True)")
     p.lines.append(f"return [{', '.join(v.name for v in (*recorded, *plain))}], grads")
 
 
@@ -500,7 +499,7 @@ def check(p: Program, handle: Any, full: bool) -> bool:
     if difference(run(p, "off", host, shift=1e-5), want)[0] > TOLERANCE:
         return False  # ill-conditioned: rounding alone would show
     for mode in MODES:
-        if (mode == "off" and handle.queue is host) or (mode == "jit_compile" and not full and p.seed % 4 > 1):
+        if (mode == "off" and handle.queue is host) or (mode == "jit_compile" and not full and p.seed % 4 != 1):
             continue  # every program that is compiled has kernels of its own, which take most of the time
         found, where = math.inf, "an error"
         try:
