@@ -24,8 +24,8 @@ from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.ops import fused_rows, fusion
 
-PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "24"))  # per device; --full runs five times as many
-SMALL_LEAST = 128  # elements from which plain eager code defers in programs of small tensors
+PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "20"))  # per device; --full runs five times as many
+SMALL_LEAST = 48  # elements from which plain eager code defers in programs of small tensors
 MARGIN = 1e-3  # distance from a jump, relative to the scale of the values
 TOLERANCE = 1e-3  # relative to the largest magnitude of a tensor; wrong values differ by their own magnitude
 LIMIT = 4.0  # magnitude from which a value is scaled down
@@ -368,8 +368,7 @@ def dropped(p: Program) -> Value | None:
     if len(found) < 2:
         return None
     v = p.pick(*found)
-    p.values.remove(v)
-    p.run(f"del {v.name}")
+    _drop(p, v)
     return v
 
 
@@ -384,14 +383,20 @@ def read(p: Program) -> Value | None:
 
 
 def _seen_and_joined(p: Program, x: Value) -> int:
-    """A pending product under another shape, held or not, plus a value of that shape: the number of ops."""
-    y = p.argument(viewed(p, x).shape, grad=p.rng.random() < 0.5)
-    view = p.values[-2]
+    """A pending product under another shape, of which one, both or none are held, plus a value of that shape: the number of ops."""
+    view = viewed(p, x)
+    y = p.argument(view.shape, grad=p.rng.random() < 0.5)
+    if p.rng.random() < 0.7:
+        _drop(p, x)
     p.add(p.pick("{0} + {1}", "{1} + {0}", "ag.tanh({0}) + {1}").format(view.name, y.name), view, y)
-    if p.rng.random() < 0.4:
-        p.values.remove(view)
-        p.run(f"del {view.name}")
+    if p.rng.random() < 0.3:
+        _drop(p, view)
     return 2
+
+
+def _drop(p: Program, v: Value) -> None:
+    p.values.remove(v)
+    p.run(f"del {v.name}")
 
 
 def draw(seed: int) -> Program:
