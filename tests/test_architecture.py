@@ -161,7 +161,7 @@ LINES = {
     "autograd": 2056,
     "bench": 990,
     "cli": 1242,
-    "core": 5753,
+    "core": 5754,
     "data": 1950,
     "distributed": 2078,
     "io": 3764,

@@ -255,7 +255,7 @@ class Tensor:
         sizes: Any = shape[0] if len(shape) == 1 else shape
         if len(shape) == 2 and not isinstance(shape[1], int | np.integer):
             sizes, dtype = shape
-        return cls.full(_shape(sizes, op), value, dtype or dtypes.FLOAT32, **where)
+        return cls.empty(_shape(sizes, op), dtype or FLOAT32, **where)._fill(value)
 
     @classmethod
     def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
