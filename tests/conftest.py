@@ -159,12 +159,12 @@ def full(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def in_turn(full: bool):
     """``in_turn(items, tier, handle, turn)``: what a kernel of a tier is tried with on a device. Everything with ``--full``; else every
-    second item, or every fourth where the device never chooses the tier. The next ``turn`` takes the next items: kernels share them.
+    third item, or every sixth where the device never chooses the tier. The next ``turn`` takes the next items: kernels share them.
     """
 
     def choose(items, tier: str, handle, turn: int = 0) -> list:
         own = (tier == "cpu") == (handle.device_type == "cpu")
-        step = 1 if full else 2 if own else 4
+        step = 1 if full else 3 if own else 6
         return list(items)[turn % step :: step]
 
     return choose

@@ -42,6 +42,8 @@ def test_forward_matches_the_reference(name, dtype, device, full):
     cases = list(each(name, dtype, selftest.SIZES if dtype == "float32" else (257,)))
     if name in POINTWISE and ROWS.index(name) % 3 and device.backend == "cl" and not full:  # they broadcast by the same code
         cases = [case for case in cases if len({x.shape for x in case.inputs}) == 1]
+    if dtype != "float32" and device.backend == "cl" and not full:  # loads and stores differ, the kernels do not
+        cases = cases[::3]
     for case in cases:
         selftest.check_forward(REGISTRY[name], case, device, dtype)
 
