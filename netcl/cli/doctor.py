@@ -308,7 +308,7 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
     if facts.ready:
         say("Ready: there is an OpenCL device fit for work.")
     elif facts.illegal:
-        say(f"Not ready: {', '.join(name for name, _ in facts.illegal)} cannot be read, and nothing runs until that is mended.")
+        say(f"Not ready: {', '.join(name for name, _ in facts.illegal)} cannot be read, and nothing runs until they are corrected.")
     elif facts.refused:
         say("Not ready: NETCL_DEVICE names a device that is not there, and nothing runs until it is mended.")
     else:

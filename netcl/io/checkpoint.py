@@ -95,7 +95,7 @@ def load_checkpoint(
 
 
 def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any], str]:
-    """The step, the state and the run of a file, all of which was seen to be right."""
+    """The step, the state and the run id of a file, after all of it was checked."""
     meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")

@@ -165,7 +165,7 @@ class Plan(NamedTuple):
 def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
     """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage.
 
-    On CPUs the policy's variants are all slices of rows; a registered one is taken as it is.
+    On CPUs the policy's variants are all slices of rows; a registered one is used unchanged.
     """
     config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
     cpu = profile.device_type == "cpu"

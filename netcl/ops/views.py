@@ -154,7 +154,7 @@ def _same(owner: Any) -> Any:
 
 
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
-    """Finds a tensor over the memory of ``x``, without keeping that memory alive; ``None`` once nobody holds it any more."""
+    """Finds a tensor over the memory of ``x``, without keeping that memory alive; ``None`` once no tensor holds it."""
     there, written, kind = weakref.ref(x), weakref.ref(x._writes()), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if type(x) is Tensor and memory.shares_host(x.pool_handle) else None
     memory_owner: Any = x._source
@@ -360,7 +360,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
 
 
 def _rebuilt(written: Writes, t: Tensor) -> Tensor:
-    """Memory for a base that nobody holds any more, with the parts that its views still show."""
+    """Memory for a base without an owner, with the parts that its views still show."""
     views = _copies(written)
     base = Tensor.empty((max(_end(view) for view in views),), t.dtype, queue=t.queue)
     for view in views:

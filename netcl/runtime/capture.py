@@ -430,7 +430,7 @@ class CompiledFunction:
         self._refuse(reason)
 
     def _refuse_for_good(self, reason: str) -> None:
-        """Run the function as it is from now on."""
+        """Run the function eagerly from now on."""
         self._refused = self._refused or reason
         self._cases.clear()
         self._refuse(reason)
@@ -539,7 +539,7 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
 
     A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
     and random numbers go on as they would without. A function that reads something no guard covers, or whose two recordings differ, is
-    refused with one warning that names the cause, and runs as it is for good. On the NumPy backend nothing is recorded. Arrays among the
+    refused with one warning that names the cause, and runs eagerly from then on. On the NumPy backend nothing is recorded. Arrays among the
     arguments become tensors. A module is compiled for evaluation.
 
     What eager code fuses is recorded fused. ``fuse=True`` fuses small tensors too, and joins softmaxes, norms and other folds of rows with

@@ -275,7 +275,7 @@ class Search:
 
     def add(self, calls: Mapping[tuple[int, CodeType], Callable[[], Any]], arguments: Sequence[Any]) -> None:
         """Functions that were seen to run: those that the walk had not come to. Code does not know whose it is, and the collector does."""
-        given = {id(value) for value in arguments if not is_layer(value)}  # whose attributes are told anyway
+        given = {id(value) for value in arguments if not is_layer(value)}  # whose attributes are compared anyway
         known = set()
         for one in self._seen.values():
             owner, function = _taken_apart(one)
@@ -291,7 +291,7 @@ class Search:
 
     def watched(self) -> list[tuple[Place, list[Path]]]:
         """The places that are told at every call, each with the attributes that are read from there on."""
-        for layer in self.layers.values():  # which are told if they are called, and may be read without
+        for layer in self.layers.values():  # compared if they are called; they may also be read without a call
             names = [name for name in self.loose if name in instance_dict(layer)]
             for name in names:
                 self._note((self._held(layer), ""), (name,), f"a {type(layer).__name__}")
@@ -364,7 +364,7 @@ class Search:
             self._go_on(value)
 
     def _note_library(self, module: ModuleType, path: Path, called: str) -> None:
-        """A name of a module that is not the user's: functions and classes must stay the same, other values are told."""
+        """A name of a module that is not the user's: functions and classes must stay the same, other values are compared."""
         if not path or path[0] not in vars(module):
             return
         value, called = vars(module)[path[0]], f"{called}.{path[0]}"

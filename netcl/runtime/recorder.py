@@ -247,7 +247,7 @@ class Recorder:
                 self.leaf(t)
 
     def unheld(self, held: Iterable[Tensor]) -> str:
-        """A tensor from outside that none of these is, nor the gradient of one: nobody would notice if it were replaced."""
+        """A tensor from outside that none of these is, nor the gradient of one: a replaced one would go unnoticed."""
         known = {id(t.buffer) for t in held if t.array is None}
         for value in self.values:
             if value.kind == OUTSIDE and value.first >= 0 and value.owners and id(value.buffer) not in known:

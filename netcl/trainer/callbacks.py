@@ -23,7 +23,7 @@ class Callback:
     """Does something at the moments of a run. Override what is needed; ``self.trainer`` is the trainer.
 
     ``logs`` has the numbers known at that moment: for a training batch its own loss and the metrics of the epoch so far, for an epoch
-    their means. Those of a batch are read from the device when they are asked for, and asking waits for it: ask where
+    their means. Those of a batch are read from the device on access, which waits for it: read them where
     ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary that callbacks may
     add to. Setting ``self.trainer.stop_training`` ends the run after this batch; that of one rank ends the run of all, where numbers are
     read next.

@@ -153,7 +153,7 @@ def _finish_all() -> None:
 def _stop_daemons() -> None:
     """End daemon threads that compute: a queue they keep filling never finishes, and a driver aborts the process that unloads it in use.
 
-    ``SystemExit`` is raised in each, at its next bytecode; only those that are inside netcl now are waited for.
+    ``SystemExit`` is raised in each, at its next bytecode; the process waits only for threads that are inside netcl at that moment.
     """
     deadline = time.monotonic() + GRACE_SECONDS
     left = [t for t in list(computing) if t.daemon and t.is_alive() and t is not threading.current_thread()]
