@@ -81,7 +81,7 @@ def test_what_is_written(given, case):
     x = given([3.0, -5.0])
     shared, version = x.detach(), x._version
     assert function(x) is x
-    assert x.tolist() == shared.tolist() == wanted
+    assert x.tolist() == shared.tolist() == pytest.approx(wanted, rel=1e-6)  # powers are rounded otherwise on some devices
     assert x._version > version
 
 
