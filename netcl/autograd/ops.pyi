@@ -701,7 +701,7 @@ def rms_norm(x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | 
     """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``.
 
     >>> from netcl import ops
-    >>> ops.rms_norm([[3.0, 3.0]], 2, eps=0.0).tolist()
+    >>> ops.rms_norm([[2.0, 2.0]], 2, eps=0.0).tolist()
     [[1.0, 1.0]]
     """
 

@@ -207,7 +207,7 @@ class RMSNorm(_Norm):
     Shapes: ``(..., *normalized_shape)`` in and out.
 
     >>> from netcl import nn
-    >>> nn.RMSNorm(2, eps=0.0)([[3.0, 3.0]]).tolist()
+    >>> nn.RMSNorm(2, eps=0.0)([[2.0, 2.0]]).tolist()
     [[1.0, 1.0]]
     """
 

@@ -585,7 +585,7 @@ def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: T
     """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``.
 
     >>> from netcl import ops
-    >>> ops.rms_norm([[3.0, 3.0]], 2, eps=0.0).tolist()
+    >>> ops.rms_norm([[2.0, 2.0]], 2, eps=0.0).tolist()
     [[1.0, 1.0]]
     """
     return F.row_norm(x, weight, None, axes=_trailing("rms_norm", x, normalized_shape), centered=False, eps=eps)[0]
