@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.conv.arrays import windows
 from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.elementwise import run
 from netcl.ops.images import for_image, from_signal, image, to_signal
@@ -105,14 +105,9 @@ def _run(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: b
 # ---- in NumPy
 
 
-def _padded_view(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
+def _seen(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
     """``(..., outs, outs, kernel, kernel)``: the windows of a padded image."""
-    ends = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in zip(w.outs, w.stride, w.dilation, w.kernel, strict=True)]
-    edges = [(p, max(0, end - p - n)) for p, end, n in zip(w.pad, ends, w.size, strict=True)]
-    x = np.pad(x, ((0, 0), (0, 0), *edges), constant_values=fill)
-    n, c, y, z = x.strides
-    steps = (n, c, y * w.stride[0], z * w.stride[1], y * w.dilation[0], z * w.dilation[1])
-    return as_strided(x, (*x.shape[:2], *w.outs, *w.kernel), steps, writeable=False)
+    return windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation, fill)
 
 
 def _lowest(dtype: np.dtype) -> Any:
@@ -123,11 +118,11 @@ def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
     """The largest values and their places."""
     if w.adaptive:
         return _each_window(x, w)
-    at = _padded_view(np.broadcast_to(np.arange(w.size[0] * w.size[1]).reshape(1, 1, *w.size), (1, 1, *w.size)), w, -1)
+    at = _seen(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)
     at = at.reshape(*w.outs, -1)
-    views = _padded_view(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
-    inside = np.where(at >= 0, 0, 1)  # a tie with padding must not win
-    best = np.argmax(views, axis=-1) if not inside.any() else _argmax_inside(views, inside == 0)
+    views = _seen(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
+    inside = at >= 0  # a tie with padding must not win
+    best = np.argmax(views, axis=-1) if inside.all() else _argmax_inside(views, inside)
     values = np.take_along_axis(views, best[..., None], -1)[..., 0]
     return values, np.take_along_axis(np.broadcast_to(at, views.shape), best[..., None], -1)[..., 0]
 
@@ -167,7 +162,7 @@ def _counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
 
 def cpu_average(x: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
     if not w.adaptive:
-        return _padded_view(x, w, 0).sum(axis=(4, 5)) / _counts(w, count_pad, x.dtype)
+        return _seen(x, w, 0).sum(axis=(4, 5)) / _counts(w, count_pad, x.dtype)
     sums = np.stack([x[:, :, r.start : r.stop].sum(axis=2) for r, _ in w.along(0)], axis=2)
     return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _counts(w, True, x.dtype)
 
