@@ -36,7 +36,8 @@ def bench(args: argparse.Namespace) -> int:
 
     chosen = [(group, case) for group, cases in groups().items() for case in cases if args.cases.search(case.name)]
     if not chosen:
-        raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {_examples()}", cases=args.cases.pattern))
+        examples = ", ".join(repr(cases[0].name) for cases in groups().values())
+        raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {examples}", cases=args.cases.pattern))
     settings = _named([harness.setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
@@ -68,10 +69,6 @@ def groups() -> dict[str, list[Any]]:
         "softmax": [problems.softmax(n, 512) for n in (8, 128, 2048)],
         "training an MLP": [steps.mlp_step(n, both) for n in (16, 256)],
     }
-
-
-def _examples() -> str:
-    return ", ".join(repr(cases[0].name) for cases in groups().values())
 
 
 def _selectors() -> list[Any]:

@@ -148,12 +148,8 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
     return out
 
 
-def _select_vjp(F, g, x_shape, axis, index):
-    return F.index_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None
-
-
 @op(
-    vjp=_select_vjp,
+    vjp=lambda F, g, x_shape, axis, index: (F.index_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None),
     ref=lambda x, axis, index: np.take(x, index, axis),
     samples=[
         S((5, 3), 0, np.array([4, 0, 0, 2])),
@@ -353,17 +349,13 @@ def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
     return out
 
 
-def _gather_vjp(F, g, x_shape, axis, index):
-    return F.scatter_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None
-
-
 def _gather_ref(x, axis, index):
     corner = x[tuple(slice(None) if i == axis % x.ndim else slice(n) for i, n in enumerate(index.shape))]
     return np.take_along_axis(corner, index, axis)
 
 
 @op(
-    vjp=_gather_vjp,
+    vjp=lambda F, g, x_shape, axis, index: (F.scatter_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None),
     ref=_gather_ref,
     samples=[
         S((4, 3), 0, np.array([[3, 0, 1], [0, 0, 2]])),
@@ -517,13 +509,9 @@ def _bits(value: float, dtype: str) -> int:
     return int.from_bytes(stored.tobytes(), "little")
 
 
-def _masked_ref(x, mask, value):
-    return np.where(mask, value, x)
-
-
 @op(
     vjp=lambda F, g, mask: (F.masked_fill(g, mask, 0.0), None),
-    ref=_masked_ref,
+    ref=lambda x, mask, value: np.where(mask, value, x),
     samples=[
         S((3, 5), (3, 5), dtypes=(None, "bool"), value=2.5),
         S((2, 3, 5), (3, 5), dtypes=(None, "bool"), value=-1.0),

@@ -352,13 +352,9 @@ def _part(F: Any, x: Tensor, axis: int, start: int, length: int, step: int = 1) 
     return F.strided_slice(x, along(x.ndim, axis, start), along(x.ndim, axis, length, x.shape), along(x.ndim, axis, step, 1))
 
 
-def _slice_ref(x, axis=0, start=None, stop=None, step=1):
-    return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
-
-
 @composite(
     name="slice",
-    ref=_slice_ref,
+    ref=lambda x, axis=0, start=None, stop=None, step=1: x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)],
     samples=[S((7, 3), start=1, stop=6, step=2), S((3, 7), axis=1, stop=-2), S((3, 7), axis=-1, step=-2), S((5,), start=4, stop=2)],
     errors=[(S((7, 3), step=0), r"\[slice\] the step cannot be 0")],
 )

@@ -437,11 +437,7 @@ def _ref_adaptive(x, output_size, of=np.mean):
     return _ref(x, w, lambda patch, _: of(patch, axis=(2, 3)))
 
 
-def _adaptive_average_vjp(F, g, x_shape):
-    return F.adaptive_avg_pool2d_input_grad(g, size=x_shape[2:])
-
-
-@op(vjp=_adaptive_average_vjp, ref=_ref_adaptive, cpu=cpu_average,
+@op(vjp=lambda F, g, x_shape: F.adaptive_avg_pool2d_input_grad(g, size=x_shape[2:]), ref=_ref_adaptive, cpu=cpu_average,
     samples=[
         S((2, 3, 7, 9), output_size=1),
         S((1, 2, 7, 10), output_size=(3, 4)),
@@ -458,11 +454,7 @@ def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
     return _average(x, _adaptive("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
 
 
-def _adaptive_average_grad_vjp(F, g, dy_shape):
-    return F.adaptive_avg_pool2d(g, dy_shape[2:])
-
-
-@op(vjp=_adaptive_average_grad_vjp, cpu=cpu_average_grad,
+@op(vjp=lambda F, g, dy_shape: F.adaptive_avg_pool2d(g, dy_shape[2:]), cpu=cpu_average_grad,
     ref=lambda dy, *, size: _spread(dy, _adaptive("ref", size, dy.shape[2:]), lambda rows, columns, count: 1 / count),
     samples=[S((2, 3, 1, 1), size=(7, 9)), S((1, 2, 3, 4), size=(7, 10)), S((1, 2, 5, 4), size=(3, 4))],
     errors=[(S((2, 3, 1), size=(4, 4)), r"\[adaptive_avg_pool2d_input_grad\] x has four axes: ")])  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -417,6 +417,14 @@ _FOLDS: dict[str, Rule] = {
 }
 _ENDS = {"norm_2": 2, "norm_1": 1, "norm_inf": 0, "norm_p": 3, "nonfinite": 4}
 _MAXIMA = ("norm_inf",)
+
+
+def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
+    """Tensors by the context they live in: the functions of this module take those of one."""
+    found: dict[Any, list[Tensor]] = {}
+    for t in tensors:
+        found.setdefault(t.context, []).append(t)
+    return found
 
 
 def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:

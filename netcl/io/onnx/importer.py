@@ -30,19 +30,15 @@ def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
     Its float weights are parameters under their names in the file, so a model that netcl exported has the state dict it had. A
     model with operators that are not known is refused with the names of all of them.
     """
-    onnx = library()
+    onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     try:
         model = onnx.ModelProto.FromString(Path(regular(path, OP)).read_bytes())
         onnx.checker.check_model(model)
-    except (onnx.checker.ValidationError, *_decode_errors()) as fault:
+    except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
         raise refusal(OP, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
     _check(onnx, model, path)
     with nn.parameter.placed(device):
         return OnnxModel(*_taken(onnx, model, path))
-
-
-def _decode_errors() -> tuple[type[Exception], ...]:
-    return importlib.import_module("google.protobuf.message").DecodeError, ValueError
 
 
 def _first_line(fault: Exception) -> str:
