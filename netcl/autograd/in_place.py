@@ -33,7 +33,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if name in _SPECIAL:
         return _SPECIAL[name](x, *args, **kwargs)
     if name in ("add", "sub") and "alpha" in kwargs:
-        args, kwargs = _scaled(*args, **kwargs)
+        args, kwargs = _times_alpha(*args, **kwargs)
     if not learns((x, *args), kwargs):
         if _fits_in(name, x, args, kwargs):
             ops.function(name)(x, *args, out=x, **kwargs)
@@ -42,7 +42,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return assign(x, twin(name)(_snapshot(x) if keeps_first(name) else x, *args, **kwargs), name)
 
 
-def _scaled(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
+def _times_alpha(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
     return (other if alpha == 1 else other * alpha,), {}
 
 
@@ -254,11 +254,11 @@ def _copy(x: Tensor, source: Any) -> Tensor:
     return assign(x, source, "copy")
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+def _fill_uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     return assign(x, twin("rand")(x.shape, dtype=x.dtype, queue=x.queue) * (high - low) + low, "uniform")
 
 
-def _normal(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def _fill_normal(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return assign(x, twin("randn")(x.shape, dtype=x.dtype, queue=x.queue) * std + mean, "normal")
 
 
@@ -267,7 +267,7 @@ def _addcdiv(x: Tensor, numerator: Any, denominator: Any, *, value: float = 1) -
 
 
 _SPECIAL: dict[str, Callable[..., Tensor]] = {
-    "fill": _fill, "copy": _copy, "uniform": _uniform, "normal": _normal, "addcdiv": _addcdiv,
+    "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "addcdiv": _addcdiv,
 }  # fmt: skip
 
 dispatch.fill("in_place", in_place)

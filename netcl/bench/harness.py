@@ -154,21 +154,21 @@ def measure(case: Case, where: Setting) -> list[dict[str, Any]]:
         ways = case.make(where)
         missing = {name: way.missing for name, way in ways.items() if way.missing}
         ready = {name: way for name, way in ways.items() if not way.missing}
-        errors = _check(ready, case.tolerance)
+        errors = _check_results(ready, case.tolerance)
         best = interleave({name: way for name, way in ready.items() if name not in errors}, where.repeats)
     rows = []
     for pair in case.comparisons:
         wrong = [f"{n}: {missing.get(n) or errors.get(n)}" for n in (pair.ours, pair.yardstick) if n in missing or n in errors]
-        rows.append(_row(case, pair, best, where, "; ".join(wrong)))
+        rows.append(_result_row(case, pair, best, where, "; ".join(wrong)))
     gc.collect()
     return rows
 
 
-def _row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting, skipped: str) -> dict[str, Any]:
+def _result_row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting, skipped: str) -> dict[str, Any]:
     ours, theirs = best.get(pair.ours), best.get(pair.yardstick or "")
     ratio = None if ours is None or theirs is None else ours / theirs
     judged = ours if pair.yardstick is None else ratio
-    target = _target(pair, where.handle)
+    target = _target_for(pair, where.handle)
     label = case.name if pair.ours == "ours" else f"{case.name}, {pair.ours}"
     row: dict[str, Any] = {"case": label, "yardstick": pair.yardstick, "ours_s": ours, "theirs_s": theirs, "ratio": ratio}
     row |= {"target": target, "met": None if target is None or judged is None else judged <= target}
@@ -180,12 +180,12 @@ def _row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting
     return {**row, "skipped": skipped} if skipped else row
 
 
-def _target(pair: Comparison, handle: DeviceHandle) -> float | None:
+def _target_for(pair: Comparison, handle: DeviceHandle) -> float | None:
     named = (limit for name, limit in pair.targets.items() if name in handle.platform_name.lower())
     return next(named, pair.targets.get(handle.device_type))
 
 
-def _check(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
+def _check_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
     """Why a way of ours may not be timed: its result is not the yardstick's. The last way with a result is the yardstick."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:

@@ -60,17 +60,17 @@ def our_step(model: Any, optimizer: str, options: dict[str, Any], context: Calla
 
 def _losses(where: Setting, run: Callable[[], Any]) -> Way:
     """The way of a step; what is compared is the loss after a few of them."""
-    return Way(lambda: computed(run()), where.sync, lambda: [_value([run() for _ in range(CHECKED_STEPS)][-1])])
+    return Way(lambda: computed(run()), where.sync, lambda: [_loss_value([run() for _ in range(CHECKED_STEPS)][-1])])
 
 
 def _replayed(where: Setting, step: Compiled) -> Way:
     """The way of a compiled step; its first calls were made when it was compiled."""
     if step.refused:
         return Way(missing=step.refused)
-    return Way(lambda: computed(step.run()), where.sync, lambda: [_value(step.first[CHECKED_STEPS - 1])])
+    return Way(lambda: computed(step.run()), where.sync, lambda: [_loss_value(step.first[CHECKED_STEPS - 1])])
 
 
-def _value(loss: Any) -> np.ndarray:
+def _loss_value(loss: Any) -> np.ndarray:
     return np.array([float(loss.to_host())])
 
 

@@ -53,11 +53,11 @@ def _recipe(args: argparse.Namespace) -> Any:
         path = Path(args.file)
         recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
     given = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
-    chosen = {name: _options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
+    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
     return recipe.changed(chosen)
 
 
-def _options(pairs: list[str]) -> dict[str, Any]:
+def _parsed_options(pairs: list[str]) -> dict[str, Any]:
     """``["n_layer=2", "norm=rms"]`` as a dictionary."""
     found = {}
     for pair in pairs:

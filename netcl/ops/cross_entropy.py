@@ -152,7 +152,7 @@ def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: A
 # ---- OpenCL
 
 
-def _run(kernel: str, p: Problem, operands: dict[str, Tensor], *args: Any) -> rows.Spread:
+def _run_loss(kernel: str, p: Problem, operands: dict[str, Tensor], *args: Any) -> rows.Spread:
     """Launch a row kernel; returns its spread."""
     queue = operands["X"].queue
     dtypes = {key: t.dtype for key, t in operands.items()}
@@ -160,13 +160,13 @@ def _run(kernel: str, p: Problem, operands: dict[str, Tensor], *args: Any) -> ro
     spread = rows.row_spread(cpu, most, p.classes, "float64" in dtypes.values())
     if p.inner > 1:
         spread = rows.Spread(min(rows.COLUMN_LOCAL, most), 1, 1, 1)
-    found = _kernel(queue, kernel, p, dtypes, spread)
+    found = _loss_kernel(queue, kernel, p, dtypes, spread)
     numbers = (p.label_smoothing, p.ignore_index, p.inner, p.rows, p.classes, spread.each)
     found(queue, -(-p.rows // spread.each) * spread.group, spread.local, *args, *numbers)
     return spread
 
 
-def _kernel(queue: Any, kernel: str, p: Problem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
+def _loss_kernel(queue: Any, kernel: str, p: Problem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
     facts = (p.probabilities, p.log_probs, p.label_smoothing > 0, p.inner > 1, p.reduction != "none")
     state = program.state(queue)
     key = ("cross_entropy", kernel, spread, *facts, *dtypes.items())
@@ -184,11 +184,11 @@ def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: Proble
     queue = logits.queue
     losses, logs, counts = (Tensor._result(shape, sums, queue) for _ in range(3))
     operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
-    spread = _run("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
+    spread = _run_loss("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
     if p.reduction == "none":
         return cast(losses, logits.dtype), logs, Tensor.ones((), sums, queue=queue)
     total, scale = Tensor._result((), logits.dtype, queue), Tensor._result((), sums, queue)
-    finish = _kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
+    finish = _loss_kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
     finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
     return total, logs, scale
 
@@ -369,5 +369,5 @@ def cross_entropy_grad(
         scale = cast(scale, logarithms.dtype)
         operands = {"X": logits, "L": target, "M": logarithms, "G": upstream, "Y": y} | ({} if weight is None else {"W": weight})
         given = (upstream, logits, target, logits if weight is None else weight, logarithms, scale, y)
-        _run("cross_entropy_grad", p, operands, *given)
+        _run_loss("cross_entropy_grad", p, operands, *given)
     return y

@@ -165,7 +165,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 # ---- what may follow
 
 
-def _scaled(extras: Extras, number: Any) -> Extras | None:
+def _with_scale(extras: Extras, number: Any) -> Extras | None:
     """The product times a number: only before anything else, and of halves only by themselves, since they are rounded before."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
@@ -191,19 +191,19 @@ def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -
     return extras._replace(bias=other.detach())
 
 
-def _cast(extras: Extras, dtype: DType) -> Extras | None:
+def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
     finish = extras.finish
     if finish.result or dtype.name not in _FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
         return None
     return extras._replace(finish=finish._replace(result=dtype.name))
 
 
-def _activated(extras: Extras, name: str) -> Extras | None:
+def _with_activation(extras: Extras, name: str) -> Extras | None:
     finish = extras.finish
     return None if finish.activation or finish.result else extras._replace(finish=finish._replace(activation=name))
 
 
-def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor under the shape of a view: a pending value knows only the shape it is computed in."""
     return x if x.shape == shape else x._view(shape)
 
@@ -220,16 +220,16 @@ class _Step(NamedTuple):
         """What a product ends in with this op too; ``None`` where its kernel cannot."""
         seen = self.values[self.place]
         if self.name == "cast":
-            return _cast(of.extras, self.dtype)
+            return _with_cast(of.extras, self.dtype)
         row = REGISTRY[self.name]
         assert isinstance(row, Pointwise)
         if seen.requires_grad and f"v{self.place}" in row.saved():
             return None  # backward reads the operand, which is then stored anyway
         if len(self.values) == 1:
-            return _activated(of.extras, self.name)
+            return _with_activation(of.extras, self.name)
         other = self.values[1 - self.place]
         if self.name == "mul":
-            return None if isinstance(other, Tensor) else _scaled(of.extras, other)
+            return None if isinstance(other, Tensor) else _with_scale(of.extras, other)
         return _added(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
@@ -237,10 +237,10 @@ class _Step(NamedTuple):
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name
-            return lambda t: cast(_seen(t, shape), name)
+            return lambda t: cast(_in_shape(t, shape), name)
         before, after = tuple(self.values[: self.place]), tuple(self.values[self.place + 1 :])
         row: Any = REGISTRY[self.name]
-        return lambda t: run(row, (*before, _seen(t, shape), *after))
+        return lambda t: run(row, (*before, _in_shape(t, shape), *after))
 
 
 def follow(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
@@ -264,7 +264,7 @@ def settled(x: Tensor, values: Sequence[Any]) -> Tensor:
         first = first.of
     if type(node) is not Followed or (node.made is None and all(getattr(v, "_source", None) is not first for v in values)):
         return x
-    return _seen(node.as_formula(), x.shape)
+    return _in_shape(node.as_formula(), x.shape)
 
 
 later.finish, later.settle = follow, settled
@@ -276,7 +276,7 @@ later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 _matmul, _affine, _conv2d = (repeated(call.__name__, call) for call in (matmul_with, affine_with, conv2d_with))
 
 
-def _usable(*tensors: Any) -> bool:
+def _fusable_operands(*tensors: Any) -> bool:
     """Whether the operands are tensors of one float dtype on one OpenCL queue; everything else is the op's own business."""
     first = tensors[0]
     return isinstance(first, Tensor) and first.dtype in _FLOATS and not isinstance(first.queue, CPUQueue) and all(
@@ -296,7 +296,7 @@ def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Cal
 
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
     """A matrix product that waits for what follows."""
-    if not _usable(a, b):
+    if not _fusable_operands(a, b):
         return None
     try:
         shape = matmul_shape(a, b, transpose_a, transpose_b)
@@ -307,7 +307,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
 
 def affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
     """``x w' + bias`` that waits for what follows."""
-    if not _usable(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
+    if not _fusable_operands(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
         return None
@@ -318,7 +318,7 @@ def conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
     """A convolution that waits for what follows."""
-    if not _usable(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):
+    if not _fusable_operands(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):
         return None
     try:
         g = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups)))

@@ -44,13 +44,13 @@ class Algebra(Protocol):
 
 def fold(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
     """The value of a tree in an algebra, as a number (``n``) or a truth value (``t``)."""
-    value = _value(node, algebra)
+    value = _folded_value(node, algebra)
     if is_truth(node):
         return value if sort == "t" else algebra.number(value)
     return value if sort == "n" else algebra.truth(value)
 
 
-def _value(node: ast.expr, algebra: Algebra) -> Any:
+def _folded_value(node: ast.expr, algebra: Algebra) -> Any:
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int | float)
         return algebra.literal(node.value)
@@ -185,7 +185,7 @@ class Compose:
         return self.env[name]
 
     def negate(self, x: Any) -> Any:
-        return -x if _plain(x) else self._op("neg", x)
+        return -x if _is_plain_number(x) else self._op("neg", x)
 
     def arithmetic(self, symbol: str, a: Any, b: Any) -> Any:
         return self._apply(_PYTHON[symbol], _OPS[symbol], a, b)
@@ -198,18 +198,18 @@ class Compose:
         return self._apply(lambda *xs: function.np(*xs).item(), function.op, *args)
 
     def truth(self, number: Any) -> Any:
-        return bool(number) if _plain(number) else self.F.ne(number, 0)
+        return bool(number) if _is_plain_number(number) else self.F.ne(number, 0)
 
     def number(self, truth: Any) -> Any:
-        return float(truth) if _plain(truth) else self.F.cast(truth, self.dtype or "float32")
+        return float(truth) if _is_plain_number(truth) else self.F.cast(truth, self.dtype or "float32")
 
     def _apply(self, plain: Callable[..., Any], op: str, *args: Any) -> Any:
-        return plain(*args) if all(map(_plain, args)) else self._op(op, *args)
+        return plain(*args) if all(map(_is_plain_number, args)) else self._op(op, *args)
 
     def _where(self, condition: Any, a: Any, b: Any) -> Any:
-        if _plain(condition):
+        if _is_plain_number(condition):
             return a if condition else b
-        if _plain(a) and _plain(b):  # two numbers alone would make a float32 tensor even among float64
+        if _is_plain_number(a) and _is_plain_number(b):  # two numbers alone would make a float32 tensor even among float64
             return self.F.add(self.F.mul(self.number(condition), a - b), b)
         return self._op("where", condition, a, b)
 
@@ -217,7 +217,7 @@ class Compose:
         return getattr(self.F, op)(*args)
 
 
-def _plain(x: Any) -> bool:
+def _is_plain_number(x: Any) -> bool:
     return isinstance(x, bool | int | float)
 
 
@@ -228,7 +228,7 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
     """
     value = fold(parse(text), Compose(env, F, let))
     g = env["g"]
-    return type(g).full(g.shape, value, g.dtype, queue=g.queue) if _plain(value) else value
+    return type(g).full(g.shape, value, g.dtype, queue=g.queue) if _is_plain_number(value) else value
 
 
 class _Record(Compose):
@@ -260,7 +260,7 @@ def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str
         assert isinstance(row, Pointwise)
         bound = {"g": grads[id(made)], "out": made, **{f"v{i}": x for i, x in enumerate(args)}}
         for x, vjp in zip(args, row.vjp, strict=True):
-            if vjp and not _plain(x):
+            if vjp and not _is_plain_number(x):
                 term = compose(vjp, bound, F, row.let)
                 grads[id(x)] = F.add(grads[id(x)], term) if id(x) in grads else term
     return {name: grads.get(id(x)) for name, x in env.items()}

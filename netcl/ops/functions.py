@@ -42,7 +42,7 @@ def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(b >= 0, power, np.where(np.abs(a) == 1, odd, a * 0))
 
 
-def _same(x: Any) -> Any:
+def _unchanged(x: Any) -> Any:
     return x
 
 
@@ -94,10 +94,10 @@ _ROWS = (
     Function("ERF", "erf", erf, "erf", c_single="netcl_erf"),
     Function("ABS", "fabs", np.abs, "abs", c_int="netcl_iabs", np_int=np.abs),
     Function("SIGN", "netcl_sign", np.sign, "sign", c_int="netcl_isign", np_int=np.sign),
-    Function("FLOOR", "floor", np.floor, "floor", c_int="netcl_same", np_int=_same),
-    Function("CEIL", "ceil", np.ceil, "ceil", c_int="netcl_same", np_int=_same),
-    Function("ROUND", "rint", np.rint, "round", c_int="netcl_same", np_int=_same),
-    Function("TRUNC", "trunc", np.trunc, "trunc", c_int="netcl_same", np_int=_same),
+    Function("FLOOR", "floor", np.floor, "floor", c_int="netcl_same", np_int=_unchanged),
+    Function("CEIL", "ceil", np.ceil, "ceil", c_int="netcl_same", np_int=_unchanged),
+    Function("ROUND", "rint", np.rint, "round", c_int="netcl_same", np_int=_unchanged),
+    Function("TRUNC", "trunc", np.trunc, "trunc", c_int="netcl_same", np_int=_unchanged),
     Function("FMOD", "fmod", np.fmod, "fmod", "nn", c_int="netcl_ifmod", np_int=np.fmod),
     Function("REMAINDER", "netcl_remainder", np.remainder, "remainder", "nn", c_int="netcl_iremainder", np_int=np.remainder),
     Function("FLOORDIV", "netcl_floordiv", np.floor_divide, "floor_divide", "nn", c_int="netcl_ifloordiv", np_int=np.floor_divide),

@@ -63,12 +63,12 @@ def _check_reduction(name: str, reduction: str, *more: str) -> None:
         raise ValueError(message(name, f"reduction is {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
 
 
-def _reduced(F: Any, name: str, loss: Any, reduction: str) -> Any:
+def _with_reduction(F: Any, name: str, loss: Any, reduction: str) -> Any:
     _check_reduction(name, reduction)
     return loss if reduction == "none" else F.sum(loss) if reduction == "sum" else F.mean(loss)
 
 
-def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
+def _reduced_ref(loss: np.ndarray, reduction: str) -> np.ndarray:
     return loss if reduction == "none" else np.asarray(loss.sum() if reduction == "sum" else loss.mean())
 
 
@@ -87,7 +87,7 @@ def _same_shape(name: str, x: Any, target: Any, *more: Any) -> list[Any]:
     return [x, target, *rest]
 
 
-def _unlike(name: str) -> tuple[Any, str]:
+def _unlike_shapes(name: str) -> tuple[Any, str]:
     text = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 1\)\), or x\.squeeze\(1\)"
     return S((4, 1), (4,)), rf"\[{name}\] x and target must have the same shape; {text}"
 
@@ -119,7 +119,7 @@ def _cross_entropy_ref(
     loss = -(smooth * logp * weighted).sum(1)
     if reduction == "mean":
         return np.asarray(loss.sum() / (loss.size if target.shape == x.shape else (wanted * weighted).sum()))
-    return _ref(loss, reduction)
+    return _reduced_ref(loss, reduction)
 
 
 _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 0, 0.5), "high": (4.0, 3, 2.0)}
@@ -177,7 +177,7 @@ def _nll_ref(
     label = np.where(counted, target, 0).astype(int)
     weights = counted * (np.ones(x.shape[1]) if weight is None else weight)[label]
     loss = -weights * np.take_along_axis(x, np.expand_dims(label, 1), 1).squeeze(1)
-    return np.asarray(loss.sum() / weights.sum()) if reduction == "mean" else _ref(loss, reduction)
+    return np.asarray(loss.sum() / weights.sum()) if reduction == "mean" else _reduced_ref(loss, reduction)
 
 
 @composite(
@@ -198,46 +198,49 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
 
 
 @composite(
-    ref=lambda x, target, *, reduction="mean": _ref((x - target) ** 2, reduction),
+    ref=lambda x, target, *, reduction="mean": _reduced_ref((x - target) ** 2, reduction),
     amp="float",
     samples=_PAIRS,
-    errors=[_BAD_REDUCTION, _unlike("mse")],
+    errors=[_BAD_REDUCTION, _unlike_shapes("mse")],
 )
 def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The squared difference."""
     x, target = _same_shape("mse", x, target)
-    return _reduced(F, "mse", F.square(F.sub(x, target)), reduction)
+    return _with_reduction(F, "mse", F.square(F.sub(x, target)), reduction)
 
 
 @composite(
-    ref=lambda x, target, *, reduction="mean": _ref(np.abs(x - target), reduction), amp="float", samples=_PAIRS, errors=[_unlike("l1")]
+    ref=lambda x, target, *, reduction="mean": _reduced_ref(np.abs(x - target), reduction),
+    amp="float",
+    samples=_PAIRS,
+    errors=[_unlike_shapes("l1")],
 )
 def l1(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The absolute difference."""
     x, target = _same_shape("l1", x, target)
-    return _reduced(F, "l1", F.abs(F.sub(x, target)), reduction)
+    return _with_reduction(F, "l1", F.abs(F.sub(x, target)), reduction)
 
 
 def _smooth_l1_ref(x: np.ndarray, target: np.ndarray, *, beta: float = 1.0, reduction: str = "mean") -> np.ndarray:
     d = np.abs(x - target)
-    return _ref(np.where(d < beta, d * d / (2 * beta) if beta else 0 * d, d - beta / 2), reduction)
+    return _reduced_ref(np.where(d < beta, d * d / (2 * beta) if beta else 0 * d, d - beta / 2), reduction)
 
 
-@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)], errors=[_unlike("smooth_l1")])
+@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)], errors=[_unlike_shapes("smooth_l1")])
 def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
     x, target = _same_shape("smooth_l1", x, target)
     if not beta:
         return l1(F, x, target, reduction=reduction)
     d = F.abs(F.sub(x, target))
-    return _reduced(F, "smooth_l1", F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)), reduction)
+    return _with_reduction(F, "smooth_l1", F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)), reduction)
 
 
 @composite(
     ref=lambda x, target, *, delta=1.0, reduction="mean": delta * _smooth_l1_ref(x, target, beta=delta, reduction=reduction),
     amp="float",
     samples=[*_PAIRS, S((9,), (9,), delta=0.4)],
-    errors=[_unlike("huber")],
+    errors=[_unlike_shapes("huber")],
 )
 def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
@@ -250,7 +253,7 @@ def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: s
 
 def _bce_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean") -> np.ndarray:
     loss = -(target * np.maximum(np.log(x), -100) + (1 - target) * np.maximum(np.log(1 - x), -100))
-    return _ref(loss if weight is None else loss * weight, reduction)
+    return _reduced_ref(loss if weight is None else loss * weight, reduction)
 
 
 # A row of its own for its gradient: that of the logarithms is infinite at 0 and 1, and held there, as in torch.
@@ -265,13 +268,13 @@ register(Pointwise("bce_elements", "-(v1 * yes + (1 - v1) * no)", ("g * (v0 - v1
     amp="float",
     tol=2,
     samples=[S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9)],
-    errors=[_unlike("bce")],
+    errors=[_unlike_shapes("bce")],
 )
 def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
     x, target, weight = _same_shape("bce", x, target, weight)
     loss = F.bce_elements(x, target)
-    return _reduced(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
+    return _with_reduction(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
 
 
 def _bce_logits_ref(
@@ -279,7 +282,7 @@ def _bce_logits_ref(
 ) -> np.ndarray:
     p = 1.0 if pos_weight is None else pos_weight
     loss = p * target * np.logaddexp(0, -x) + (1 - target) * np.logaddexp(0, x)
-    return _ref(loss if weight is None else loss * weight, reduction)
+    return _reduced_ref(loss if weight is None else loss * weight, reduction)
 
 
 @composite(
@@ -290,7 +293,7 @@ def _bce_logits_ref(
         S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)),
         S((9,), (9,), None, None, reduction="none"),
     ],
-    errors=[_unlike("bce_with_logits")],
+    errors=[_unlike_shapes("bce_with_logits")],
 )
 def bce_with_logits(
     F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = "mean"
@@ -300,12 +303,12 @@ def bce_with_logits(
     yes = F.mul(target, F.log_sigmoid(x))
     yes = yes if pos_weight is None else F.mul(yes, pos_weight)
     loss = F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x)))))
-    return _reduced(F, "bce_with_logits", loss if weight is None else F.mul(loss, weight), reduction)
+    return _with_reduction(F, "bce_with_logits", loss if weight is None else F.mul(loss, weight), reduction)
 
 
 def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", log_target: bool = False) -> np.ndarray:
     loss = np.exp(target) * (target - x) if log_target else target * (np.log(target) - x)
-    return np.asarray(loss.sum() / x.shape[0]) if reduction == "batchmean" else _ref(loss, reduction)
+    return np.asarray(loss.sum() / x.shape[0]) if reduction == "batchmean" else _reduced_ref(loss, reduction)
 
 
 @composite(
@@ -316,7 +319,7 @@ def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", l
         S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)),
         S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
     ],
-    errors=[_unlike("kl_div")],
+    errors=[_unlike_shapes("kl_div")],
 )
 def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
@@ -327,21 +330,21 @@ def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_ta
     else:
         held = F.where(F.eq(target, 0.0), 1.0, target)  # 0 log 0 is 0
         loss = F.mul(target, F.sub(F.log(held), x))
-    return F.mul(F.sum(loss), 1.0 / (x.shape or (1,))[0]) if reduction == "batchmean" else _reduced(F, "kl_div", loss, reduction)
+    return F.mul(F.sum(loss), 1.0 / (x.shape or (1,))[0]) if reduction == "batchmean" else _with_reduction(F, "kl_div", loss, reduction)
 
 
 # ---- similarity
 
 
 @composite(
-    ref=lambda x, target, *, margin=1.0, reduction="mean": _ref(np.maximum(0, margin - x * target), reduction),
+    ref=lambda x, target, *, margin=1.0, reduction="mean": _reduced_ref(np.maximum(0, margin - x * target), reduction),
     amp="float",
     samples=[S((3, 5), (3, 5)), S((9,), (9,), margin=0.5, reduction="sum")],
 )
 def hinge(F: Any, x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
     x, target = _same_shape("hinge", x, target)
-    return _reduced(F, "hinge", F.relu(F.sub(float(margin), F.mul(x, target))), reduction)
+    return _with_reduction(F, "hinge", F.relu(F.sub(float(margin), F.mul(x, target))), reduction)
 
 
 def _cosine_ref(a: np.ndarray, b: np.ndarray, *, axis: int = 1, eps: float = 1e-8) -> np.ndarray:
@@ -372,7 +375,7 @@ def _triplet_ref(
     reduction: str = "mean",
 ) -> np.ndarray:
     near, far = ((np.abs(anchor - other + eps) ** p).sum(-1) ** (1 / p) for other in (positive, negative))
-    return _ref(np.maximum(0, near - far + margin), reduction)
+    return _reduced_ref(np.maximum(0, near - far + margin), reduction)
 
 
 @composite(
@@ -395,7 +398,7 @@ def triplet(
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
     anchor, positive, negative = launch.as_tensors("triplet", anchor, positive, negative)
     near, far = (F.norm(F.add(F.sub(anchor, other), eps), p, axis=-1) for other in (positive, negative))
-    return _reduced(F, "triplet", F.relu(F.add(F.sub(near, far), float(margin))), reduction)
+    return _with_reduction(F, "triplet", F.relu(F.add(F.sub(near, far), float(margin))), reduction)
 
 
 def _info_nce_ref(a: np.ndarray, b: np.ndarray, *, temperature: float = 0.07, reduction: str = "mean") -> np.ndarray:
@@ -419,7 +422,7 @@ def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reducti
 
 def _contrastive_ref(a: np.ndarray, b: np.ndarray, target: np.ndarray, *, margin: float = 1.0, reduction: str = "mean") -> np.ndarray:
     d = np.sqrt(((a - b) ** 2).sum(-1))
-    return _ref(target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2, reduction)
+    return _reduced_ref(target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2, reduction)
 
 
 @composite(
@@ -436,7 +439,7 @@ def contrastive(F: Any, a: Tensor, b: Tensor, target: Tensor, *, margin: float =
     a, b, target = launch.as_tensors("contrastive", a, b, target)
     d = _length(F, F.sub(a, b), -1, 1e-12)
     apart = F.square(F.relu(F.sub(float(margin), d)))
-    return _reduced(F, "contrastive", F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart)), reduction)
+    return _with_reduction(F, "contrastive", F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart)), reduction)
 
 
 for _name, _short in {

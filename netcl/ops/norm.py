@@ -90,7 +90,7 @@ def check_affine(name: str, shape: tuple[int, ...], weight: Tensor | None, bias:
                 raise ShapeError(message(name, f"{title} must have shape {shape}", **{title: t.shape}))
 
 
-def _check_row(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
+def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
     launch.check_dtype(name, x)
     if groups and (x.ndim < 2 or groups < 0 or x.shape[1] % groups):
         raise ShapeError(message(name, f"the channels cannot be split into {groups} groups", x=x.shape))
@@ -418,7 +418,7 @@ def row_norm(
     Gives the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
     """
     x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
-    _check_row("row_norm", x, weight, bias, axes, groups)
+    _check_row_norm("row_norm", x, weight, bias, axes, groups)
     dtype, stats = sum_dtype(x.dtype), _stats_shape(x.shape, axes, groups)
     if x.backend == "cpu":
         return launch.run_cpu(
@@ -441,7 +441,7 @@ def row_norm_grad(
 ) -> Tensor:  # fmt: skip
     """The gradient of :func:`row_norm`'s input."""
     upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grad", upstream, x, weight, mean, rstd)
-    _check_row("row_norm_grad", x, weight, None, axes, groups)
+    _check_row_norm("row_norm_grad", x, weight, None, axes, groups)
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)
         return launch.run_cpu(input_gradient, upstream, x, weight, mean, rstd, dtype=x.dtype, view=view, centered=centered)
@@ -470,7 +470,7 @@ def row_norm_grads(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """All gradients of :func:`row_norm` in one pass: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grads", upstream, x, weight, mean, rstd)
-    _check_row("row_norm_grads", x, weight, None, axes, groups)
+    _check_row_norm("row_norm_grads", x, weight, None, axes, groups)
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         kinds, view = (x.dtype, mean.dtype, mean.dtype), _row_view(x.shape, axes, groups)
@@ -496,7 +496,7 @@ def row_norm_weight_grad(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
     upstream, x, mean, rstd = launch.as_tensors("row_norm_weight_grad", upstream, x, mean, rstd)
-    _check_row("row_norm_weight_grad", x, None, None, axes, groups)
+    _check_row_norm("row_norm_weight_grad", x, None, None, axes, groups)
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)

@@ -180,15 +180,15 @@ def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
             return _gpu_columns(shape, width, profile, local)
         span = next((n for n in _CPU_SPANS if shape.inner >= 2 * n * width), 1)
         outputs = shape.rows * -(-shape.inner // (width * span))
-        return Plan("reduce_columns", width, 1, _slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span)
+        return Plan("reduce_columns", width, 1, _fold_slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span)
     width = wide if shape.length >= 4 * wide else 1
     if cpu and not is_named(config):
-        return Plan("reduce_rows", width, 1, _slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))
+        return Plan("reduce_rows", width, 1, _fold_slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))
     if config.variant is KernelVariant.REDUCTION_SEQUENTIAL or not config.use_local_memory or local == 1:
         return Plan("reduce_rows", width, local, 1)
     slices = 1
     if config.variant is KernelVariant.REDUCTION_WORKGROUP:
-        slices = _slices(shape.length, shape.rows, 8 * profile.max_compute_units, 16384)
+        slices = _fold_slices(shape.length, shape.rows, 8 * profile.max_compute_units, 16384)
     return Plan("reduce_group", width, local, slices)
 
 
@@ -199,10 +199,10 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
         return Plan("reduce_columns", width, 64, 1)
     tile = min(16, local, 1 << (across - 1).bit_length())
     groups = shape.rows * -(-across // tile)
-    return Plan("reduce_tile", width, local, _slices(shape.length, groups, 8 * units, _LEAST_ABOVE * local // tile), 1, tile)
+    return Plan("reduce_tile", width, local, _fold_slices(shape.length, groups, 8 * units, _LEAST_ABOVE * local // tile), 1, tile)
 
 
-def _slices(count: int, outputs: int, wanted: int, least: int) -> int:
+def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
     """Into how many pieces a fold is cut so that the device has work for everyone, none shorter than ``least``."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
@@ -338,7 +338,7 @@ def _fold_new(
     if count == 0 and not row.empty and size:
         raise ShapeError(message(row.name, "a fold of no elements has no value", "", axis=axis, **{"x.shape": x.shape}))
     if isinstance(x.queue, CPUQueue) or count * size == 0:
-        made = _fold_numpy(row, x, axes, shape, compute, result, count, params)
+        made = _reduce_numpy(row, x, axes, shape, compute, result, count, params)
         return made if out is None else check_out(row.name, out, shape, result.name).write(made)
     check_double(row.name, x.queue, (x.dtype, result.name))
     target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
@@ -384,13 +384,13 @@ def _fold_axes(
         x, mapped = _record_map(recipe, row, given, compute, numbers), True
     while folded > 1:
         at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
-        shape = _shape3(pattern, at)
+        shape = _fold_shape(pattern, at)
         part = recipe.empty((shape.rows, shape.inner), STORED[compute])
         _fold_cl(recipe, Stage(row, compute, not mapped, False), x, None, part, shape, args)
         x, mapped, folded = part, True, folded - 1
         pattern = _without(pattern, at)
     last = [i for i, (is_folded, _) in enumerate(pattern) if is_folded]
-    shape = _shape3(pattern, last[0]) if last else Shape3(math.prod(size for _, size in pattern), 1, 1)
+    shape = _fold_shape(pattern, last[0]) if last else Shape3(math.prod(size for _, size in pattern), 1, 1)
     _fold_cl(recipe, Stage(row, compute, not mapped, True), x, given, target, shape, args)
 
 
@@ -404,7 +404,7 @@ def _record_map(recipe: Recipe, row: Reduction, given: int, compute: str, number
     return mapped
 
 
-def _shape3(pattern: list[tuple[bool, int]], at: int) -> Shape3:
+def _fold_shape(pattern: list[tuple[bool, int]], at: int) -> Shape3:
     sizes = [size for _, size in pattern]
     return Shape3(math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :]))
 
@@ -435,7 +435,7 @@ def _text_body(text: str, names: tuple[str, ...]) -> Body:
     return Body(names, (), (("result", parse(text)),), ("result",))
 
 
-def _fold_numpy(
+def _reduce_numpy(
     row: Reduction, x: Tensor, axes: tuple[int, ...], shape: tuple[int, ...], compute: str, result: DType, count: int,
     params: Sequence[float],
 ) -> Tensor:  # fmt: skip
@@ -447,7 +447,7 @@ def _fold_numpy(
         v1 = folded * np.nan if row.given else v1
         with np.errstate(all="ignore"):
             (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
-        return _filled(value, shape, result, x.queue)
+        return _host_tensor(value, shape, result, x.queue)
     if row.given:
         first = _given_row(row)
         v1 = as_compute(fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
@@ -458,7 +458,7 @@ def _fold_numpy(
     return from_compute(np.asarray(value).reshape(shape), shape, result, x.queue, (x,))
 
 
-def _filled(value: Any, shape: tuple[int, ...], result: DType, queue: Any) -> Tensor:
+def _host_tensor(value: Any, shape: tuple[int, ...], result: DType, queue: Any) -> Tensor:
     """A tensor, on any backend, of host values."""
     host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
     return Tensor.from_host(queue, np.ascontiguousarray(host).reshape(shape), result.name)
@@ -524,21 +524,21 @@ def function(row: Reduction) -> Callable[..., Tensor]:
 # ---- gradients
 
 
-def _kept(F: Any, g: Any, shape: tuple[int, ...], axis: Axis) -> Any:
+def _with_folded_axes(F: Any, g: Any, shape: tuple[int, ...], axis: Axis) -> Any:
     """The gradient with folded axes of size 1, so that it broadcasts against the input."""
     return F.reshape(g, folded_shape(shape, axes_of("backward", axis, shape), True))
 
 
-def _count(shape: tuple[int, ...], axis: Axis) -> int:
+def _folded_count(shape: tuple[int, ...], axis: Axis) -> int:
     return math.prod(shape[a] for a in axes_of("backward", axis, shape))
 
 
 def _sum_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
-    return F.expand(_kept(F, g, x_shape, axis), x_shape)
+    return F.expand(_with_folded_axes(F, g, x_shape, axis), x_shape)
 
 
 def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
-    return F.expand(F.div(_kept(F, g, x_shape, axis), max(_count(x_shape, axis), 1)), x_shape)
+    return F.expand(F.div(_with_folded_axes(F, g, x_shape, axis), max(_folded_count(x_shape, axis), 1)), x_shape)
 
 
 def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
@@ -549,18 +549,18 @@ def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
     zeros = F.sum(zero, axis=axis, keepdims=True)
     none = F.where(F.eq(zeros, 0), F.div(rest, others), 0.0)
     one = F.where(F.logical_and(zero, F.eq(zeros, 1)), rest, none)
-    return F.mul(_kept(F, g, x.shape, axis), one)
+    return F.mul(_with_folded_axes(F, g, x.shape, axis), one)
 
 
 def _extreme_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
     """Shared evenly by all elements that are the extreme."""
-    hit = F.cast(F.eq(x, _kept(F, out, x.shape, axis)), x.dtype)
-    return F.mul(_kept(F, g, x.shape, axis), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
+    hit = F.cast(F.eq(x, _with_folded_axes(F, out, x.shape, axis)), x.dtype)
+    return F.mul(_with_folded_axes(F, g, x.shape, axis), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
 
 
 def _var_vjp(F: Any, g: Any, x: Any, axis: Axis, correction: float) -> Any:
-    scale = 2.0 / max(_count(x.shape, axis) - correction, 0) if _count(x.shape, axis) > correction else math.nan
-    return F.mul(_kept(F, F.mul(g, scale), x.shape, axis), F.sub(x, F.mean(x, axis=axis, keepdims=True)))
+    scale = 2.0 / max(_folded_count(x.shape, axis) - correction, 0) if _folded_count(x.shape, axis) > correction else math.nan
+    return F.mul(_with_folded_axes(F, F.mul(g, scale), x.shape, axis), F.sub(x, F.mean(x, axis=axis, keepdims=True)))
 
 
 def _std_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis, correction: float) -> Any:
@@ -570,7 +570,7 @@ def _std_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis, correction: float) ->
 
 def _logsumexp_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
     top = F.where(F.eq(out, -math.inf), 0.0, out)
-    return F.mul(_kept(F, g, x.shape, axis), F.exp(F.sub(x, _kept(F, top, x.shape, axis))))
+    return F.mul(_with_folded_axes(F, g, x.shape, axis), F.exp(F.sub(x, _with_folded_axes(F, top, x.shape, axis))))
 
 
 # ---- rows
@@ -633,7 +633,7 @@ def _norm_vjp(F: Any, g: Any, out: Any, x: Any, p: float, axis: Axis) -> Any:
     p = float(p)
     if p == 0:
         return F.mul(x, 0.0)
-    g, out = _kept(F, g, x.shape, axis), _kept(F, out, x.shape, axis)
+    g, out = _with_folded_axes(F, g, x.shape, axis), _with_folded_axes(F, out, x.shape, axis)
     if p == 1:
         return F.mul(g, F.sign(x))
     if math.isinf(p):

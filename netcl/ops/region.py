@@ -159,7 +159,7 @@ def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, .
     return Body(tuple(f"v{j}" for j in range(leaves)), tuple(scalars), tuple(lines), tuple(f"s{k}" for k in kept), rounds)
 
 
-def _options(region: Region) -> tuple[str, ...]:
+def _build_options(region: Region) -> tuple[str, ...]:
     mode = region.order[0].mode
     return FAST_MATH if mode is not None and mode.fast_math else ()
 
@@ -167,7 +167,7 @@ def _options(region: Region) -> tuple[str, ...]:
 def _chain_cl(region: Region) -> list[Tensor]:
     queue, real, shape = region.order[0].queue, region.order[0].real, region.shape
     outputs = tuple(DTYPES[node.dtype] for node in region.kept)
-    options = _options(region)
+    options = _build_options(region)
     state = program.state(queue)
     if len(region.order) == 1 and not options:
         return [_single(region.order[0], state)]
@@ -223,17 +223,17 @@ def _rows_cl(region: Region) -> list[Tensor]:
     assert region.space is not None
     queue = region.order[0].queue
     plan = row_source.plan(
-        region.steps, region.slots, region.order[0].real, region.space, region.leaves, queue, _options(region), region.name
+        region.steps, region.slots, region.order[0].real, region.space, region.leaves, queue, _build_options(region), region.name
     )
     results = [Tensor.empty(plan.kept_shape(i, node.shape), plan.stored[i], queue=queue) for i, node in enumerate(region.kept)]
     real = int if region.order[0].real in ("int", "long") else float
     room = [Tensor.empty((plan.groups * plan.room, plan.inner), STORED[region.order[0].real], queue=queue)] if plan.room else []
     plan.kernel(queue, plan.items, plan.local, *region.leaves, *results, *room, *(real(n) for n in region.numbers), *plan.sizes)
     _show(plan.kernel)
-    return _joined(plan, region, results)
+    return _join_columns(plan, region, results)
 
 
-def _joined(plan: Any, region: Region, results: list[Tensor]) -> list[Tensor]:
+def _join_columns(plan: Any, region: Region, results: list[Tensor]) -> list[Tensor]:
     """Sums over columns, of which every work-item left a part, in one further launch."""
     queue = region.order[0].queue
     parts = [i for i, node in enumerate(region.kept) if node.kind == "columns"]

@@ -327,7 +327,7 @@ class Sample:
             return shape
         if isinstance(shape, list):
             return [self._array(rng, i, part, dtype) for part in shape]
-        low, high, kind = (_pick(value, i) for value in (self.low, self.high, self.dtypes))
+        low, high, kind = (_item_of(value, i) for value in (self.low, self.high, self.dtypes))
         if kind in (None, "float32"):
             kind = dtype or "float32"
         if kind == "bool":
@@ -337,7 +337,7 @@ class Sample:
         return rng.uniform(low, high, shape).astype("float32" if kind == "bfloat16" else kind)
 
 
-def _pick(value: Any, i: int) -> Any:
+def _item_of(value: Any, i: int) -> Any:
     return value[i] if isinstance(value, tuple | list) else value
 
 

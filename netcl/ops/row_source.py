@@ -215,7 +215,7 @@ def _offsets(ports: Sequence[Port], rank: int) -> list[str]:
     return text
 
 
-def _parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], layout: Layout) -> str:
+def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], layout: Layout) -> str:
     real = row.real
     text = [f"__global const {p.dtype.c_storage}* p_{p.name}" for p in ports]
     text += [f"__global {p.dtype.c_storage}* q_{p.name}" for _, p in row.kept]
@@ -272,7 +272,7 @@ def source(
 {combines}
 {SEPARATE}
 __kernel{required} void rows_{name}(
-    {_parameters(ports, row, numbers, layout)}) {{
+    {_row_parameters(ports, row, numbers, layout)}) {{
 {shared}  const INT item = {where[0]};
   const int lane = {where[1]};
   const INT first = item * each, last = min(first + each, rows);
@@ -326,11 +326,11 @@ def plan(
     if key not in plans:
         if len(plans) >= 1024:
             plans.clear()
-        plans[key] = _plan(steps, slots, real, space, leaves, queue, options, name)
+        plans[key] = _row_plan(steps, slots, real, space, leaves, queue, options, name)
     return plans[key]
 
 
-def _plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: Any, name: str) -> Plan:
+def _row_plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: Any, name: str) -> Plan:
     count, inner = math.prod(space.lead), math.prod(space.shape[len(space.lead) :])
     columns = tuple(steps[k].kind == "columns" for k in slots)
     spread = spread_of(queue, count, inner, real, any(columns))

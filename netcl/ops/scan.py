@@ -26,7 +26,7 @@ _MOST_INT = 2**31 - 2**17
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another
 
 
-def _shape3(name: str, x: Tensor, axis: Any) -> Shape3:
+def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
     if axis is None:
         return Shape3(1, x.size, 1)
     axes = axes_of(name, axis, x.shape)
@@ -38,7 +38,7 @@ def _shape3(name: str, x: Tensor, axis: Any) -> Shape3:
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 
 
-def _kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
+def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
     check_double(name, queue, (source, target))
     state = program.state(queue)
     index = "int" if n < _MOST_INT else "long"
@@ -81,7 +81,7 @@ def _reference_cumsum(x: np.ndarray, axis: int | None = None, reverse: bool = Fa
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
     x = tensor("cumsum", x)
-    shape = _shape3("cumsum", x, axis)
+    shape = _scan_shape("cumsum", x, axis)
     row = DTYPES[x.dtype]
     result, compute = (row, row.c_compute) if row.is_float else (DTYPES["int64"], "long")
     target_shape = (x.size,) if axis is None else x.shape
@@ -107,7 +107,7 @@ def _cumsum_numpy(x: Tensor, axis: int | None, reverse: bool, compute: str, resu
 def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: bool) -> None:
     """One launch; or, cut into slices: the sum of each slice, what comes before each, the walk through all."""
     queue = x.queue
-    kernel = _kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
+    kernel = _scan_kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
     length, slices = _slicing(shape, queue)
     before = x
     if slices > 1:
@@ -120,7 +120,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
     queue = x.queue
     totals = sums_of_slices(x, shape, compute, length)
     before = Tensor.empty(totals.shape, totals.dtype, queue=queue)
-    kernel = _kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
+    kernel = _scan_kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
     sizes = (shape.rows, slices, shape.inner, slices, 1)
     items = shape.rows * shape.inner
     kernel(queue, items, _local(queue, items), totals, totals, before, *sizes, int(reverse), 1)
@@ -132,7 +132,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
 
 def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     x = tensor(name, x)
-    shape = _shape3(name, x, axis)
+    shape = _scan_shape(name, x, axis)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(name, axis, x.shape)
     result_shape = folded_shape(x.shape, axes, keepdims)
     size = math.prod(result_shape)
@@ -156,7 +156,7 @@ def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tup
 
 def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
     queue = x.queue
-    kernel = _kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
+    kernel = _scan_kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
     length, slices = _slicing(shape, queue)
     columns = shape.rows * shape.inner
     local = _local(queue, columns * slices)

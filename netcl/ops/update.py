@@ -129,7 +129,7 @@ class Spread(NamedTuple):
     block: int
 
 
-def _spread(queue: Any, total: int) -> Spread:
+def _device_spread(queue: Any, total: int) -> Spread:
     if launch.on_cpu_device(queue):
         least, most = CPU_BLOCKS
         share = total // (4 * handle_of(queue).profile.max_compute_units)
@@ -172,7 +172,9 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda values: (values[index],)
 
 
-def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
+def _update_plan(
+    queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
+) -> Plan:
     """The plan for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
     plans = program.state(queue).setdefault(("update", "plans"), {})
     key = (*key, tuple([t.shape for t in roles[0]]))
@@ -181,7 +183,7 @@ def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], progra
         if len(plans) >= PLANS:
             plans.clear()
         sizes = [t.size for t in roles[0]]
-        spread = _spread(queue, sum(sizes))
+        spread = _device_spread(queue, sum(sizes))
         slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
         plan = plans[key] = Plan(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
     return plan
@@ -190,7 +192,7 @@ def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], progra
 # ---- kernels
 
 
-def _kernel(
+def _update_kernel(
     queue: Any,
     rule: Rule,
     kinds: Sequence[dtypes.DType],
@@ -222,7 +224,7 @@ def rule_source(
     width = layout.width
     values = codegen.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
     lines = codegen.statements(rule.body, compute)
-    words = _words(rule, of, given, compute, slots, lines)
+    words = _word_macros(rule, of, given, compute, slots, lines)
     words["AHEAD"] = " ".join(codegen.prefetches((f"t_{name} + i" for name in rule.reads), layout))
     text = _HEADER.sub("", primitives.cl_source(__file__, "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
@@ -230,7 +232,7 @@ def rule_source(
     return f"{values}\n{codegen.helper_functions(chr(10).join(lines))}\n{head}{_WORDS.sub(lambda word: words[word[0]], text)}"
 
 
-def _words(
+def _word_macros(
     rule: Rule, of: Mapping[str, dtypes.DType], given: Sequence[dtypes.DType], compute: str, slots: int, lines: Sequence[str]
 ) -> dict[str, str]:
     """What the words of ``update.cl`` stand for."""
@@ -271,7 +273,7 @@ def apply(
     are the other numbers of ``rule.given``: nothing waits for their values. Tensors of different devices or dtypes are launched
     apart.
     """
-    for queue, kinds, part in _places(roles):
+    for queue, kinds, part in _by_place(roles):
         if launch.is_numpy(queue):
             _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
@@ -284,7 +286,7 @@ def apply(
         wrote(written)
 
 
-def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
+def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
     """The tensors of each device and combination of dtypes."""
     if not roles[0]:
         return
@@ -304,20 +306,20 @@ def _apply_opencl(
     rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], scalars: Sequence[float],
     numbers: Mapping[str, Tensor | float],
 ) -> None:  # fmt: skip
-    given = [x if isinstance(x, Tensor) else _number(queue, x) for x in (numbers[name] for name in rule.given)]
+    given = [x if isinstance(x, Tensor) else _device_number(queue, x) for x in (numbers[name] for name in rule.given)]
     of_given = tuple(x.dtype for x in given)
 
     def make(spread: Spread, slots: int) -> program.Kernel:
         rows, more = ([dtypes.DTYPES[name] for name in of] for of in (kinds, of_given))
-        return _kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
+        return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
 
-    plan = _plan(queue, (rule, kinds, of_given), make, roles)
+    plan = _update_plan(queue, (rule, kinds, of_given), make, roles)
     for batch in plan.batches:
         buffers = chain.from_iterable(map(batch.pick, roles))
         plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
 
 
-def _number(queue: Any, value: float) -> Tensor:
+def _device_number(queue: Any, value: float) -> Tensor:
     """A number on the device; the one of "no factor" is kept."""
     if value != 1.0:
         return Tensor.from_host(queue, np.float32(value))
@@ -340,7 +342,7 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
         for run in _runs([t.size for t in roles[0]]):
             results = function(*(_gathered(flat[name], run, rows[name], kind) for name in rule.reads), *numbers)
             for name, result in zip(rule.writes, results, strict=True):
-                _scatter(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
+                _scatter_runs(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
 
 
 Run = list[tuple[int, slice, slice]]
@@ -368,7 +370,7 @@ def _gathered(arrays: Sequence[np.ndarray], run: Run, row: dtypes.DType, kind: n
     return dtypes.decode(stored, row).astype(kind, copy=False)
 
 
-def _scatter(arrays: Sequence[np.ndarray], run: Run, stored: np.ndarray) -> None:
+def _scatter_runs(arrays: Sequence[np.ndarray], run: Run, stored: np.ndarray) -> None:
     for i, part, at in run:
         arrays[i][part] = stored[at] if stored.ndim else stored
 
@@ -440,7 +442,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.i
     if not order > 0:
         raise ShapeError(message("norm", "the order of a norm is a positive number or infinity", order=order))
     known = {1.0: "norm_1", 2.0: "norm_2", math.inf: "norm_inf"}
-    return _fold(known.get(order, "norm_p"), tensors, order if math.isfinite(order) else 1.0, max_norm)
+    return _folded_norm(known.get(order, "norm_p"), tensors, order if math.isfinite(order) else 1.0, max_norm)
 
 
 def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
@@ -449,10 +451,10 @@ def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
     >>> nonfinite([Tensor.from_host([1.0, float("inf")])]).item()
     1.0
     """
-    return _fold("nonfinite", tensors, 1.0, math.inf)[0]
+    return _folded_norm("nonfinite", tensors, 1.0, math.inf)[0]
 
 
-def _fold(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -> tuple[Tensor, Tensor]:
+def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     if not tensors:
         raise ShapeError(message(name, "there are no tensors to fold"))
     first = tensors[0]
@@ -462,7 +464,7 @@ def _fold(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -
             where = {"first": first.device.device_name, "other": t.device.device_name}
             raise DeviceError(message(name, "the tensors live on different devices", "fold those of each device apart", **where))
     wide = any(t.dtype == "float64" for t in tensors)
-    fold = _fold_numpy if first.backend == "cpu" else _fold_opencl
+    fold = _norm_numpy if first.backend == "cpu" else _fold_opencl
     return fold(name, tensors, "float64" if wide else "float32", order, max_norm)
 
 
@@ -474,9 +476,9 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
         same = [t for t in tensors if t.dtype == dtype]
 
         def make(spread: Spread, slots: int, dtype: str = dtype) -> program.Kernel:
-            return _kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
+            return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
 
-        plans.append((_plan(queue, (rule, dtype, kind), make, [same]), same))
+        plans.append((_update_plan(queue, (rule, dtype, kind), make, [same]), same))
     count = sum(batch.groups for plan, _ in plans for batch in plan.batches)
     partial, total, factor = (Tensor.empty(shape, kind, queue=queue) for shape in ((max(count, 1),), (), ()))
     start = 0
@@ -489,7 +491,7 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
     return total, factor
 
 
-def _fold_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
+def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     total = np.float64(0)
     with np.errstate(all="ignore"):
         for dtype in dict.fromkeys(t.dtype for t in tensors):

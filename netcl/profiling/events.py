@@ -79,7 +79,7 @@ class Observer:
         if self._redirected:
             program.launch_queue, self._redirected = None, False
         for launch, event, offset in self._running:
-            self.launches.append(_timed(launch, event, offset))
+            self.launches.append(_with_times(launch, event, offset))
         self._running.clear()
         self.launches.sort(key=lambda launch: launch.start)
 
@@ -93,12 +93,12 @@ class Observer:
                 offset = self._offsets[id(queue)] = time.perf_counter() - self._origin - 1e-9 * event.profile.end
             launch = Launch(kernel.name, handle_of(queue).device_name, 0.0, 0.0, tuple(sizes), local, *work_of(kernel, args))
             if twin:
-                self.launches.append(_timed(launch, event, offset))
+                self.launches.append(_with_times(launch, event, offset))
             else:
                 self._running.append((launch, event, offset))
 
 
-def _timed(launch: Launch, event: Any, offset: float) -> Launch:
+def _with_times(launch: Launch, event: Any, offset: float) -> Launch:
     event.wait()
     start, end = (1e-9 * t + offset for t in (event.profile.start, event.profile.end))
     return replace(launch, start=start, end=end)
@@ -134,14 +134,20 @@ def _bytes(arg: Any) -> int:
 def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
     """Of products, convolutions and attention: the kernels whose limit may be arithmetic."""
     if name.startswith("gemm") or name == "matmul":
-        k = _number(given, "k") or _number(given, "K")
-        return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))
+        k = _argument_number(given, "k") or _argument_number(given, "K")
+        return 2.0 * k * max(_argument_elements(source, given, "c"), _argument_elements(source, given, "C"))
     if name.startswith("conv"):
-        sizes = [_number(given, key) for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
-        return 2.0 * math.prod(sizes) * (_number(given, "KW") or _number(given, "apart"))
+        sizes = [_argument_number(given, key) for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
+        return 2.0 * math.prod(sizes) * (_argument_number(given, "KW") or _argument_number(given, "apart"))
     if name in _ATTENTION:
-        depth, depth_v = (_number(given, key) or _number(given, other) for key, other in (("depth", "size"), ("depth_v", "size_v")))
-        pairs = _elements(source, given, "q") / max(depth, 1) * _keys_seen(*(_number(given, key) for key in ("n", "m", "causal")))
+        depth, depth_v = (
+            _argument_number(given, key) or _argument_number(given, other) for key, other in (("depth", "size"), ("depth_v", "size_v"))
+        )
+        pairs = (
+            _argument_elements(source, given, "q")
+            / max(depth, 1)
+            * _keys_seen(*(_argument_number(given, key) for key in ("n", "m", "causal")))
+        )
         return 2.0 * pairs * (_ATTENTION[name][0] * depth + _ATTENTION[name][1] * depth_v)
     return 0.0
 
@@ -152,12 +158,12 @@ def _keys_seen(n: int, m: int, causal: int) -> float:
     return (seen * (seen + 1) / 2 + (n - seen) * m) / n if causal and n else m
 
 
-def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
+def _argument_number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
     _, arg = given.get(name, ("", 0))
     return int(arg) if isinstance(arg, (int, float)) else 0
 
 
-def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
+def _argument_elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
     """How many elements the argument ``name`` has, by the type it is declared with; macros may name that."""
     declared, arg = given.get(name, ("", 0))
     pointed = _POINTED.search(declared)

@@ -84,10 +84,10 @@ class Node:
 
     def story(self) -> tuple[Any, ...]:
         """The node in a form that is equal for two recordings of the same step."""
-        return (self.kind, self.kernel, self.sizes, self.local, tuple(_told(arg) for arg in self.args))
+        return (self.kind, self.kernel, self.sizes, self.local, tuple(_shown_argument(arg) for arg in self.args))
 
 
-def _told(arg: Any) -> Any:
+def _shown_argument(arg: Any) -> Any:
     if isinstance(arg, Value):
         return arg.known_as()
     if isinstance(arg, Number):

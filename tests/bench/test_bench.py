@@ -95,7 +95,7 @@ def test_what_is_put_off_is_computed_within_the_time(cl_device, monkeypatch):
 
 def test_targets_may_name_a_platform(here):
     pair = Comparison(yardstick=None, targets={"numpy": 3.0, "cpu": 1.0})
-    assert harness._target(pair, here.handle) == (3.0 if "numpy" in here.handle.platform_name.lower() else 1.0)
+    assert harness._target_for(pair, here.handle) == (3.0 if "numpy" in here.handle.platform_name.lower() else 1.0)
 
 
 @pytest.mark.parametrize("case", [

@@ -164,7 +164,7 @@ def test_products(dtype, tile, trans_a, trans_b, splits, units, rng, exact_produ
     a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
     finish = Finish(dtype, activation="relu", result="float32")
     extras = Extras(finish, Tensor.from_host(units, bias))
-    plan = wgmma.plan(units, gemm._describe(a, b, trans_a, trans_b, extras.bias, finish, False), tile._replace(splits=splits))
+    plan = wgmma.plan(units, gemm._product_of(a, b, trans_a, trans_b, extras.bias, finish, False), tile._replace(splits=splits))
     results = [gemm.run(plan, units, a, b, extras, Tensor.empty((m, n), queue=units)).to_host() for _ in range(5)]
     exact = exact_product(a, b, trans_a, trans_b) + bias
     exact = np.where(exact < 0, 0, exact)
@@ -180,7 +180,7 @@ def test_batches_with_strides(dtype, units, rng, exact_product):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32), dtype) for shape in ((3, 4, 136, 40), (4, 40, 72)))
     exact = exact_product(a, b, False, False)
     for tile in wgmma.TILES[4 if dtype == "float32" else 2][1:3]:
-        plan = wgmma.plan(units, gemm._describe(a, b, False, False, None, Finish(dtype), False), tile)
+        plan = wgmma.plan(units, gemm._product_of(a, b, False, False, None, Finish(dtype), False), tile)
         got = gemm.run(plan, units, a, b, None, Tensor.empty((3, 4, 136, 72), dtype, queue=units)).to_host()
         np.testing.assert_allclose(got, exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
 

@@ -179,14 +179,14 @@ def attention(
         return out, logarithms
     if not sizes.m:
         return out.fill_(0), logarithms.fill_(-math.inf)
-    dtype, (q, k, v) = q.dtype, _widened(q, k, v)
+    dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     out = out if out.dtype == q.dtype else Tensor.empty(out.shape, q.dtype, queue=q.queue)
     call = _call(q, k, sizes, place, causal, factor)
     call.run("attention", sizes.n, sizes.batch * sizes.heads, q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
     return cast(out, dtype), logarithms
 
 
-def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
     """On a CPU float32 in place of half and bfloat16: its kernel reads every element often, and each reading would convert it."""
     halves = tensors[0].dtype in HALVES and launch.on_cpu_device(tensors[0].queue)
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
@@ -207,7 +207,7 @@ def attention_grad(
     if q.backend == "cpu":
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
         return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, sizes=sizes, place=place, causal=causal, scale=factor)
-    dtype, (q, k, v) = q.dtype, _widened(q, k, v)
+    dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     results = tuple(Tensor.empty(t.shape, t.dtype, queue=t.queue) for t in (q, k, v))
     if not (q.size or k.size or v.size) or not sizes.n or not sizes.m:
         return tuple(cast(t.fill_(0), dtype) for t in results)

@@ -69,12 +69,12 @@ def _blocks(n: int) -> Iterator[slice]:
     return (slice(start, min(start + QUERIES, n)) for start in range(0, n, QUERIES))
 
 
-def _transposed(x: np.ndarray) -> np.ndarray:
+def _swapped(x: np.ndarray) -> np.ndarray:
     return np.swapaxes(x, -1, -2)
 
 
 def _scores(q: np.ndarray, k: np.ndarray, mask: Any, kind: int, part: slice, causal: bool, scale: float) -> np.ndarray:
-    scores = np.matmul(q[..., part, :], _transposed(k)) * q.dtype.type(scale)
+    scores = np.matmul(q[..., part, :], _swapped(k)) * q.dtype.type(scale)
     if mask is not None:
         here = mask[..., part, :] if mask.shape[-2] > 1 else mask
         scores = np.where(here, scores, -np.inf) if kind == 1 else scores + here
@@ -125,10 +125,10 @@ def attention_grad_cpu(
     d_q, d_k, d_v = np.empty_like(q5), np.zeros_like(k5), np.zeros_like(v5)
     for part in _blocks(sizes.n):
         p = np.exp(_scores(q5, k5, mask5, place.kind, part, causal, scale) - logs[..., part, :])
-        d_s = p * (np.matmul(g5[..., part, :], _transposed(v5)) - delta[..., part, :]) * q.dtype.type(scale)
+        d_s = p * (np.matmul(g5[..., part, :], _swapped(v5)) - delta[..., part, :]) * q.dtype.type(scale)
         d_q[..., part, :] = np.matmul(d_s, k5)
-        d_k += np.matmul(_transposed(d_s), q5[..., part, :]).sum(2, keepdims=True)
-        d_v += np.matmul(_transposed(p), g5[..., part, :]).sum(2, keepdims=True)
+        d_k += np.matmul(_swapped(d_s), q5[..., part, :]).sum(2, keepdims=True)
+        d_v += np.matmul(_swapped(p), g5[..., part, :]).sum(2, keepdims=True)
     return d_q.reshape(q.shape), d_k.reshape(k.shape), d_v.reshape(v.shape)
 
 

@@ -20,7 +20,7 @@ def _spans(kernel: Two, dilation: Two) -> tuple[int, ...]:
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
 
 
-def _edges(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two) -> list[Two]:
+def _paddings(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two) -> list[Two]:
     """The padding before and after each axis with which the last window ends inside the image."""
     rows = zip(size, outs, _spans(kernel, dilation), stride, pad, strict=True)
     return [(p, max(0, (o - 1) * s + span - p - n)) for n, o, span, s, p in rows]
@@ -28,7 +28,7 @@ def _edges(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two,
 
 def windows(x: np.ndarray, outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two, fill: float = 0) -> np.ndarray:
     """A view ``(n, c, oh, ow, kh, kw)`` of the padded images: the window of every output pixel."""
-    x = np.pad(x, ((0, 0), (0, 0), *_edges(x.shape[2:], outs, kernel, stride, pad, dilation)), constant_values=fill)
+    x = np.pad(x, ((0, 0), (0, 0), *_paddings(x.shape[2:], outs, kernel, stride, pad, dilation)), constant_values=fill)
     view = sliding_window_view(x, _spans(kernel, dilation), (2, 3))
     return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]][:, :, : outs[0], : outs[1]]
 
@@ -42,7 +42,7 @@ def columns(x: np.ndarray, g: Geometry) -> np.ndarray:
 def fold(cols: np.ndarray, g: Geometry) -> np.ndarray:
     """The sum of columns where their windows overlap: the transpose of :func:`columns`."""
     cols = cols.reshape(g.n, g.c, g.kh, g.kw, g.oh, g.ow)
-    (top, bottom), (left, right) = _edges((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
+    (top, bottom), (left, right) = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
     x = np.zeros((g.n, g.c, top + g.h + bottom, left + g.w + right), cols.dtype)
     for r in range(g.kh):
         for s in range(g.kw):
@@ -72,14 +72,14 @@ def weight_grad(dy: np.ndarray, x: np.ndarray, *, g: Geometry) -> np.ndarray:
 # ---- definitions
 
 
-def _of(x: Any, w: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Geometry:
+def _ref_geometry(x: Any, w: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Geometry:
     chosen = padding if pad is None else pad
     return geometry("ref", tuple(x), tuple(w), frozen(stride), frozen(chosen), frozen(dilation), groups)
 
 
 def _patches(g: Geometry, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The image, of ``x`` or of zeros, and a view of the patch under every output pixel: ``(n, groups, c / groups, oh, ow, kh, kw)``."""
-    edges = _edges((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
+    edges = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
     padded = np.zeros((g.n, g.groups, g.c // g.groups, *(n + sum(edge) for n, edge in zip((g.h, g.w), edges, strict=True))))
     image = padded[..., g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
     if x is not None:
@@ -88,18 +88,18 @@ def _patches(g: Geometry, x: np.ndarray | None = None) -> tuple[np.ndarray, np.n
     return image, view[..., :: g.stride[0], :: g.stride[1], :: g.dilation[0], :: g.dilation[1]][..., : g.oh, : g.ow, :, :]
 
 
-def _filters(g: Geometry, w: np.ndarray) -> np.ndarray:
+def _grouped_filters(g: Geometry, w: np.ndarray) -> np.ndarray:
     return np.asarray(w, np.float64).reshape(g.groups, g.f // g.groups, g.c // g.groups, g.kh, g.kw)
 
 
-def _outputs(g: Geometry, dy: np.ndarray) -> np.ndarray:
+def _grouped_outputs(g: Geometry, dy: np.ndarray) -> np.ndarray:
     return np.asarray(dy, np.float64).reshape(g.n, g.groups, g.f // g.groups, g.oh, g.ow)
 
 
 def ref_conv2d(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, **options: Any) -> np.ndarray:
     """Every output pixel is the sum of weights times the patch under them, plus the bias."""
-    g = _of(x.shape, w.shape, **options)
-    y = np.einsum("gfcrs,ngcyzrs->ngfyz", _filters(g, w), _patches(g, x)[1]).reshape(g.y_shape)
+    g = _ref_geometry(x.shape, w.shape, **options)
+    y = np.einsum("gfcrs,ngcyzrs->ngfyz", _grouped_filters(g, w), _patches(g, x)[1]).reshape(g.y_shape)
     return y if bias is None else y + np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
 
 
@@ -111,9 +111,9 @@ def ref_conv2d_relu(*arrays: np.ndarray, **options: Any) -> np.ndarray:
 
 def ref_input_grad(dy: np.ndarray, w: np.ndarray, *, size: Any, **options: Any) -> np.ndarray:
     """Every gradient pixel, times the weights, added to the patch it came from."""
-    g = _of((dy.shape[0], w.shape[1] * options.get("groups", 1), *size), w.shape, **options)
+    g = _ref_geometry((dy.shape[0], w.shape[1] * options.get("groups", 1), *size), w.shape, **options)
     image, patches = _patches(g)
-    shares, filters = _outputs(g, dy), _filters(g, w)
+    shares, filters = _grouped_outputs(g, dy), _grouped_filters(g, w)
     for y, z in np.ndindex(g.oh, g.ow):  # patches overlap: one after the other
         patches[..., y, z, :, :] += np.einsum("gfcrs,ngf->ngcrs", filters, shares[..., y, z])
     return image.reshape(g.x_shape)
@@ -121,8 +121,8 @@ def ref_input_grad(dy: np.ndarray, w: np.ndarray, *, size: Any, **options: Any) 
 
 def ref_weight_grad(dy: np.ndarray, x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
     """Every gradient pixel times the patch it came from, summed."""
-    g = _of(x.shape, (dy.shape[1], x.shape[1] // options.get("groups", 1), *kernel), **options)
-    return np.einsum("ngfyz,ngcyzrs->gfcrs", _outputs(g, dy), _patches(g, x)[1]).reshape(g.w_shape)
+    g = _ref_geometry(x.shape, (dy.shape[1], x.shape[1] // options.get("groups", 1), *kernel), **options)
+    return np.einsum("ngfyz,ngcyzrs->gfcrs", _grouped_outputs(g, dy), _patches(g, x)[1]).reshape(g.w_shape)
 
 
 def ref_transpose(
@@ -138,14 +138,14 @@ def ref_transpose(
 
 def ref_im2col(x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
     """Column ``p`` holds the patch of output pixel ``p``."""
-    g = _of(x.shape, (1, x.shape[1], *kernel), **options)
+    g = _ref_geometry(x.shape, (1, x.shape[1], *kernel), **options)
     return _patches(g, x)[1].transpose(0, 1, 2, 5, 6, 3, 4).reshape(g.n, g.c * g.taps, g.oh * g.ow)
 
 
 def ref_col2im(cols: np.ndarray, *, size: Any, kernel: Any, **options: Any) -> np.ndarray:
     """Every column added to the patch it came from."""
     channels = cols.shape[1] // (kernel[0] * kernel[1])
-    g = _of((cols.shape[0], channels, *size), (1, channels, *kernel), **options)
+    g = _ref_geometry((cols.shape[0], channels, *size), (1, channels, *kernel), **options)
     image, patches = _patches(g)
     shares = np.asarray(cols, np.float64).reshape(g.n, 1, g.c, g.kh, g.kw, g.oh, g.ow)
     for y, z in np.ndindex(g.oh, g.ow):

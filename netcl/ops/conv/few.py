@@ -66,7 +66,7 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch | None:
     filled = (FILLED_MORE if weights else FILLED) * blocks * share.width <= job.filters
     if not share.lines or not (form or (few and filled)):
         return None
-    return (_gradients if weights else _filters)(job, share, blocks, queue)
+    return (_filter_gradients if weights else _filter_blocks)(job, share, blocks, queue)
 
 
 def _fitting(job: Job, queue: Any, room: int, held: Callable[[int], int]) -> int:
@@ -76,7 +76,7 @@ def _fitting(job: Job, queue: Any, room: int, held: Callable[[int], int]) -> int
     return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
 
 
-def _room(job: Job, queue: Any) -> int:
+def _local_bytes(job: Job, queue: Any) -> int:
     return min(ROOM, handle_of(queue).profile.local_mem_size // 2 - 512) // vectors(job, queue)[0]
 
 
@@ -85,7 +85,7 @@ def _room(job: Job, queue: Any) -> int:
 
 def pixel_share(job: Job, lanes: int, queue: Any) -> Share:
     """As many filters as there are, up to 8, times the vectors that registers leave."""
-    g, wide, registers, room = job.g, job.class_size[1], vectors(job, queue)[2], _room(job, queue)
+    g, wide, registers, room = job.g, job.class_size[1], vectors(job, queue)[2], _local_bytes(job, queue)
     few = -(-job.filters // -(-job.filters // 8))
     across = max(wide, lanes) + (g.kw - 1) * g.dilation[1]
     lines = _fitting(job, queue, room, lambda n: job.sizes[1] * (n + (g.kh - 1) * g.dilation[0]) * across)
@@ -124,7 +124,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
 
 def filter_share(job: Job, lanes: int, queue: Any) -> Share:
     """Vectors of filters times pixels of a row, or times rows of the kernel for a weight gradient."""
-    g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _room(job, queue)
+    g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, queue)
     size, _, registers = vectors(job, queue)
     v, n, widths = filter_tile(job, lanes, registers)
     down, across = (1, 1) if job.kind == INPUT_GRAD else g.stride
@@ -146,7 +146,7 @@ def filter_share(job: Job, lanes: int, queue: Any) -> Share:
     return Share(tiles, _fitting(job, queue, room, held), n)
 
 
-def _filters(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
+def _filter_blocks(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
     names = ("pack_filters", "conv_filters")
@@ -160,7 +160,7 @@ def _filters(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
     return Ending(multiply, size, None, (*job.sizes, share.lines, share.pixels), packed)
 
 
-def _gradients(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
+def _filter_gradients(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
     g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
     splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units)
     multiply, collect = (

@@ -113,7 +113,7 @@ def fits(job: Job) -> bool:
 
 def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     """The launches of a convolution or a gradient."""
-    return (_weight_grad if job.kind == WEIGHT_GRAD else _convolution)(job, config, queue)
+    return (_mma_weight_grad if job.kind == WEIGHT_GRAD else _mma_convolution)(job, config, queue)
 
 
 def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[Tile, int]:
@@ -143,7 +143,7 @@ def _useful_splits(job: Job, tile: Tile, columns: int, units: int) -> list[int]:
 # ---- launches
 
 
-def _kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
+def _mma_kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
     operands = {"X": job.dtype, "Y": result or job.dtype}
     fixed = {"PART": part, "INPUT_GRAD": job.kind == INPUT_GRAD}
     return launch.kernel(queue, __file__, "axes.cl mma.cl", name, operands, fixed | defines, _instructions())
@@ -158,7 +158,7 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
     (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
     tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups
-    kernel = _kernel(queue, job, 1, "mma_prepare", {})
+    kernel = _mma_kernel(queue, job, 1, "mma_prepare", {})
     size = ((tiles - (-weights // TURN_ITEMS)) * TURN_ITEMS,)
 
     def prepare(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,7 +171,7 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
     return prepare
 
 
-def _convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _mma_convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tile, _ = tile_of(job, config, handle_of(queue).profile.max_compute_units)
     stored, whole = job.ending.stored, chunks(job)
     run = run_of(whole, tile.step)
@@ -182,15 +182,15 @@ def _convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
     return ending.Ending(kernel, size, (tile.items, 1), (*job.sizes, whole, run), _channels_last(job, queue, packs=True))
 
 
-def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _mma_weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
     g, c8 = job.g, chunks(job)
     tile, splits = tile_of(job, config, handle_of(queue).profile.max_compute_units)
     width, plane = g.taps * c8 * CHUNK, g.oh * g.ow
     padded, planes = -(-plane // CHUNK) * CHUNK, g.n * g.f
     prepare = _channels_last(job, queue, packs=False)
-    multiply = _kernel(queue, job, 3, "conv_mma_weights", tile.macros(job.dtype))
-    collect = _kernel(queue, job, 4, "mma_collect", {})
-    pad = functools.partial(_kernel, queue, job, 1, "mma_pad", {})
+    multiply = _mma_kernel(queue, job, 3, "conv_mma_weights", tile.macros(job.dtype))
+    collect = _mma_kernel(queue, job, 4, "mma_collect", {})
+    pad = functools.partial(_mma_kernel, queue, job, 1, "mma_pad", {})
     tiles = -(-job.filters // tile.m) * -(-width // tile.n)
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
@@ -211,10 +211,10 @@ def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 def _trusted(queue: Any, dtype: str) -> bool:
     """Whether the kernels build and are right for a dtype; asked once per context."""
-    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda: _right(queue, dtype))
+    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda: _convolves_right(queue, dtype))
 
 
-def _right(queue: Any, dtype: str) -> bool:
+def _convolves_right(queue: Any, dtype: str) -> bool:
     """A strided convolution and its gradients, against the exact ones: whole steps one way, broken ones the other, tiles not full."""
     g = geometry("conv2d", (3, 32, 9, 8), (37, 32, 3, 3), (2, 1), 1, 1, 1)
     rng = np.random.default_rng(0)
@@ -223,10 +223,10 @@ def _right(queue: Any, dtype: str) -> bool:
     cases = ((FORWARD, (x, w, w), g.y_shape, arrays.forward(exact_x, exact_w, None, g=g)),
              (INPUT_GRAD, (dy, w, w), g.x_shape, arrays.input_grad(exact_dy, exact_w, None, g=g)),
              (WEIGHT_GRAD, (x, dy), g.w_shape, arrays.weight_grad(exact_dy, exact_x, g=g)))  # fmt: skip
-    return all(_close(queue, Job(kind, g, dtype), given, shape, exact) for kind, given, shape, exact in cases)
+    return all(_is_close(queue, Job(kind, g, dtype), given, shape, exact) for kind, given, shape, exact in cases)
 
 
-def _close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
+def _is_close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
     result = Tensor.empty(shape, job.dtype, queue=queue)
     plan(job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), queue)(queue, *given, result)
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]

@@ -169,12 +169,12 @@ def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
     return TIER if nvidia.trusted(queue, TIER, p.a, plan) else None
 
 
-def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _wgmma_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     """What the configuration names, or the best; the tier below for a product or a device that these instructions are not for."""
     if not (takes(p) and nvidia.capable(profile, CAPABILITY, CAPABILITY) and nvidia.trusted(queue, TIER, p.a, plan)):
         return gemm.TIERS[mma.TIER][V.MATMUL_REGISTER_TILED](queue, p, config, profile)
     return plan(queue, p, best(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
-gemm.TIERS[TIER] = gemm.for_all(_planner)
+gemm.TIERS[TIER] = gemm.for_all(_wgmma_planner)
 gemm.VENDORS.insert(0, tier)
