@@ -17,14 +17,12 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", action="append", help="as NETCL_DEVICE; may be repeated. Without: NumPy and every device that is no simulator"
     )
-    parser.add_argument(
-        "--cases", default=re.compile(""), type=_regular_expression, help="only cases whose name matches this regular expression"
-    )
+    parser.add_argument("--cases", default=re.compile(""), type=_pattern, help="only cases whose name matches this regular expression")
     parser.add_argument("--repeats", type=whole(1), default=3, help="rounds; the best counts")
     parser.add_argument("--threads", type=whole(1), help="threads for torch")
 
 
-def _regular_expression(text: str) -> re.Pattern[str]:
+def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as fault:

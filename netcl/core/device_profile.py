@@ -128,7 +128,7 @@ class ExtendedDeviceProfile(DeviceProfile):
         return any(quirk.name == name for quirk in self.quirks)
 
 
-def _mentions(pattern: str, text: str) -> bool:
+def _fits(pattern: str, text: str) -> bool:
     return not pattern or re.search(pattern, text, re.I) is not None
 
 
@@ -139,12 +139,7 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
         return "nvidia", next(names, "nvidia")
     for row in FAMILIES:
         typed = not row.types or profile.device_type in row.types
-        if (
-            typed
-            and _mentions(row.platform, profile.platform)
-            and _mentions(row.vendor, profile.vendor)
-            and _mentions(row.name, profile.name)
-        ):
+        if typed and _fits(row.platform, profile.platform) and _fits(row.vendor, profile.vendor) and _fits(row.name, profile.name):
             return row.brand, row.family
     return "other", "other"
 
@@ -152,6 +147,6 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
 def extend(profile: DeviceProfile) -> ExtendedDeviceProfile:
     """Look the device up in the tables."""
     brand, family = family_of(profile)
-    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _mentions(q.device, profile.name))
+    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _fits(q.device, profile.name))
     facts = {f.name: getattr(profile, f.name) for f in fields(DeviceProfile)}
     return ExtendedDeviceProfile(**facts, brand=brand, family=family, quirks=quirks)

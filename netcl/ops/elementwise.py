@@ -310,9 +310,7 @@ def prepare(
     config = get_kernel_selector().select("elementwise", ((n,),), profile, names[0])
     layout = _layout(walk, n, names[0], profile, config, ahead(queue))
     inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
-    kernel = _pointwise_kernel(
-        op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options
-    )
+    kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
     chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile, config)
     sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
@@ -326,7 +324,7 @@ def _ready(plan: Plan, queue: Any) -> Ready | None:
     return None if launch is None else Ready(queue, launch, plan.shape, plan.dtypes[0])
 
 
-def _pointwise_kernel(
+def _kernel(
     op: str, queue: Any, body: Body, inputs: list[Port], outputs: list[Port], compute: str, layout: Layout, options: tuple[str, ...]
 ) -> Any:
     state = program.state(queue)

@@ -68,7 +68,7 @@ def _with_reduction(F: Any, name: str, loss: Any, reduction: str) -> Any:
     return loss if reduction == "none" else F.sum(loss) if reduction == "sum" else F.mean(loss)
 
 
-def _reduced_ref(loss: np.ndarray, reduction: str) -> np.ndarray:
+def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
     return loss if reduction == "none" else np.asarray(loss.sum() if reduction == "sum" else loss.mean())
 
 
@@ -87,7 +87,7 @@ def _same_shape(name: str, x: Any, target: Any, *more: Any) -> list[Any]:
     return [x, target, *rest]
 
 
-def _unlike_shapes(name: str) -> tuple[Any, str]:
+def _unlike(name: str) -> tuple[Any, str]:
     text = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 1\)\), or x\.squeeze\(1\)"
     return S((4, 1), (4,)), rf"\[{name}\] x and target must have the same shape; {text}"
 
@@ -119,7 +119,7 @@ def _cross_entropy_ref(
     loss = -(smooth * logp * weighted).sum(1)
     if reduction == "mean":
         return np.asarray(loss.sum() / (loss.size if target.shape == x.shape else (wanted * weighted).sum()))
-    return _reduced_ref(loss, reduction)
+    return _ref(loss, reduction)
 
 
 _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 0, 0.5), "high": (4.0, 3, 2.0)}
@@ -177,7 +177,7 @@ def _nll_ref(
     label = np.where(counted, target, 0).astype(int)
     weights = counted * (np.ones(x.shape[1]) if weight is None else weight)[label]
     loss = -weights * np.take_along_axis(x, np.expand_dims(label, 1), 1).squeeze(1)
-    return np.asarray(loss.sum() / weights.sum()) if reduction == "mean" else _reduced_ref(loss, reduction)
+    return np.asarray(loss.sum() / weights.sum()) if reduction == "mean" else _ref(loss, reduction)
 
 
 @composite(
@@ -198,10 +198,10 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
 
 
 @composite(
-    ref=lambda x, target, *, reduction="mean": _reduced_ref((x - target) ** 2, reduction),
+    ref=lambda x, target, *, reduction="mean": _ref((x - target) ** 2, reduction),
     amp="float",
     samples=_PAIRS,
-    errors=[_BAD_REDUCTION, _unlike_shapes("mse")],
+    errors=[_BAD_REDUCTION, _unlike("mse")],
 )
 def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The squared difference."""
@@ -210,10 +210,7 @@ def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor
 
 
 @composite(
-    ref=lambda x, target, *, reduction="mean": _reduced_ref(np.abs(x - target), reduction),
-    amp="float",
-    samples=_PAIRS,
-    errors=[_unlike_shapes("l1")],
+    ref=lambda x, target, *, reduction="mean": _ref(np.abs(x - target), reduction), amp="float", samples=_PAIRS, errors=[_unlike("l1")]
 )
 def l1(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The absolute difference."""
@@ -223,10 +220,10 @@ def l1(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
 
 def _smooth_l1_ref(x: np.ndarray, target: np.ndarray, *, beta: float = 1.0, reduction: str = "mean") -> np.ndarray:
     d = np.abs(x - target)
-    return _reduced_ref(np.where(d < beta, d * d / (2 * beta) if beta else 0 * d, d - beta / 2), reduction)
+    return _ref(np.where(d < beta, d * d / (2 * beta) if beta else 0 * d, d - beta / 2), reduction)
 
 
-@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)], errors=[_unlike_shapes("smooth_l1")])
+@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)], errors=[_unlike("smooth_l1")])
 def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
     x, target = _same_shape("smooth_l1", x, target)
@@ -240,7 +237,7 @@ def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction
     ref=lambda x, target, *, delta=1.0, reduction="mean": delta * _smooth_l1_ref(x, target, beta=delta, reduction=reduction),
     amp="float",
     samples=[*_PAIRS, S((9,), (9,), delta=0.4)],
-    errors=[_unlike_shapes("huber")],
+    errors=[_unlike("huber")],
 )
 def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
@@ -253,7 +250,7 @@ def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: s
 
 def _bce_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean") -> np.ndarray:
     loss = -(target * np.maximum(np.log(x), -100) + (1 - target) * np.maximum(np.log(1 - x), -100))
-    return _reduced_ref(loss if weight is None else loss * weight, reduction)
+    return _ref(loss if weight is None else loss * weight, reduction)
 
 
 # A row of its own for its gradient: that of the logarithms is infinite at 0 and 1, and held there, as in torch.
@@ -268,7 +265,7 @@ register(Pointwise("bce_elements", "-(v1 * yes + (1 - v1) * no)", ("g * (v0 - v1
     amp="float",
     tol=2,
     samples=[S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9)],
-    errors=[_unlike_shapes("bce")],
+    errors=[_unlike("bce")],
 )
 def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
@@ -282,7 +279,7 @@ def _bce_logits_ref(
 ) -> np.ndarray:
     p = 1.0 if pos_weight is None else pos_weight
     loss = p * target * np.logaddexp(0, -x) + (1 - target) * np.logaddexp(0, x)
-    return _reduced_ref(loss if weight is None else loss * weight, reduction)
+    return _ref(loss if weight is None else loss * weight, reduction)
 
 
 @composite(
@@ -293,7 +290,7 @@ def _bce_logits_ref(
         S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)),
         S((9,), (9,), None, None, reduction="none"),
     ],
-    errors=[_unlike_shapes("bce_with_logits")],
+    errors=[_unlike("bce_with_logits")],
 )
 def bce_with_logits(
     F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = "mean"
@@ -308,7 +305,7 @@ def bce_with_logits(
 
 def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", log_target: bool = False) -> np.ndarray:
     loss = np.exp(target) * (target - x) if log_target else target * (np.log(target) - x)
-    return np.asarray(loss.sum() / x.shape[0]) if reduction == "batchmean" else _reduced_ref(loss, reduction)
+    return np.asarray(loss.sum() / x.shape[0]) if reduction == "batchmean" else _ref(loss, reduction)
 
 
 @composite(
@@ -319,7 +316,7 @@ def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", l
         S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)),
         S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
     ],
-    errors=[_unlike_shapes("kl_div")],
+    errors=[_unlike("kl_div")],
 )
 def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
@@ -337,7 +334,7 @@ def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_ta
 
 
 @composite(
-    ref=lambda x, target, *, margin=1.0, reduction="mean": _reduced_ref(np.maximum(0, margin - x * target), reduction),
+    ref=lambda x, target, *, margin=1.0, reduction="mean": _ref(np.maximum(0, margin - x * target), reduction),
     amp="float",
     samples=[S((3, 5), (3, 5)), S((9,), (9,), margin=0.5, reduction="sum")],
 )
@@ -375,7 +372,7 @@ def _triplet_ref(
     reduction: str = "mean",
 ) -> np.ndarray:
     near, far = ((np.abs(anchor - other + eps) ** p).sum(-1) ** (1 / p) for other in (positive, negative))
-    return _reduced_ref(np.maximum(0, near - far + margin), reduction)
+    return _ref(np.maximum(0, near - far + margin), reduction)
 
 
 @composite(
@@ -422,7 +419,7 @@ def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reducti
 
 def _contrastive_ref(a: np.ndarray, b: np.ndarray, target: np.ndarray, *, margin: float = 1.0, reduction: str = "mean") -> np.ndarray:
     d = np.sqrt(((a - b) ** 2).sum(-1))
-    return _reduced_ref(target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2, reduction)
+    return _ref(target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2, reduction)
 
 
 @composite(

@@ -186,13 +186,13 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
     blocks = -(-out.size // (2 if wide else 4))
     stream = stream_of(out.queue)
     if out.array is None:
-        stream.draw(kind, blocks, {"OUT": out.dtype}, _random_macros(out.dtype), out, out.size)
+        stream.draw(kind, blocks, {"OUT": out.dtype}, _macros(out.dtype), out, out.size)
         return out
     values = _NUMPY[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
     return Tensor._of_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
 
 
-def _random_macros(dtype: str, reads: bool = False) -> dict[str, Any]:
+def _macros(dtype: str, reads: bool = False) -> dict[str, Any]:
     quads = {"float32": ("*(__global float4*)(p + i) = (v)", "(*(__global const float4*)(p + i))"),
              "float16": ("vstore_half4_rte(v, 0, p + i)", "vload_half4(0, p + i)")}  # fmt: skip
     names = ("OUT_QUAD(p, i, v)", "P_QUAD(p, i)") if reads else ("OUT_QUAD(p, i, v)",)
@@ -328,9 +328,7 @@ def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
         return launch.run_cpu(lambda x, mask: np.where(mask, x * np.float32(scale), x.dtype.type(0)), x, mask)
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (4, 4 * launch.LOCAL_1D)
-    kernel = launch.kernel(
-        x.queue, __file__, "random.cl", "masked_scale", {"OUT": x.dtype, "P": x.dtype}, _random_macros(x.dtype, reads=True)
-    )
+    kernel = launch.kernel(x.queue, __file__, "random.cl", "masked_scale", {"OUT": x.dtype, "P": x.dtype}, _macros(x.dtype, reads=True))
     kernel(x.queue, -(-x.size // chunk), local, x, mask, out, x.size, float(scale), chunk)
     return out
 

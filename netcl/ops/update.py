@@ -172,9 +172,7 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda values: (values[index],)
 
 
-def _update_plan(
-    queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
-) -> Plan:
+def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
     """The plan for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
     plans = program.state(queue).setdefault(("update", "plans"), {})
     key = (*key, tuple([t.shape for t in roles[0]]))
@@ -313,7 +311,7 @@ def _apply_opencl(
         rows, more = ([dtypes.DTYPES[name] for name in of] for of in (kinds, of_given))
         return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
 
-    plan = _update_plan(queue, (rule, kinds, of_given), make, roles)
+    plan = _plan(queue, (rule, kinds, of_given), make, roles)
     for batch in plan.batches:
         buffers = chain.from_iterable(map(batch.pick, roles))
         plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
@@ -478,7 +476,7 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
         def make(spread: Spread, slots: int, dtype: str = dtype) -> program.Kernel:
             return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
 
-        plans.append((_update_plan(queue, (rule, dtype, kind), make, [same]), same))
+        plans.append((_plan(queue, (rule, dtype, kind), make, [same]), same))
     count = sum(batch.groups for plan, _ in plans for batch in plan.batches)
     partial, total, factor = (Tensor.empty(shape, kind, queue=queue) for shape in ((max(count, 1),), (), ()))
     start = 0

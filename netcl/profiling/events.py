@@ -134,20 +134,14 @@ def _bytes(arg: Any) -> int:
 def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
     """Of products, convolutions and attention: the kernels whose limit may be arithmetic."""
     if name.startswith("gemm") or name == "matmul":
-        k = _argument_number(given, "k") or _argument_number(given, "K")
-        return 2.0 * k * max(_argument_elements(source, given, "c"), _argument_elements(source, given, "C"))
+        k = _number(given, "k") or _number(given, "K")
+        return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))
     if name.startswith("conv"):
-        sizes = [_argument_number(given, key) for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
-        return 2.0 * math.prod(sizes) * (_argument_number(given, "KW") or _argument_number(given, "apart"))
+        sizes = [_number(given, key) for key in ("N", "C", "M", "OH", "OW", "KH", "groups")]
+        return 2.0 * math.prod(sizes) * (_number(given, "KW") or _number(given, "apart"))
     if name in _ATTENTION:
-        depth, depth_v = (
-            _argument_number(given, key) or _argument_number(given, other) for key, other in (("depth", "size"), ("depth_v", "size_v"))
-        )
-        pairs = (
-            _argument_elements(source, given, "q")
-            / max(depth, 1)
-            * _keys_seen(*(_argument_number(given, key) for key in ("n", "m", "causal")))
-        )
+        depth, depth_v = (_number(given, key) or _number(given, other) for key, other in (("depth", "size"), ("depth_v", "size_v")))
+        pairs = _elements(source, given, "q") / max(depth, 1) * _keys_seen(*(_number(given, key) for key in ("n", "m", "causal")))
         return 2.0 * pairs * (_ATTENTION[name][0] * depth + _ATTENTION[name][1] * depth_v)
     return 0.0
 
@@ -158,12 +152,12 @@ def _keys_seen(n: int, m: int, causal: int) -> float:
     return (seen * (seen + 1) / 2 + (n - seen) * m) / n if causal and n else m
 
 
-def _argument_number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
+def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
     _, arg = given.get(name, ("", 0))
     return int(arg) if isinstance(arg, (int, float)) else 0
 
 
-def _argument_elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
+def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
     """How many elements the argument ``name`` has, by the type it is declared with; macros may name that."""
     declared, arg = given.get(name, ("", 0))
     pointed = _POINTED.search(declared)

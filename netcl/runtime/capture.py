@@ -67,9 +67,7 @@ class _Calls:
             parts = {name: self._part(part) for name, part in arg.items()}
         else:
             return arg
-        return (
-            parts if any([new is not old for new, old in zip(_values_of(parts), _values_of(arg), strict=True)]) else arg
-        )  # which it may change
+        return parts if any([new is not old for new, old in zip(_items(parts), _items(arg), strict=True)]) else arg  # which it may change
 
     def held(self) -> list[int]:
         """What is in the containers among the arguments now."""
@@ -107,7 +105,7 @@ class _Calls:
         return bool(self.objects) and any([is_a(t, Tensor) and t.context is None for t in self.objects])
 
 
-def _values_of(container: Any) -> Iterable[Any]:
+def _items(container: Any) -> Iterable[Any]:
     return container.values() if type(container) is dict else container
 
 

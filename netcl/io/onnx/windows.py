@@ -161,7 +161,7 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
     axes = _planes(node, x)
     by_size = sizes is not None and bool(np.size(sizes))
     given = _ints(sizes) if by_size else [float(s) for s in np.asarray(scales)]
-    form = _form(node, [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given)
+    form = _resize_form(node, [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given)
     same = len(given) == x.ndim and given[:2] == (list(x.shape[:2]) if by_size else [1.0, 1.0])
     odd = form[1:2] == ("align_corners",) and not by_size and any(n * s % 1 for n, s in zip(x.shape, given, strict=False))
     single = form[1:2] == ("pytorch_half_pixel",) and 1 in given[2:]
@@ -172,7 +172,7 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
     return ag.interpolate(x, **target, mode=("linear" if axes == 1 else "bilinear") if linear else "nearest", align_corners=align)
 
 
-def _form(node: Node, scales: Sequence[float]) -> tuple[str, str, str]:
+def _resize_form(node: Node, scales: Sequence[float]) -> tuple[str, str, str]:
     """Mode, transformation and rounding. Where pixels are repeated a whole number of times, both nearest modes are the same."""
     mode, moved = node.get("mode", "nearest"), node.get("coordinate_transformation_mode", "half_pixel")
     rounding = node.get("nearest_mode", "round_prefer_floor") if mode == "nearest" else ""

@@ -40,19 +40,17 @@ TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may 
 
 def unfold(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
     """Columns of an image follow each other in a matrix of its own, or ``together`` with those of all images in one."""
-    each, size, local = _channel_grid(g.n * g.oh * g.ow, g.c, g.taps)
-    _columns_kernel(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
+    each, size, local = _grid(g.n * g.oh * g.ow, g.c, g.taps)
+    _built(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
 
 
 def fold(cols: Tensor, x: Tensor, g: Geometry) -> None:
     """Columns of each image, added up where windows overlap."""
-    each, size, local = _channel_grid(g.n * g.h * g.w, g.c, _windows_per_pixel(g))
-    _columns_kernel(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(
-        x.queue, size, local, cols, x, *_window_numbers(g, together=False)
-    )
+    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
+    _built(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(x.queue, size, local, cols, x, *_window_numbers(g, together=False))
 
 
-def _columns_kernel(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
+def _built(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
     real = dtypes.DTYPES[result.dtype].c_compute
     return launch.kernel(source.queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, {"REAL": real, **defines})
 
@@ -69,12 +67,12 @@ def _periods(g: Geometry) -> tuple[int, int]:
     return high, wide
 
 
-def _windows_per_pixel(g: Geometry) -> int:
+def _reach(g: Geometry) -> int:
     """Windows that may hold a pixel."""
     return math.prod(-(-taps // period) for taps, period in zip((g.kh, g.kw), _periods(g), strict=True))
 
 
-def _channel_grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+def _grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """How many channels a work-item takes, of so many loads each, and the launch."""
     several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ITEMS)
     each = next(several, 1)
@@ -185,7 +183,7 @@ def _forward_columns(job: Job, queue: Any) -> Launch:
     g, pixels = job.g, job.g.oh * job.g.ow
     multiply = _aligned_products(queue, product(job))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
-    each, size, local = _channel_grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
+    each, size, local = _grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
 
     def sums(queue: Any, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -198,7 +196,7 @@ def _forward_columns(job: Job, queue: Any) -> Launch:
 def _input_grad(job: Job, queue: Any) -> Launch:
     g, apart = job.g, _apart(job)
     multiply = _aligned_products(queue, product(job))
-    each, size, local = _channel_grid(g.n * g.h * g.w, g.c, _windows_per_pixel(g))
+    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
 
     def columns(queue: Any, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
@@ -237,7 +235,7 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
 
 def add_parts(parts: Tensor, result: Tensor) -> None:
     """The sum of ``(parts, values)`` over the parts, in their order."""
-    kernel = _columns_kernel(parts, result, "sum_splits", {})
+    kernel = _built(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 
 

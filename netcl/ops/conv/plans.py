@@ -191,9 +191,7 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     """Macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
     profile, (size, lanes, registers) = handle_of(queue).profile, few.vectors(job, queue)
     vectors = registers // 8
-    columns = {"rows": _tap_span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(
-        _gradient_form(job, config, lanes * size), job.pixels
-    )
+    columns = {"rows": _tap_span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
     while vectors > 1 and vectors // 2 * lanes >= columns:
         vectors //= 2
     tall = 13 * vectors + 1 <= registers and job.filters > 6
@@ -201,9 +199,7 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR", "KB") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
     side = max(1, min(256 // size // width, -(-columns // width)))
-    if (
-        job.kind == WEIGHT_GRAD and _gradient_form(job, config, lanes * size) == "rows"
-    ):  # tiles of a kernel row overlap: they share what they read
+    if job.kind == WEIGHT_GRAD and _form(job, config, lanes * size) == "rows":  # tiles of a kernel row overlap: they share what they read
         side = next(n for n in (4, 3, 2, 1) if -(-columns // width) % n == 0)
     tiles["NT"] = config.extra.get("NT", side)
     strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
@@ -230,7 +226,7 @@ def _tap_span(g: Geometry) -> tuple[int, int]:
     return (1, g.kw * channels) if g.dilation[1] == 1 or g.kw == 1 else (g.kw, channels)
 
 
-def _gradient_form(job: Job, config: KernelConfig, width: int) -> str:
+def _form(job: Job, config: KernelConfig, width: int) -> str:
     """How a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by what the configuration names or the bytes of a vector.
 
     Narrow vectors touch one cache line per pixel, a power of two apart: those lines evict each other, and a packed panel is faster.
@@ -247,7 +243,7 @@ def _cpu_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
 def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles = cpu_tiles(job, config, queue)
     if job.kind == WEIGHT_GRAD:
-        form = _gradient_form(job, config, tiles["VW"] * dtypes.DTYPES[job.accumulator].itemsize)
+        form = _form(job, config, tiles["VW"] * dtypes.DTYPES[job.accumulator].itemsize)
         return (_cpu_weights if form == "rows" else _cpu_panel_weights)(job, tiles, queue)
     if job.g.taps > tiles["KC"]:
         _say_once(queue, job, "the kernel has more taps than a panel has rows: one output row at a time instead")
@@ -298,7 +294,7 @@ def _cpu_panel_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
     splits = max(1, min(-(-_busy_groups(queue) // math.prod(size)), job.pixels // 256))
-    return _split_gradient(job, queue, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
+    return _split(job, queue, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
 
 
 def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
@@ -345,9 +341,7 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
     if job.kind == WEIGHT_GRAD:
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
         splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
-        return _split_gradient(
-            job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1)
-        )
+        return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
     return _ending(queue, job, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
 
@@ -401,9 +395,7 @@ def _taps_weights(job: Job, config: KernelConfig, queue: Any) -> Launch:
     items, g = _work_items(tiles), job.g
     columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
     splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
-    return _split_gradient(
-        job, queue, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1)
-    )
+    return _split(job, queue, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
 
 
 def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:
@@ -441,9 +433,7 @@ def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
 # ---- shared
 
 
-def _split_gradient(
-    job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
-) -> Launch:
+def _split(job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int) -> Launch:
     """A weight gradient summed in several parts, so that few weights still keep the device busy; then the parts' sum."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     if splits == 1:
