@@ -14,7 +14,7 @@ import torch_models
 
 from netcl import nn, optim
 from netcl import ops as F
-from netcl.bench.harness import Case, Comparison, Setting, Way, computed
+from netcl.bench.harness import Case, Comparison, Setting, Way, enqueued
 from netcl.bench.problems import WARM_CALLS, values
 from netcl.bench.steps import CHECKED_STEPS, our_step, torch_step, train_step
 from netcl.core import env, memory
@@ -43,7 +43,7 @@ def resnet_memory(batch: int, comparisons: Sequence[Comparison]) -> Case:
             before = memory.memory_stats()["bytes_allocated"]
             step, data = our_step(nn.ResNet18(), "SGD", options), (where.tensor(x), where.tensor(y))
             for _ in range(CHECKED_STEPS):
-                computed(step(*data))
+                enqueued(step(*data))
             where.sync()
             return float(memory.memory_stats()["bytes_allocated"] - before)
 
@@ -135,7 +135,7 @@ def replay_cost(comparisons: Sequence[Comparison]) -> Case:
         launches = sum(node.kind == "launch" for graph in made.graphs for node in graph.nodes)
         if not launches:
             return {"ours": Way(missing=f"it is not replayed: {'; '.join(made.refused)}")}
-        return {"ours": Way(lambda: computed(made(x, y)), where.sync, host_only=True, units=launches)}
+        return {"ours": Way(lambda: enqueued(made(x, y)), where.sync, host_only=True, units=launches)}
 
     return Case("host cost of one replayed launch", make, comparisons)
 

@@ -21,7 +21,7 @@ from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.ops import registry, views
-from netcl.ops.elementwise import broadcast
+from netcl.ops.elementwise import common_shape
 from netcl.ops.getitem import block_of, plan_of, result_shape
 from netcl.ops.registry import Choice, Pointwise
 from netcl.ops.strided import dense
@@ -69,7 +69,7 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
     for y in (*args, *kwargs.values()):
         if isinstance(y, Tensor):
             shared = y is not x and y._written is not None and y._written is x._written
-            if shared or y.dtype != x.dtype or y.queue is not x.queue or broadcast(name, (x.shape, y.shape), ("x", "other")) != x.shape:
+            if shared or y.dtype != x.dtype or y.queue is not x.queue or common_shape(name, (x.shape, y.shape), ("x", "other")) != x.shape:
                 return False
         elif y is not None and type(y) not in (bool, int, float):
             return False
@@ -146,7 +146,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
         _rebase_family(x, place, history, result)
 
 
-def _rebase_family(x: Tensor, place: views.Place, history: views.History, result: Tensor) -> None:
+def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
     """The same where others share the memory: the base, as one row of elements, gets a history, and every tensor over it a view's."""
     whole = (history.size,)
     new = _stand_in(whole, x)

@@ -11,7 +11,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl import amp as casts
 from netcl import nn, optim
-from netcl.bench.harness import Case, Comparison, Setting, Way, computed
+from netcl.bench.harness import Case, Comparison, Setting, Way, enqueued
 from netcl.bench.problems import Compiled, values
 
 CHECKED_STEPS = 3
@@ -60,14 +60,14 @@ def our_step(model: Any, optimizer: str, options: dict[str, Any], context: Calla
 
 def _losses(where: Setting, run: Callable[[], Any]) -> Way:
     """The way of a step; what is compared is the loss after a few of them."""
-    return Way(lambda: computed(run()), where.sync, lambda: [_loss_value([run() for _ in range(CHECKED_STEPS)][-1])])
+    return Way(lambda: enqueued(run()), where.sync, lambda: [_loss_value([run() for _ in range(CHECKED_STEPS)][-1])])
 
 
 def _replayed(where: Setting, step: Compiled) -> Way:
     """The way of a compiled step; its first calls were made when it was compiled."""
     if step.refused:
         return Way(missing=step.refused)
-    return Way(lambda: computed(step.run()), where.sync, lambda: [_loss_value(step.first[CHECKED_STEPS - 1])])
+    return Way(lambda: enqueued(step.run()), where.sync, lambda: [_loss_value(step.first[CHECKED_STEPS - 1])])
 
 
 def _loss_value(loss: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import CommandError, columns, command, pick_device, say, table, whole
+from netcl.cli.command import CommandError, command, pick_device, say, table, terminal_columns, whole
 from netcl.core.errors import ShapeError, message
 
 
@@ -156,7 +156,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("generate", _generate_arguments)
 @_told_in_a_line()
-def generate(args: argparse.Namespace) -> int:
+def generate_text(args: argparse.Namespace) -> int:
     """Write text with the model of a run."""
     from netcl.nn.gpt import check_sampling
     from netcl.trainer.run import generate as write
@@ -178,7 +178,7 @@ def _trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("trace", _trace_arguments)
 @_told_in_a_line()
-def trace(args: argparse.Namespace) -> int:
+def trace_training(args: argparse.Namespace) -> int:
     """Trace the kernels of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""
     from netcl.profiling.report import COLUMNS, cells_of, text_table
     from netcl.trainer.run import trace_run
@@ -189,7 +189,7 @@ def trace(args: argparse.Namespace) -> int:
     found = trace_run(_recipe(args), handle, args.steps)
     found.save_trace(args.out)
     say(found.summary())
-    lines, room = text_table(found.rows), columns()
+    lines, room = text_table(found.rows), terminal_columns()
     fits = room is None or max(map(len, lines.splitlines())) <= room
     print(lines if fits else table(COLUMNS, [cells_of(row) for row in found.rows]))
     print(f"trace  {args.out}")

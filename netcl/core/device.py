@@ -421,7 +421,7 @@ manager = DeviceManager()
 dispatch.fill("half_arithmetic_probe", manager.half_arithmetic)
 
 
-class _Active(threading.local):
+class _EnteredDevices(threading.local):
     """The devices the current thread has entered, innermost last, and what was set."""
 
     def __init__(self) -> None:
@@ -429,7 +429,7 @@ class _Active(threading.local):
         self.base: DeviceHandle | None = None
 
 
-_active = _Active()
+_active = _EnteredDevices()
 
 
 class device:

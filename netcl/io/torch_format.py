@@ -54,10 +54,10 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
         raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
     with refusing(OP_LOAD, path, _DAMAGED):
         data = Path(path).read_bytes()
-        return _stream(data, archive.limit_for(len(data), max_bytes), convert, _steps(len(data) // 4096, max_bytes))
+        return _stream(data, archive.limit_for(len(data), max_bytes), convert, _dense_steps(len(data) // 4096, max_bytes))
 
 
-def _steps(tensors: int, max_bytes: int | None) -> int:
+def _dense_steps(tensors: int, max_bytes: int | None) -> int:
     """How many steps a program over so many tensors may have; with ``max_bytes``, one for each container that fits."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
@@ -149,7 +149,7 @@ class _Zip:
     """The archive of torch 1.6 and later: one folder with ``data.pkl`` and ``data/<key>`` per storage."""
 
     def __init__(self, entries: Entries, convert: Callable[[np.ndarray], Any] | None, max_bytes: int | None):
-        self.entries, self.steps = entries, _steps(len(entries.infos), max_bytes)
+        self.entries, self.steps = entries, _dense_steps(len(entries.infos), max_bytes)
         found = [name for name in entries.infos if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
             raise entries.refuse("this is a zip archive, but not one of torch.save", "a .netcl file is opened by load_model")

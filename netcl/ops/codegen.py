@@ -20,7 +20,7 @@ import numpy as np
 from netcl.core.dtype import DTYPES, DType, decode, encode
 from netcl.ops.expression import CText, PythonText, c_name, compose, fold
 from netcl.ops.functions import HELPERS
-from netcl.ops.registry import Pointwise, names, parse
+from netcl.ops.registry import Pointwise, names_read_by, parse
 
 __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source", "numpy_function", "vjp_body"]
 
@@ -65,12 +65,12 @@ def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
 
 def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
     """The shared expressions that some texts read, in the row's order."""
-    read = frozenset().union(*(names(text, row.let) for text in texts))
+    read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
     return [name for name in row.let if name in read]
 
 
 def _params(row: Pointwise, texts: Sequence[str]) -> tuple[str, ...]:
-    read = frozenset().union(*(names(text, row.let) for text in texts))
+    read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
     return tuple(name for name in row.params if name in read)
 
 
@@ -86,7 +86,7 @@ def forward_body(row: Pointwise) -> Body:
 def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
     """The body of a row's gradient kernel: ``d0``.. for the wanted inputs from ``g`` and the tensors kept for them."""
     texts = {f"d{i}": text for i, text in enumerate(row.vjp) if text and wanted[i]}
-    read = frozenset().union(*(names(text, row.let) for text in texts.values()))
+    read = frozenset().union(*(names_read_by(text, row.let) for text in texts.values()))
     tensors = tuple(t for t in ("g", "out", *(f"v{i}" for i in range(row.arity))) if t in read)
     lines = [(name, parse(row.let[name])) for name in _lets(row, list(texts.values()))]
     lines += [(name, parse(text)) for name, text in texts.items()]

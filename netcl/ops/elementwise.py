@@ -162,7 +162,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
     raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, **where))
 
 
-def broadcast(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
+def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
     """The common shape, as NumPy has it."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
@@ -291,7 +291,7 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config:
     return chunk, items, 1 if items <= 1024 and not is_named(config) else config.local_size_1d
 
 
-def prepare(
+def plan_body(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, scalars: int,
     shape: tuple[int, ...], options: tuple[str, ...] = (),
 ) -> Plan:  # fmt: skip
@@ -443,7 +443,7 @@ def _forward_types(
     """Shape, compute type and dtype of the result."""
     _check_params(row, params)
     tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
-    shape = broadcast(row.name, [s for _, s in tensors], [name for name, _ in tensors])
+    shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])
     working = _working_dtype(row, values, params)
     result = DTYPES["bool"] if row.result == "bool" else working
     _check_integers(row, working.c_compute, values, params)
@@ -481,7 +481,7 @@ def _forward_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params:
 
 def _launched_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
     shape, compute, result = _forward_types(row, values, params, dtype)
-    return prepare(row.name, queue, forward_body(row), values, (result,), compute, len(params), shape)
+    return plan_body(row.name, queue, forward_body(row), values, (result,), compute, len(params), shape)
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
@@ -625,7 +625,7 @@ def _vjp_kernel(
                 return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
         if isinstance(queue, CPUQueue):
             return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
-        make = lambda: prepare(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
+        make = lambda: plan_body(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
         plan = cached_plan(program.state(queue), key, make)
     if len(plan.dtypes) == 1:
         return [computed(plan, queue, (*inputs, *scalars))]

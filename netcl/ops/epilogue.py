@@ -1,8 +1,8 @@
 """Products that wait: what is done to a matrix product or a convolution next is done in its kernel.
 
-``matmul``, ``affine`` and ``conv2d`` leave a :class:`Product`, and an op that their kernels can end in (a number as factor, a bias, a
-residual, an activation, a cast, in this order) leaves a :class:`Followed`. When a value is asked for, the longest run of such ops that
-nobody holds a value of is one launch; a value that is held is computed first, and the op after it by its own kernel.
+``matmul``, ``affine`` and ``conv2d`` leave a :class:`PendingProduct`. An op that their kernels can end in leaves a :class:`Followed`: a
+number as factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest run of such ops of which
+nobody holds a value is one launch; a value that is held is computed first, and the op after it by its own kernel.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Waiting:
         self.extras = Extras(self.extras.finish)
 
 
-class Product(_Waiting):
+class PendingProduct(_Waiting):
     """A product: ``call(extras)`` launches it with what follows; its last axis may get a bias if ``by_column``."""
 
     __slots__ = ("by_column", "call", "habit")
@@ -132,12 +132,12 @@ class Followed(_Waiting):
         self.of = None  # let go of: what is held is computed before its inputs change. Not earlier: who found no memory may ask again
         return made
 
-    def product(self) -> Product | None:
+    def product(self) -> PendingProduct | None:
         """The product this is computed with; ``None`` if someone holds what lies between, or the product itself."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
-        return first if type(first) is Product and first.skippable() else None
+        return first if type(first) is PendingProduct and first.skippable() else None
 
     def as_formula(self) -> Tensor:
         """The op on what it is applied to as any op would be, so that others join it."""
@@ -243,7 +243,7 @@ class _Step(NamedTuple):
         return lambda t: run(row, (*before, _in_shape(t, shape), *after))
 
 
-def follow(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
     """An op on a product that waits, to be computed with it; ``None`` where that cannot be."""
     seen, of = values[place], values[place]._source
     if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
@@ -267,7 +267,7 @@ def settled(x: Tensor, values: Sequence[Any]) -> Tensor:
     return _in_shape(node.as_formula(), x.shape)
 
 
-later.finish, later.settle = follow, settled
+later.finish, later.settle = append_op, settled
 later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 
 
@@ -291,7 +291,7 @@ def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Cal
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Finish(first.dtype), bias)
-    return _deferred(Product(name, (x, w, bias), extras, shape, lambda ending: call(x, w, ending), by_column), first)
+    return _deferred(PendingProduct(name, (x, w, bias), extras, shape, lambda ending: call(x, w, ending), by_column), first)
 
 
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
@@ -305,7 +305,7 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     return _waits("matmul", (a, b, None), shape, lambda x, y, e: _matmul(x, y, e, transpose_a, transpose_b), b.ndim > 1)
 
 
-def affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
+def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
     """``x w' + bias`` that waits for what follows."""
     if not _fusable_operands(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
         return None
@@ -327,7 +327,7 @@ def conv2d(
     return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g), False)
 
 
-PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": affine, "conv2d": conv2d}
+PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": pending_affine, "conv2d": conv2d}
 
 
 def waiting(name: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,7 +1,7 @@
 """The meaning of expressions: one walk over the syntax tree, three languages.
 
 An expression has two sorts of values, numbers and truth values. :func:`fold` walks the tree and asks an *algebra* for
-the value of each node: :class:`CText` writes OpenCL C, :class:`PythonText` writes Python over NumPy, :class:`Compose`
+the value of each node: :class:`CText` writes OpenCL C, :class:`PythonText` writes Python over NumPy, :class:`ThroughOps`
 calls differentiable ops, which is how gradients of gradients are made.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.ops.functions import FUNCTIONS, Function
+from netcl.ops.functions import FUNCTIONS, FormulaFunction
 from netcl.ops.registry import REGISTRY, Pointwise, called, is_truth, parse
 
 _SYMBOLS: dict[type, str] = {
@@ -37,7 +37,7 @@ class Algebra(Protocol):
     def negate(self, x: Any) -> Any: ...
     def arithmetic(self, symbol: str, a: Any, b: Any) -> Any: ...
     def compare(self, symbol: str, a: Any, b: Any) -> Any: ...
-    def call(self, function: Function, args: list[Any]) -> Any: ...
+    def call(self, function: FormulaFunction, args: list[Any]) -> Any: ...
     def truth(self, number: Any) -> Any: ...
     def number(self, truth: Any) -> Any: ...
 
@@ -108,7 +108,7 @@ class CText:
     def compare(self, symbol: str, a: str, b: str) -> str:
         return f"({self._real(a)} {symbol} {b})"
 
-    def call(self, function: Function, args: list[str]) -> str:
+    def call(self, function: FormulaFunction, args: list[str]) -> str:
         return f"{function.c_name(self.compute)}({', '.join(self._real(a) for a in args)})"
 
     def truth(self, number: str) -> str:
@@ -157,7 +157,7 @@ class PythonText:
 
     compare = arithmetic
 
-    def call(self, function: Function, args: list[str]) -> str:
+    def call(self, function: FormulaFunction, args: list[str]) -> str:
         return f"{function.name}({', '.join(args)})"
 
     def truth(self, number: str) -> str:
@@ -167,7 +167,7 @@ class PythonText:
         return f"NUMBER({truth})"
 
 
-class Compose:
+class ThroughOps:
     """Tensors through a namespace of ops ``F``; numbers stay Python numbers as long as nothing else joins them."""
 
     def __init__(self, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | None = None):
@@ -192,7 +192,7 @@ class Compose:
 
     compare = arithmetic
 
-    def call(self, function: Function, args: list[Any]) -> Any:
+    def call(self, function: FormulaFunction, args: list[Any]) -> Any:
         if function.name == "WHERE":
             return self._where(*args)
         return self._apply(lambda *xs: function.np(*xs).item(), function.op, *args)
@@ -226,12 +226,12 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
 
     ``env`` binds ``g``, ``out``, ``v0``.. to tensors and parameters to numbers; ``let`` are a row's shared expressions.
     """
-    value = fold(parse(text), Compose(env, F, let))
+    value = fold(parse(text), ThroughOps(env, F, let))
     g = env["g"]
     return type(g).full(g.shape, value, g.dtype, queue=g.queue) if _is_plain_number(value) else value
 
 
-class _Record(Compose):
+class _Record(ThroughOps):
     """Remembers which ops made which values."""
 
     def __init__(self, env: Mapping[str, Any], F: Any):

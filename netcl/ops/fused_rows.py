@@ -18,7 +18,7 @@ from netcl.ops import elementwise, fusion, launch, reduce, region, rows
 from netcl.ops.codegen import Body
 from netcl.ops.elementwise import fusable, fusing_modes, later
 from netcl.ops.reduce import Axis, axes_of, types_of
-from netcl.ops.registry import REGISTRY, Reduction, names, parse
+from netcl.ops.registry import REGISTRY, Reduction, names_read_by, parse
 from netcl.ops.row_source import Fold
 
 TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
@@ -27,7 +27,7 @@ LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, a
 
 @lru_cache(maxsize=256)
 def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) -> Body:
-    used = names(text)
+    used = names_read_by(text)
     kept = tuple(name for name in inputs if name in used)
     return Body(kept, tuple(name for name in scalars if name in used), (("out", parse(text)),), ("out",))
 
@@ -41,7 +41,7 @@ def formula(
     """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``; ``shape``, where it is known, saves time."""
     body = _formula(text, tuple(bound), tuple(numbers))
     values = [bound[name] for name in body.inputs]
-    whole = elementwise.broadcast(name, [x.shape for x in values], body.inputs) if shape is None else shape
+    whole = elementwise.common_shape(name, [x.shape for x in values], body.inputs) if shape is None else shape
     return fusion.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
 
 
@@ -258,7 +258,7 @@ def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     return either
 
 
-def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """A tensor repeated along axes, deferred: whoever reads it reads the small one."""
     real = DTYPES[x.dtype].c_compute
     wanted = fusing_modes.mode is not None or fusion.worth_deferring(x.queue, shape)
@@ -267,4 +267,4 @@ def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     return fusion.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
 
 
-__all__ = ["FUSED", "defer_rows", "expand", "fused", "region"]
+__all__ = ["FUSED", "defer_rows", "deferred_expand", "fused", "region"]

@@ -222,7 +222,7 @@ def expand(x: Tensor, shape: Sizes, *more: int) -> Tensor:
     sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
     if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
         raise ShapeError(message("expand", "x does not broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
-    made = fused_rows.expand(x, sizes)
+    made = fused_rows.deferred_expand(x, sizes)
     return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes)) if made is None else made
 
 

@@ -29,7 +29,7 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _seed = 0
-_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+_streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
 
 
 def philox(start: int, blocks: int, seed: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def philox(start: int, blocks: int, seed: int) -> np.ndarray:
 # ---- streams
 
 
-class Stream:
+class RandomStream:
     """The numbers of one queue: a tensor with the seed and a counter, and the blocks that were drawn since the counter was moved on."""
 
     def __init__(self, queue: Any, seed: int):
@@ -94,12 +94,12 @@ def _packed(seed: int, counter: int) -> np.ndarray:
     return np.array([seed % 2**64, counter % 2**64], np.uint64).view(np.int64)
 
 
-def stream_of(queue: Any) -> Stream:
+def stream_of(queue: Any) -> RandomStream:
     """The stream of a queue, started from the current seed at first use."""
     try:
         return queue._netcl_random
     except AttributeError:
-        queue._netcl_random = Stream(queue, _seed)
+        queue._netcl_random = RandomStream(queue, _seed)
         return queue._netcl_random
 
 
@@ -222,7 +222,7 @@ def _normal_words(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
 _NUMPY = {"uniform": _uniform_words, "normal": _normal_words}
 
 
-def _draws(stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+def _draws(stream: RandomStream, shape: tuple[int, ...]) -> np.ndarray:
     """The next float32 numbers of a stream on the NumPy backend, for decisions."""
     size = math.prod(shape)
     return _uniform_words(stream.words(-(-size // 4)), False, 24).reshape(-1)[:size].reshape(shape)

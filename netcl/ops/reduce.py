@@ -29,7 +29,7 @@ from netcl.ops.elementwise import (
     from_compute,
     fusing_modes,
     later,
-    prepare,
+    plan_body,
     profile_of,
     run,
     tensor,
@@ -207,7 +207,7 @@ def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
-class Recipe:
+class Folding:
     """The launches of a fold, made once per dtype, shape and axes and then repeated: slot 0 is x, 1 the result, then temporaries."""
 
     def __init__(self, x: Tensor, target: Tensor):
@@ -226,7 +226,7 @@ class Recipe:
         """A launch over slots."""
         self.steps.append((kernel, items, local, slots, scalars))
 
-    def finish(self) -> Recipe:
+    def finish(self) -> Folding:
         """Launch what was recorded and let the tensors go."""
         self._launch(self.tensors)
         self.tensors = []
@@ -242,7 +242,7 @@ class Recipe:
 
 
 def _launch(
-    recipe: Recipe, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
+    recipe: Folding, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
 ) -> None:
     """Record one stage: a partial result per ``length`` elements of every row."""
     slices = -(-shape.length // length)
@@ -264,7 +264,7 @@ def _launch(
     recipe.add(state[key], items, local, slots, (*args, *shape, length, slices))
 
 
-def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, args: tuple[Any, ...]) -> None:
+def _fold_cl(recipe: Folding, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, args: tuple[Any, ...]) -> None:
     """Fold on a device, in one stage or two."""
     profile = profile_of(recipe.queue)
     chosen = plan(shape, recipe.tensors[x].dtype, profile)
@@ -283,7 +283,7 @@ def _fold_cl(recipe: Recipe, stage: Stage, x: int, given: int | None, target: in
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
     partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
-    recipe = Recipe(x, partial)
+    recipe = Folding(x, partial)
     chosen = plan(shape, x.dtype, profile_of(x.queue))
     _launch(recipe, Stage(_SUM, compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
     recipe.finish()
@@ -342,7 +342,7 @@ def _fold_new(
         return made if out is None else check_out(row.name, out, shape, result.name).write(made)
     check_double(row.name, x.queue, (x.dtype, result.name))
     target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
-    recipe = Recipe(x, target)
+    recipe = Folding(x, target)
     _fold_axes(recipe, row, axes, 1, compute, count, params)
     recipes = program.state(x.queue).setdefault("recipes", {})
     if len(recipes) >= _MOST_RECIPES:
@@ -359,7 +359,7 @@ def _given_row(row: Reduction) -> Reduction:
     return first
 
 
-def _record_given(recipe: Recipe, row: Reduction, axes: tuple[int, ...], compute: str, count: int) -> int | None:
+def _record_given(recipe: Folding, row: Reduction, axes: tuple[int, ...], compute: str, count: int) -> int | None:
     """The slot of what a row is given per result, in the compute type and with the axes kept."""
     if not row.given:
         return None
@@ -370,7 +370,7 @@ def _record_given(recipe: Recipe, row: Reduction, axes: tuple[int, ...], compute
 
 
 def _fold_axes(
-    recipe: Recipe, row: Reduction, axes: tuple[int, ...], target: int, compute: str, count: int, params: Sequence[float]
+    recipe: Folding, row: Reduction, axes: tuple[int, ...], target: int, compute: str, count: int, params: Sequence[float]
 ) -> None:
     """Fold every run of axes, the innermost first; only the first maps and only the last finishes."""
     given = _record_given(recipe, row, axes, compute, count)
@@ -394,12 +394,12 @@ def _fold_axes(
     _fold_cl(recipe, Stage(row, compute, not mapped, True), x, given, target, shape, args)
 
 
-def _record_map(recipe: Recipe, row: Reduction, given: int, compute: str, numbers: Sequence[float]) -> int:
+def _record_map(recipe: Folding, row: Reduction, given: int, compute: str, numbers: Sequence[float]) -> int:
     """The slot of the mapped elements, for folds whose axes are apart."""
     x = recipe.tensors[0]
     mapped = recipe.empty(x.shape, STORED[compute])
     body, wide = forward_body(_map_row(row)), DTYPES[STORED[compute]]
-    made = prepare(f"{row.name}_map", x.queue, body, (x, recipe.tensors[given]), (wide,), compute, len(numbers), x.shape)
+    made = plan_body(f"{row.name}_map", x.queue, body, (x, recipe.tensors[given]), (wide,), compute, len(numbers), x.shape)
     recipe.add(made.kernel, made.global_size, made.local_size, (0, given, mapped), (*numbers, *made.sizes))
     return mapped
 

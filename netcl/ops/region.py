@@ -20,11 +20,11 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion, row_source
 from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_source
-from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, prepare
+from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, plan_body
 from netcl.ops.expression import PythonText
 from netcl.ops.fusion import Space, TraceNode
 from netcl.ops.registry import is_truth
-from netcl.ops.row_source import Step
+from netcl.ops.row_source import RowOp
 
 log = logging.getLogger("netcl")
 FAST_MATH = ("-cl-fast-relaxed-math",)
@@ -43,9 +43,9 @@ class Region(NamedTuple):
     shape: tuple[int, ...]
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[RowOp, ...]:
         """The key in words; made only for kernels that are new."""
-        return tuple(Step(*parts) for parts in self.key)
+        return tuple(RowOp(*parts) for parts in self.key)
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, .
     lines: list[tuple[str, ast.expr]] = []
     scalars: list[str] = []
     rounds = {}
-    for k, step in enumerate(Step(*parts) for parts in key):
+    for k, step in enumerate(RowOp(*parts) for parts in key):
         lines += row_source.step_lines(k, step)
         scalars += row_source.number_names(k, step)
         if step.rounds:
@@ -176,7 +176,7 @@ def _chain_cl(region: Region) -> list[Tensor]:
     if plan is None:
         body = chain_body(region.key, len(region.leaves), region.slots)
         arguments = (region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
-        plan = cached_plan(state, key, lambda: prepare(*arguments))
+        plan = cached_plan(state, key, lambda: plan_body(*arguments))
     _show(plan.kernel)
     if len(outputs) == 1:
         return [computed(plan, queue, (*region.leaves, *region.numbers))]
@@ -192,7 +192,7 @@ def _single(node: TraceNode, state: Any) -> Tensor:
     plan = state["plans"].get(key) if "plans" in state else None
     if plan is None:
         arguments = (node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
-        plan = cached_plan(state, key, lambda: prepare(*arguments))
+        plan = cached_plan(state, key, lambda: plan_body(*arguments))
     _show(plan.kernel)
     return computed(plan, node.queue, (*values, *node.numbers))
 

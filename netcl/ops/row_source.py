@@ -33,7 +33,7 @@ class Fold(NamedTuple):
     neutral: str
 
 
-class Step(NamedTuple):
+class RowOp(NamedTuple):
     """One op of a region: ``refs`` name the leaves (``v0``..) and steps (``s0``..) it reads; an empty one is a number."""
 
     kind: str
@@ -45,13 +45,13 @@ class Step(NamedTuple):
     narrow: bool
 
 
-def number_names(k: int, step: Step) -> list[str]:
+def number_names(k: int, step: RowOp) -> list[str]:
     """What the numbers of a step are called: those in place of inputs, then its parameters."""
     scalars = step.body.scalars if isinstance(step.body, Body) else ()
     return [f"n{k}_{i}" for i, ref in enumerate(step.refs) if not ref] + [f"{name}_{k}" for name in scalars]
 
 
-def step_lines(k: int, step: Step) -> list[tuple[str, ast.expr]]:
+def step_lines(k: int, step: RowOp) -> list[tuple[str, ast.expr]]:
     """The assignments of a formula, under names of its own; the last one gives ``s<k>``."""
     body: Body = step.body
     table = {name: ref or f"n{k}_{i}" for i, (name, ref) in enumerate(zip(body.inputs, step.refs, strict=True))}
@@ -69,7 +69,7 @@ class _Row:
     ``keeps`` are values that one pass leaves in memory of the work-item's own and later ones read there: slow ones, on CPUs.
     """
 
-    def __init__(self, steps: Sequence[Step], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, keeps: bool):
+    def __init__(self, steps: Sequence[RowOp], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, keeps: bool):
         self.steps, self.kept, self.real = steps, kept, real
         self.ports = {port.name: port for port in ports}
         self.level = dict.fromkeys(self.ports, 0)
@@ -168,7 +168,7 @@ class _Row:
         return text
 
 
-def _is_slow(step: Step) -> bool:
+def _is_slow(step: RowOp) -> bool:
     if step.kind != "map":
         return False
     called = (node.func.id for _, tree in step.body.lines for node in ast.walk(tree) if isinstance(node, ast.Call))  # type: ignore[attr-defined]
@@ -239,7 +239,7 @@ def _wrapped(parameters: Sequence[str]) -> str:
 
 
 def source(
-    name: str, steps: tuple[Step, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
+    name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
     """The program of a region over rows, with the one kernel ``rows_<name>``; and how many rows it wants to keep per work-item.
 
@@ -316,7 +316,7 @@ def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> r
 
 
 def plan(
-    steps: tuple[Step, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
+    steps: tuple[RowOp, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
     name: str,
 ) -> Plan:  # fmt: skip
     """Decide everything about a region over rows of certain shapes; builds the kernel if it is new."""

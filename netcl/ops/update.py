@@ -27,7 +27,7 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
 from netcl.ops import codegen, launch, views
 from netcl.ops.expression import c_name
-from netcl.ops.registry import names, parse
+from netcl.ops.registry import names_read_by, parse
 
 SLOTS = (4, 16, 64)  # tensors of a launch; few sizes, so that few kernels are compiled
 RESERVED = 160  # bytes of kernel parameters kept for the table, the factor and the numbers
@@ -69,7 +69,7 @@ class Rule:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """The tensors whose values the formula uses."""
-        used = frozenset().union(*(names(text) for text in self.lines.values()))
+        used = frozenset().union(*(names_read_by(text) for text in self.lines.values()))
         return tuple(name for name in self.tensors if name in used)
 
     @cached_property
@@ -121,7 +121,7 @@ class Plan(NamedTuple):
     batches: tuple[Batch, ...]
 
 
-class Spread(NamedTuple):
+class BlockSpread(NamedTuple):
     """How a device is given work: work-items of a group, vector width, elements of a block."""
 
     local: int
@@ -129,13 +129,13 @@ class Spread(NamedTuple):
     block: int
 
 
-def _device_spread(queue: Any, total: int) -> Spread:
+def _device_spread(queue: Any, total: int) -> BlockSpread:
     if launch.on_cpu_device(queue):
         least, most = CPU_BLOCKS
         share = total // (4 * handle_of(queue).profile.max_compute_units)
-        return Spread(1, CPU_WIDTH, min(max(share, least), most) // CPU_WIDTH * CPU_WIDTH)
+        return BlockSpread(1, CPU_WIDTH, min(max(share, least), most) // CPU_WIDTH * CPU_WIDTH)
     limit = min(GPU_LOCAL, program.state(queue).max_work_group)
-    return Spread(1 << (limit.bit_length() - 1), GPU_WIDTH, GPU_BLOCK)
+    return BlockSpread(1 << (limit.bit_length() - 1), GPU_WIDTH, GPU_BLOCK)
 
 
 def slots_for(queue: Any, roles: int, count: int) -> int:
@@ -172,7 +172,7 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda values: (values[index],)
 
 
-def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
+def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
     """The plan for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
     plans = program.state(queue).setdefault(("update", "plans"), {})
     key = (*key, tuple([t.shape for t in roles[0]]))
@@ -195,7 +195,7 @@ def _update_kernel(
     rule: Rule,
     kinds: Sequence[dtypes.DType],
     given: Sequence[dtypes.DType],
-    spread: Spread,
+    spread: BlockSpread,
     slots: int,
     defines: Mapping[str, Any],
 ) -> program.Kernel:
@@ -307,7 +307,7 @@ def _apply_opencl(
     given = [x if isinstance(x, Tensor) else _device_number(queue, x) for x in (numbers[name] for name in rule.given)]
     of_given = tuple(x.dtype for x in given)
 
-    def make(spread: Spread, slots: int) -> program.Kernel:
+    def make(spread: BlockSpread, slots: int) -> program.Kernel:
         rows, more = ([dtypes.DTYPES[name] for name in of] for of in (kinds, of_given))
         return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
 
@@ -473,7 +473,7 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         same = [t for t in tensors if t.dtype == dtype]
 
-        def make(spread: Spread, slots: int, dtype: str = dtype) -> program.Kernel:
+        def make(spread: BlockSpread, slots: int, dtype: str = dtype) -> program.Kernel:
             return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
 
         plans.append((_plan(queue, (rule, dtype, kind), make, [same]), same))

@@ -24,7 +24,7 @@ from netcl.ops.strided import broadcast_strides, copy_block, dense, take_block
 _PRUNED_FROM = 32  # entries of a weak list, from which on it is pruned as often as its length has doubled
 
 
-class History:
+class SharedHistory:
     """What autograd knows of the memory that a base and its views share: where the gradient of the base goes, and who is attached."""
 
     __slots__ = ("attached", "edge", "leaf", "shape", "size")
@@ -56,7 +56,7 @@ class Place:
     __slots__ = ("history", "offset", "source", "strides")
 
     def __init__(
-        self, offset: int, strides: tuple[int, ...] | None, history: History | None = None, source: weakref.ref[Tensor] | None = None
+        self, offset: int, strides: tuple[int, ...] | None, history: SharedHistory | None = None, source: weakref.ref[Tensor] | None = None
     ):  # fmt: skip
         self.offset, self.strides, self.history, self.source = offset, strides, history, source
 
@@ -92,7 +92,7 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
         x._place = Place(0, None)
     place = x._place
     if place.history is None:
-        place.history = History(x.size if place.strides is None else _base_size(x))
+        place.history = SharedHistory(x.size if place.strides is None else _base_size(x))
         _note(place.history.attached, x)
     history = place.history
     if place.strides is None:

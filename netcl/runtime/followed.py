@@ -47,7 +47,7 @@ Place = tuple[Any, str | None]  # a closure's cell and None, or a dictionary of 
 Path = tuple[str, ...]
 
 
-def bound(place: Place) -> Any:
+def value_at(place: Place) -> Any:
     """What is there now; ``None`` for a name that is not bound."""
     holder, name = place
     if name is not None:
@@ -344,7 +344,7 @@ class Search:
                 self._note((self._held(value), ""), (), called)
 
     def _note(self, place: Place, path: Path, called: str) -> None:
-        value = bound(place)
+        value = value_at(place)
         if is_a(value, ModuleType) and not of_user(value.__name__):
             self._note_library(value, path, called)
             return

@@ -90,13 +90,13 @@ def test_rounded_float32_is_left_to_the_tier_below():
     ],
 )
 def test_tiles_fit_the_product(p, wanted):
-    tile, _ = wgmma.best(p, 132)
+    tile, _ = wgmma.best_tile(p, 132)
     assert (tile.m, tile.n, tile.swapped, tile.splits) == wanted
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_few_tiles_share_a_long_sum(dtype):
-    tile, _ = wgmma.best(product_of(384, 384, 16384, dtype), 132)
+    tile, _ = wgmma.best_tile(product_of(384, 384, 16384, dtype), 132)
     assert 100 <= tile.splits * -(-384 // tile.m) * -(-384 // tile.n) <= 264 and tile.splits > 1
 
 
@@ -106,7 +106,7 @@ def test_stages_fit_local_memory(dtype, tile):
     parts = 2 if dtype == "float32" else 1
     assert tile.stages * 128 * (128 + parts * tile.columns) <= 224 * 1024 and tile.stages >= 4
     assert tile.columns % 64 == 0 and (tile.m if not tile.swapped else tile.n) == wgmma.ROWS
-    assert wgmma.best(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1) == tile
+    assert wgmma.best_tile(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1) == tile
 
 
 def test_a_tuner_is_offered_the_tiles(hopper):

@@ -274,7 +274,7 @@ def _shape(node: Node, x: Tensor) -> np.ndarray:
 
 
 @handles("Size")
-def _size(node: Node, x: Tensor) -> np.ndarray:
+def _element_count(node: Node, x: Tensor) -> np.ndarray:
     return np.array(x.size, np.int64)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.graph import Graph, Name, Unsupported
-from netcl.io.onnx.pointwise import Nodes, by_row, formula, pointwise
+from netcl.io.onnx.pointwise import Nodes, by_row, formula_nodes, pointwise
 from netcl.io.onnx.trace import Call
 from netcl.ops import registry
 from netcl.ops.conv.geometry import frozen, paddings
@@ -578,4 +578,4 @@ def _export_rope(graph: Graph, call: Call) -> Name:
 def _export_expression(graph: Graph, call: Call) -> Name:
     row = user_row(call.name, call["expr"], tuple(call.inputs))
     given = [graph.value(x, call.out.dtype) for x in call.inputs.values()]
-    return formula(graph, row.fwd, given, {}, {}, call.out.dtype, call.out.dtype)
+    return formula_nodes(graph, row.fwd, given, {}, {}, call.out.dtype, call.out.dtype)

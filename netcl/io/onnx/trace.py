@@ -109,7 +109,7 @@ def _flat(value: Any) -> list[Tensor]:
 
 def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[str], free_batch: bool) -> Trace:
     """The calls of a model over samples; every call knows its twin of a second run over other values (and one more row)."""
-    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(_place(model), x) for x in samples]
+    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(_argument_place(model), x) for x in samples]
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
         first = Trace(rules).run(model, tensors)
         second = Trace(rules).run(model, [_varied(x, free_batch) for x in tensors])
@@ -126,7 +126,7 @@ def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[st
     return first
 
 
-def _place(model: Any) -> Any:
+def _argument_place(model: Any) -> Any:
     return getattr(model, "queue", None)
 
 

@@ -372,7 +372,7 @@ def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, d
         return launch.run_cpu(_cpu_im2col, x, g=g)
     cols = Tensor.empty((g.n, g.c * g.taps, g.oh * g.ow), x.dtype, queue=x.queue)
     if cols.size:
-        columns.unfold(x, cols, g)
+        columns.write_columns(x, cols, g)
     return cols
 
 

@@ -38,7 +38,7 @@ TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may 
 # ---- unfolding and folding
 
 
-def unfold(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
+def write_columns(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
     """Columns of an image follow each other in a matrix of its own, or ``together`` with those of all images in one."""
     each, size, local = _grid(g.n * g.oh * g.ow, g.c, g.taps)
     _built(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
@@ -88,7 +88,7 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 # ---- convolutions: when
 
 
-def fits(job: Job, queue: Any) -> bool:
+def has_room(job: Job, queue: Any) -> bool:
     """Whether the device, and the bound on what a convolution may take, have room for the columns."""
     if _apart(job) and _is_image(job.g):
         return True
@@ -99,14 +99,14 @@ def fits(job: Job, queue: Any) -> bool:
 def pays(job: Job, queue: Any) -> bool:
     """Whether products of float32 run on matrix units, and with what else is to do take less time than a direct sum."""
     profile = handle_of(queue).profile
-    if job.dtype != "float32" or not nvidia.capable(profile) or not fits(job, queue):
+    if job.dtype != "float32" or not nvidia.capable(profile) or not has_room(job, queue):
         return False
-    p, best = product(job), {wgmma.TIER: wgmma.best, mma.TIER: mma.best}
-    tier = gemm.vendor_of(queue, p, profile) if cost(job, 0, profile.max_compute_units) < direct_cost(job) else None
-    return tier in best and cost(job, best[tier](p, profile.max_compute_units)[1], profile.max_compute_units) < direct_cost(job)
+    p, best = columns_product(job), {wgmma.TIER: wgmma.best_tile, mma.TIER: mma.best}
+    tier = gemm.vendor_of(queue, p, profile) if columns_cost(job, 0, profile.max_compute_units) < direct_cost(job) else None
+    return tier in best and columns_cost(job, best[tier](p, profile.max_compute_units)[1], profile.max_compute_units) < direct_cost(job)
 
 
-def cost(job: Job, multiplied: float, units: int) -> float:
+def columns_cost(job: Job, multiplied: float, units: int) -> float:
     """How long it takes, as multiply-adds of all compute units, if each of them does so many in the time of the product."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
@@ -124,7 +124,7 @@ def direct_cost(job: Job) -> float:
     return DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
 
 
-def product(job: Job) -> gemm.Product:
+def columns_product(job: Job) -> gemm.Product:
     """The product of a pass: a batch for each group, and for each image where they are apart."""
     g, apart = job.g, _apart(job)
     m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _pixel_count(g)
@@ -171,7 +171,7 @@ def plan(job: Job, queue: Any) -> Launch:
 def _by_product(job: Job, queue: Any, operands: Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]]) -> Launch:
     """One that is a product of ``operands(queue, source, weight)``, which ends in what follows."""
     end = job.ending
-    multiply = _aligned_products(queue, replace(product(job), c=end.stored, finish=end, scaled=job.finish is not None))
+    multiply = _aligned_products(queue, replace(columns_product(job), c=end.stored, finish=end, scaled=job.finish is not None))
 
     def multiplied(queue: Any, size: Any, local: Any, a: Tensor, b: Tensor, bias: Tensor, added: Tensor, y: Tensor, scale: float) -> None:
         gemm.run(multiply(alignment(a, b) == 16), queue, a, b, gemm.Extras(end, None, added, scale), y)
@@ -181,7 +181,7 @@ def _by_product(job: Job, queue: Any, operands: Callable[[Any, Tensor, Tensor], 
 
 def _forward_columns(job: Job, queue: Any) -> Launch:
     g, pixels = job.g, job.g.oh * job.g.ow
-    multiply = _aligned_products(queue, product(job))
+    multiply = _aligned_products(queue, columns_product(job))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
     each, size, local = _grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
@@ -195,7 +195,7 @@ def _forward_columns(job: Job, queue: Any) -> Launch:
 
 def _input_grad(job: Job, queue: Any) -> Launch:
     g, apart = job.g, _apart(job)
-    multiply = _aligned_products(queue, product(job))
+    multiply = _aligned_products(queue, columns_product(job))
     each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
 
@@ -208,14 +208,14 @@ def _input_grad(job: Job, queue: Any) -> Launch:
 
 def _columns_weight_grad(job: Job, queue: Any) -> Launch:
     g, apart = job.g, _apart(job)
-    multiply = _aligned_products(queue, product(job))
+    multiply = _aligned_products(queue, columns_product(job))
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
         source, cols = dy if apart else _filters_first(dy, g), _columns(x, g, together=not apart)
         parts = Tensor.empty((g.n, dw.size), job.dtype, queue=queue) if apart else dw
         gemm.run(multiply(alignment(source, cols) == 16), queue, source, cols, None, parts)
         if apart:
-            add_parts(parts, dw)
+            add_splits(parts, dw)
 
     return go
 
@@ -229,11 +229,11 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
     if not together and _is_image(g):
         return x
     cols = Tensor.empty((g.c * g.taps, _pixel_count(g)), x.dtype, queue=x.queue)
-    unfold(x, cols, g, together)
+    write_columns(x, cols, g, together)
     return cols
 
 
-def add_parts(parts: Tensor, result: Tensor) -> None:
+def add_splits(parts: Tensor, result: Tensor) -> None:
     """The sum of ``(parts, values)`` over the parts, in their order."""
     kernel = _built(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])

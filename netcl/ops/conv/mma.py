@@ -36,7 +36,7 @@ ALONE = 1.4  # what fewer work-groups than can be resident achieve, against thei
 PART_COST = 300  # multiply-adds of a compute unit in the time that writing and adding a partial sum takes
 
 
-class Tile(NamedTuple):
+class ConvTile(NamedTuple):
     """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` of them share a compute unit, at a ``rate``."""
 
     m: int
@@ -65,10 +65,10 @@ class Tile(NamedTuple):
 
 
 TILES = (
-    Tile(128, 128, 64, 64, stages=3, resident=2, rate=1.0),
-    Tile(64, 256, 64, 64, stages=2, resident=2, rate=1.0),
-    Tile(64, 128, 64, 32, stages=4, resident=3, rate=0.8),
-    Tile(64, 64, 32, 32, stages=4, resident=4, rate=0.6),
+    ConvTile(128, 128, 64, 64, stages=3, resident=2, rate=1.0),
+    ConvTile(64, 256, 64, 64, stages=2, resident=2, rate=1.0),
+    ConvTile(64, 128, 64, 32, stages=4, resident=3, rate=0.8),
+    ConvTile(64, 64, 32, 32, stages=4, resident=4, rate=0.6),
 )
 
 
@@ -84,7 +84,7 @@ def chunks(job: Job) -> int:
     return -(-job.sizes[1] // CHUNK)
 
 
-def run_of(whole: int, step: int) -> int:
+def chunk_run(whole: int, step: int) -> int:
     """How many chunks of a tap come before the next one's: ``step``, or all where they are not whole steps."""
     return step if whole % step == 0 else whole
 
@@ -116,7 +116,7 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     return (_mma_weight_grad if job.kind == WEIGHT_GRAD else _mma_convolution)(job, config, queue)
 
 
-def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[Tile, int]:
+def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
     """The tile of a job and in how many parts it is summed: what a configuration names, else the fastest by the model."""
     named = [tile for tile in TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
     splits, depth = config.extra.get("splits"), chunks(job) * CHUNK * job.g.taps // job.classes
@@ -126,14 +126,14 @@ def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[Tile, int]:
     ways = [(tile, parts) for tile in named or TILES for parts in ([splits] if splits else _useful_splits(job, tile, depth, units))]
     sums = job.g.f * depth
 
-    def time(way: tuple[Tile, int]) -> float:
+    def time(way: tuple[ConvTile, int]) -> float:
         tile, parts = way
         return tile.time(job.filters, depth, -(-job.pixels // parts), job.g.groups * parts, units) + PART_COST * sums * parts / units
 
     return min(ways, key=time)
 
 
-def _useful_splits(job: Job, tile: Tile, columns: int, units: int) -> list[int]:
+def _useful_splits(job: Job, tile: ConvTile, columns: int, units: int) -> list[int]:
     """Parts that give every compute unit as many work-groups as it takes at once, twice that, ...; each long enough to be worth it."""
     tiles = job.g.groups * -(-job.filters // tile.m) * -(-columns // tile.n)
     most = max(1, job.pixels // (4 * FILL))
@@ -174,7 +174,7 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
 def _mma_convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tile, _ = tile_of(job, config, handle_of(queue).profile.max_compute_units)
     stored, whole = job.ending.stored, chunks(job)
-    run = run_of(whole, tile.step)
+    run = chunk_run(whole, tile.step)
     macros = tile.macros(job.dtype) | {"PART": 2, "EVEN": run == tile.step, "Y_EIGHT": stored in HALVES}
     macros |= {"Y_PAIR(low, high)": f"pair_{stored}(low, high)"} if stored in HALVES else {}
     kernel = ending.kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
@@ -200,8 +200,8 @@ def _mma_weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
             pad()(queue, (dy.size,), (launch.LOCAL_1D,), given, dy, planes, plane, padded)
         parts = Tensor.empty((splits * g.f * width,), "float32", queue=queue)
         size = (tiles * splits * tile.items, g.groups)
-        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, run_of(c8, RUN), splits)
-        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, run_of(c8, RUN), splits)
+        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, chunk_run(c8, RUN), splits)
+        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, chunk_run(c8, RUN), splits)
 
     return go
 

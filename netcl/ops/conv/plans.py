@@ -41,7 +41,7 @@ from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.pointwise import cast
 
-__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "cpu_tiles", "problem_of", "run", "simt_tiles"]
+__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
 
 log = logging.getLogger("netcl")
 
@@ -86,7 +86,7 @@ def plan(job: Job, queue: Any, config: KernelConfig | None = None) -> Launch:
     return known[1]
 
 
-def problem_of(job: Job, profile: ExtendedDeviceProfile) -> Problem:
+def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
     """A convolution as the selector and the tuner name it."""
     g = job.g
     flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
@@ -96,7 +96,7 @@ def problem_of(job: Job, profile: ExtendedDeviceProfile) -> Problem:
 def _chosen_config(job: Job, queue: Any) -> KernelConfig:
     g = job.g
     shapes = (g.x_shape, g.w_shape, g.stride, g.pad, g.dilation)
-    return get_kernel_selector().choose(problem_of(job, handle_of(queue).profile), shapes)
+    return get_kernel_selector().choose(conv_problem(job, handle_of(queue).profile), shapes)
 
 
 def _plain_launch(job: Job, config: KernelConfig, queue: Any, tier: str) -> Launch:
@@ -424,7 +424,7 @@ def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 
 def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    if columns.fits(job, queue):
+    if columns.has_room(job, queue):
         return _widened_launch(job, columns.plan(_wide_job(job), queue))
     _say_once(queue, job, "columns would take too much memory: implicit GEMM instead")
     return _simt_gemm(job, config, queue)
@@ -442,7 +442,7 @@ def _split(job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
         parts = Tensor.empty((splits, dw.size), job.accumulator, queue=queue)
         kernel(queue, size, local, x, dy, parts, *job.sizes, *numbers, splits)
-        columns.add_parts(parts, dw)
+        columns.add_splits(parts, dw)
 
     return go
 

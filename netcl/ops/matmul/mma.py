@@ -119,7 +119,7 @@ def unit_dtype(p: Product) -> str | None:
     return "float32" if p.k >= SPLIT_DEPTH or get_matmul_precision() == "medium" else None
 
 
-def cost(p: Product, tile: Tile, units: int, dtype: str) -> float:
+def mma_cost(p: Product, tile: Tile, units: int, dtype: str) -> float:
     """As :func:`gemm.cost`, and what it takes to write operands out."""
     written = [side for side in _operand_sides(p) if not side.ready(p, dtype)]
     return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
@@ -137,7 +137,7 @@ def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Ti
     found = list(choices(p, units, dtype))
     if config and config.extra.get("tier") == TIER:
         found = [tile for tile in found if tile[:3] == (config.tile_m, config.tile_n, config.tile_k)] or found
-    costs = [cost(p, tile, units, dtype) for tile in found]
+    costs = [mma_cost(p, tile, units, dtype) for tile in found]
     return found[costs.index(min(costs))], min(costs)
 
 
