@@ -23,6 +23,7 @@ from netcl.core.writes import wrote_again
 from netcl.ops import registry, views
 from netcl.ops.elementwise import common_shape
 from netcl.ops.getitem import block_of, plan_of, result_shape
+from netcl.ops.launch import FLOATS
 from netcl.ops.registry import Choice, Pointwise
 from netcl.ops.strided import dense
 
@@ -62,7 +63,7 @@ def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str
 def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the op can compute straight into the memory of ``x``."""
     row = registry.lookup(name)
-    if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in _FLOATS or views.is_copy(x):
+    if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in FLOATS or views.is_copy(x):
         return False
     if (row.rows[0] if isinstance(row, Choice) else row).result == "bool" or (x._place is not None and x._place.source is not None):
         return False
@@ -74,9 +75,6 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
         elif y is not None and type(y) not in (bool, int, float):
             return False
     return True
-
-
-_FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def _snapshot(x: Tensor) -> Tensor:

@@ -26,14 +26,13 @@ from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.ops.launch import ahead, check_double
+from netcl.ops.launch import ahead, check_double, index_type
 from netcl.ops.registry import Pointwise
 
 Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)
 INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
-_MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
-_MOST_INT = 2**31 - 2**17
+MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 CPU_WIDTH = 16
 
 
@@ -276,7 +275,7 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: Kern
         width = 1
     aligned = not walk.outer or walk.inner % width == 0
     cpu = profile.device_type == "cpu"
-    integer, streams = "int" if n < _MOST_INT else "long", cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
+    integer, streams = index_type(n), cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
     return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asked)
 
 
@@ -350,7 +349,7 @@ def launch(plan: Plan, queue: Any, values: Sequence[Any], results: Sequence[Tens
 def cached_plan(state: dict[Any, Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """Make a plan and keep it; when there are too many, all are forgotten (kernels stay)."""
     plans = state.setdefault("plans", {})
-    if len(plans) >= _MOST_PLANS:
+    if len(plans) >= MOST_PLANS:
         plans.clear()
     plans[key] = plan = make()
     return plan
@@ -498,7 +497,7 @@ _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
 def _fused_types(key: tuple[Any, ...], row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Any:
     """Shape, compute type and dtype of a value that can wait; ``None`` for one that cannot."""
     if key not in _types:
-        if len(_types) >= _MOST_PLANS:
+        if len(_types) >= MOST_PLANS:
             _types.clear()
         types = _forward_types(row, values, params, dtype)
         queue = next(x.queue for x in values if isinstance(x, Tensor))

@@ -22,12 +22,11 @@ from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.elementwise import fusing_modes, later, run
 from netcl.ops.finish import Finish
+from netcl.ops.launch import FLOATS
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
 from netcl.ops.registry import REGISTRY, Pointwise
-
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 class _Waiting:
@@ -176,7 +175,7 @@ def _with_scale(extras: Extras, number: Any) -> Extras | None:
 def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
     """The product plus a tensor: a residual, kept under the product's own shape, or a bias along the product's own last axis."""
     finish, bias = extras[:2]
-    if not finish.plain or other.dtype not in _FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
+    if not finish.plain or other.dtype not in FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
         return None
     root: Any = of
     while type(root) is Followed:
@@ -193,7 +192,7 @@ def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -
 
 def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
     finish = extras.finish
-    if finish.result or dtype.name not in _FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
+    if finish.result or dtype.name not in FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
         return None
     return extras._replace(finish=finish._replace(result=dtype.name))
 
@@ -279,7 +278,7 @@ _matmul, _affine, _conv2d = (repeated(call.__name__, call) for call in (matmul_w
 def _fusable_operands(*tensors: Any) -> bool:
     """Whether the operands are tensors of one float dtype on one OpenCL queue; everything else is the op's own business."""
     first = tensors[0]
-    return isinstance(first, Tensor) and first.dtype in _FLOATS and not isinstance(first.queue, CPUQueue) and all(
+    return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all(
         t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue and t.size) for t in tensors
     )  # fmt: skip
 

@@ -100,6 +100,11 @@ def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
         raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
 
 
+def index_type(count: int) -> str:
+    """The C type of element numbers: ``int`` where it also holds the numbers of work-items beyond the last element."""
+    return "int" if count < 2**31 - 2**20 else "long"
+
+
 def on_cpu_device(queue: Any) -> bool:
     """Whether a queue's device is a CPU: one work-item then does a chunk, where a GPU's does an element."""
     state = program.state(queue)

@@ -34,7 +34,7 @@ from netcl.ops.elementwise import (
     run,
     tensor,
 )
-from netcl.ops.launch import check_double
+from netcl.ops.launch import check_double, index_type
 from netcl.ops.pointwise import NE
 from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, op, parse, register
 
@@ -42,7 +42,6 @@ Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduce.cl").read_text()
 _INFINITE = ("-INFINITY", "INFINITY")
 LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
-_MOST_INT = 2**31 - 2**17
 _MOST_RECIPES = 4096  # per context
 _LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
 _UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
@@ -248,7 +247,7 @@ def _launch(
     slices = -(-shape.length // length)
     columns = chosen.kernel in ("reduce_columns", "reduce_tile")
     aligned = (shape.inner if columns else shape.length) % chosen.width == 0
-    integer, cpu = "int" if math.prod(shape) < _MOST_INT else "long", profile_of(recipe.queue).device_type == "cpu"
+    integer, cpu = index_type(math.prod(shape)), profile_of(recipe.queue).device_type == "cpu"
     layout = Layout(0, chosen.width, aligned, integer, cpu, whole=columns and aligned)
     slots = (x, x if given is None else given, target)
     types = tuple(DTYPES[recipe.tensors[slot].dtype] for slot in slots)
@@ -423,7 +422,7 @@ def _map_row(row: Reduction) -> Pointwise:
     return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
 
 
-_UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
+UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
 
 
 def _text_function(text: str, names: tuple[str, ...], compute: str) -> Callable[..., Any]:
@@ -479,7 +478,7 @@ def _neutral(row: Reduction, compute: str) -> float:
 
 def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
     """Fold with NumPy, axes kept: by the ufunc where the formula is one (sums in float64), else by halving."""
-    ufunc = _UFUNCS.get(row.combine)
+    ufunc = UFUNCS.get(row.combine)
     if ufunc is not None:
         wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None
         return ufunc.reduce(x, axis=axes, keepdims=True, dtype=wide).astype(_numpy_type(compute), copy=False) if axes else x

@@ -23,12 +23,12 @@ from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_sour
 from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, plan_body
 from netcl.ops.expression import PythonText
 from netcl.ops.fusion import Space, TraceNode
+from netcl.ops.reduce import UFUNCS
 from netcl.ops.registry import is_truth
 from netcl.ops.row_source import RowOp
 
 log = logging.getLogger("netcl")
 FAST_MATH = ("-cl-fast-relaxed-math",)
-_UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
 
 
 class Region(NamedTuple):
@@ -261,7 +261,7 @@ def _rows_numpy(region: Region) -> list[Tensor]:
             if step.kind == "map":
                 (value,) = numpy_function(step.body, real)(*x, *(as_compute(next(numbers), real) for _ in step.body.scalars))
             elif step.kind == "fold":
-                value = _UFUNCS[step.body.combine].reduce(
+                value = UFUNCS[step.body.combine].reduce(
                     np.broadcast_to(x[0], space.shape), axis=folded, keepdims=True, dtype=COMPUTE[real]
                 )
             else:

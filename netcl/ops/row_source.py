@@ -17,10 +17,10 @@ from netcl.core.tensor import Tensor
 from netcl.ops import rows
 from netcl.ops.codegen import SEPARATE, Body, Layout, Port, helper_functions, renamed, rounded, scalar_load, statements, value_functions
 from netcl.ops.elementwise import merged_axes, steps_of
+from netcl.ops.launch import index_type
 from netcl.ops.reduce import LIMITS, rotated
 from netcl.ops.registry import parse
 
-_MOST_INT = 2**31 - 2**17
 #: What a CPU rather reads again than computes again.
 _SLOW = {"EXP", "EXPM1", "LOG", "LOG1P", "LOG2", "SIN", "COS", "TAN", "ATAN2", "TANH", "SINH", "COSH", "ERF", "FMOD", "REMAINDER",
          "FLOORDIV", "POW"}  # fmt: skip
@@ -337,9 +337,7 @@ def _row_plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Te
     shapes = [(1,) * (len(space.shape) - x.ndim) + x.shape for x in leaves]
     moves = [any(n != 1 for n in shape[len(space.lead) :]) for shape in shapes]
     groups = merged_axes(space.lead, [shape[: len(space.lead)] for shape in shapes])
-    layout = Layout(
-        len(groups), spread.vec, inner % spread.vec == 0, "int" if count * inner < _MOST_INT else "long", rows.device_of(queue)[0]
-    )
+    layout = Layout(len(groups), spread.vec, inner % spread.vec == 0, index_type(count * inner), rows.device_of(queue)[0])
     ports = tuple(Port(f"v{j}", DTYPES[x.dtype], moved) for j, (x, moved) in enumerate(zip(leaves, moves, strict=True)))
     stored = tuple(STORED[real] if steps[k].kind == "columns" else steps[k].dtype for k in slots)
     kept = tuple((k, Port(f"s{k}", DTYPES[dtype], not steps[k].narrow)) for k, dtype in zip(slots, stored, strict=True))

@@ -17,12 +17,11 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import Layout, value_functions
 from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, tensor
-from netcl.ops.launch import check_double
+from netcl.ops.launch import check_double, index_type
 from netcl.ops.reduce import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.ops.registry import S, op
 
 _SOURCE = (Path(__file__).parent / "scan.cl").read_text()
-_MOST_INT = 2**31 - 2**17
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another
 
 
@@ -41,7 +40,7 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
 def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
     check_double(name, queue, (source, target))
     state = program.state(queue)
-    index = "int" if n < _MOST_INT else "long"
+    index = index_type(n)
     key = (name, "scan", source, target, compute, index, minimum)
     if key not in state:
         values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))

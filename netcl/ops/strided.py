@@ -16,13 +16,12 @@ from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.elementwise import MOST_PLANS
 
 ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
-_MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 _TILE, _ROWS = 32, 8
 _LEAST_TILE = 8  # along both axes; below it a tile is mostly edge
 _CPU_RUN = 1 << 16  # bytes a work-item copies in one go on a CPU
-_MOST_INT = 2**31 - 2**20
 _CPU_ITEM = 1 << 14  # bytes of whole rows that a work-item copies on a CPU
 _RANKS = (4, 8)
 _GROUP = 256  # work-items of a GPU's group
@@ -117,7 +116,7 @@ def _largest_index(copy: Copy) -> int:
 
 
 def _copy_kernel(queue: Any, name: str, copy: Copy) -> Any:
-    index = "int" if _largest_index(copy) < _MOST_INT else "long"
+    index = launch.index_type(_largest_index(copy))
     return launch.kernel(queue, __file__, "strided.cl", name, {}, {"T": ELEMENTS[copy.itemsize], "INDEX": index})
 
 
@@ -218,7 +217,7 @@ def alignment(*tensors: Tensor) -> int:
 def remember(state: Any, op: str, key: Any, plan: Any) -> Any:
     """Keep a plan in the state of a context; the oldest of an op goes when there are too many."""
     kept = state.setdefault((op, "kept"), [])
-    if len(kept) >= _MOST_PLANS:
+    if len(kept) >= MOST_PLANS:
         state.pop(kept.pop(0), None)
     kept.append(key)
     state[key] = plan

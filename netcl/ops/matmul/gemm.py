@@ -43,7 +43,6 @@ VARIANTS = (
     KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "dot"}),
     KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "unpacked"}),
 )
-_MOST_INT = 2**31 - 2**20
 _CPU_PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
 _CPU_DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
@@ -101,7 +100,7 @@ class Product:
     @property
     def index(self) -> str:
         largest = max(self.m * self.k, self.k * self.n, self.batches * self.m * self.n)
-        return "int" if largest < _MOST_INT else "long"
+        return launch.index_type(largest)
 
     def plain(self, dtype: str | None) -> int:
         """Whether a dtype is stored as the type sums are kept in."""
