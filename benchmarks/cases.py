@@ -5,6 +5,9 @@ Sizes and targets differ between CPUs and GPUs; ``gpu portable`` is what kernels
 
 from __future__ import annotations
 
+import layers
+import train_steps
+
 from netcl.bench import problems, steps
 from netcl.bench.harness import Case, Comparison
 
@@ -28,12 +31,12 @@ def products(gpu: bool) -> list[Case]:
     side = 4096 if gpu else 1024
     rows = [problems.matmul(n, n, n, targets=square) for n in ((1024, 4096, 8192) if gpu else (512, 1024, 2048))]
     rows += [problems.matmul(side, side, side, which, targets=shaped) for which in ("a", "b", "ab")]
-    rows += [problems.linear(64, 784, 128, shaped), problems.linear(8, 512, 1000, shaped)]
+    rows += [layers.linear(64, 784, 128, shaped), layers.linear(8, 512, 1000, shaped)]
     rows.append(problems.matmul(64, 64, 32, "b", 64, shaped, "attention scores 64 x 64x64x32"))
     rows.append(problems.matmul(64, 32, 64, "", 64, shaped, "attention values 64 x 64x32x64"))
     for dtype in ("bfloat16", "float16"):
         pairs = [Comparison(targets={"gpu": 1.1}), Comparison(yardstick="ours in float32", targets={"cpu": 1.0})]
-        rows.append(problems.half_matmul(side, dtype, pairs))
+        rows.append(layers.half_matmul(side, dtype, pairs))
     return rows
 
 
@@ -53,7 +56,7 @@ def bandwidth(gpu: bool) -> list[Case]:
     n, side = (1 << 28, 16384) if gpu else (1 << 24, 2048)
     fused = {"cpu": 0.10, "gpu": 0.34}
     return [
-        problems.chain(n, {name: fused for name in ("ours", "compiled", "kernel")}),
+        layers.chain(n, {name: fused for name in ("ours", "compiled", "kernel")}),
         problems.softmax(side, side, {"cpu": 0.9, "gpu": 1.0}),
         problems.total(n, {"cpu": 1.0, "gpu": 1.05}),
     ]
@@ -61,8 +64,8 @@ def bandwidth(gpu: bool) -> list[Case]:
 
 def norms(gpu: bool) -> list[Case]:
     limit, batch = {"cpu": 0.7, "gpu": 0.9}, 128 if gpu else 8
-    rows = [problems.layer_norm(16384 if gpu else 1024, 768, backward, limit) for backward in (False, True)]
-    return rows + [problems.batch_norm(batch, 64, 32, backward, limit) for backward in (False, True)]
+    rows = [layers.layer_norm(16384 if gpu else 1024, 768, backward, limit) for backward in (False, True)]
+    return rows + [layers.batch_norm(batch, 64, 32, backward, limit) for backward in (False, True)]
 
 
 def training(gpu: bool) -> list[Case]:
@@ -78,10 +81,10 @@ def training(gpu: bool) -> list[Case]:
     replay = [Comparison(yardstick=None, targets={"gpu": 6.5e-6})]
     start = [Comparison(yardstick=None, targets={"cpu": 1.5, "gpu": 3.0})]
     return [
-        steps.adam(adam), steps.mlp_step(64, mlp), steps.resnet_step(128 if gpu else 8, resnet, amp),
-        steps.gpt_step(64 if gpu else 4, gpt, amp=amp),
-        steps.resnet_memory(128 if gpu else 8, [Comparison(targets={"gpu": 1.0})]), steps.call_cost(cost), steps.replay_cost(replay),
-        steps.fresh_process(start),
+        train_steps.adam(adam), steps.mlp_step(64, mlp), train_steps.resnet_step(128 if gpu else 8, resnet, amp),
+        train_steps.gpt_step(64 if gpu else 4, gpt, amp=amp),
+        train_steps.resnet_memory(128 if gpu else 8, [Comparison(targets={"gpu": 1.0})]), train_steps.call_cost(cost),
+        train_steps.replay_cost(replay), train_steps.fresh_process(start),
     ]  # fmt: skip
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from netcl.bench import problems, steps
+import layers
+import train_steps
+
+from netcl.bench import problems
 from netcl.bench.harness import Case, Comparison
 
 
@@ -17,14 +20,14 @@ def sweeps(gpu: bool, quick: bool = False) -> list[Case]:
         [_renamed(problems.conv(n, 64, 32, 64), f"sweep conv {n}") for n in batches],
         [_renamed(problems.softmax(n, 1024), f"sweep softmax {n}") for n in rows],
         [_renamed(problems.total(n), f"sweep sum {n}") for n in counts],
-        [_renamed(problems.chain(n), f"sweep chain {n}") for n in counts],
+        [_renamed(layers.chain(n), f"sweep chain {n}") for n in counts],
         [_resnet(n) for n in batches[: 11 if gpu else 7]],
     ]
     return [case for group in made for case in group[:: 3 if quick else 1]]
 
 
 def _resnet(batch: int) -> Case:
-    return _renamed(steps.resnet_step(batch, [Comparison(), Comparison("compiled")]), f"sweep ResNet-18 batch {batch}")
+    return _renamed(train_steps.resnet_step(batch, [Comparison(), Comparison("compiled")]), f"sweep ResNet-18 batch {batch}")
 
 
 def _renamed(case: Case, name: str) -> Case:

@@ -39,7 +39,7 @@ class Mismatch(AssertionError):
 
 
 @dataclass(frozen=True)
-class Case:
+class OpCall:
     """One call: host arrays (or ``None``, numbers, lists of arrays) and keyword arguments."""
 
     label: str
@@ -50,7 +50,7 @@ class Case:
 # ---- cases
 
 
-def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Iterator[Case]:
+def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Iterator[OpCall]:
     """The calls a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
     if isinstance(row, Choice):
         for part in row.rows:
@@ -61,10 +61,10 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Ite
             shapes.append([(5, 1, 3), (7, 1), (5, 7, 3)][: row.arity])
             shapes.append([(4, 6), (), (6,)][: row.arity])
         for k, group in enumerate(shapes):
-            yield Case(str(group), tuple(_drawn(row, i, shape, dtype, seed=k) for i, shape in enumerate(group)), dict(row.params))
+            yield OpCall(str(group), tuple(_drawn_values(row, i, shape, dtype, seed=k) for i, shape in enumerate(group)), dict(row.params))
         if row.params and len(sizes) > 1:  # other values than the defaults, which may be ones and zeros
             other = {name: value + 1 if isinstance(value, int) else value * 0.05 + 1 for name, value in row.params.items()}
-            yield Case(f"(257,) {other}", tuple(_drawn(row, i, (257,), dtype, seed=99) for i in range(row.arity)), other)
+            yield OpCall(f"(257,) {other}", tuple(_drawn_values(row, i, (257,), dtype, seed=99) for i in range(row.arity)), other)
     elif isinstance(row, Reduction):
         yield from _folds(row, dtype, sizes)
     else:
@@ -72,12 +72,12 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Ite
             yield _of_sample(sample, dtype, k)
 
 
-def _of_sample(sample: Sample, dtype: str, seed: int) -> Case:
+def _of_sample(sample: Sample, dtype: str, seed: int) -> OpCall:
     arrays = [_rounded(a, dtype) for a in sample.arrays(seed, dtype)]
-    return Case(f"{sample.shapes} {dict(sample.kwargs)}", tuple(arrays), dict(sample.kwargs))
+    return OpCall(f"{sample.shapes} {dict(sample.kwargs)}", tuple(arrays), dict(sample.kwargs))
 
 
-def _drawn(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+def _drawn_values(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     """Values from the row's domain that keep away from its kinks."""
     domain = row.domain[i] if isinstance(row.domain[0], tuple) else row.domain
     values = np.random.default_rng([seed, i]).uniform(domain[0], domain[1], shape)
@@ -90,17 +90,17 @@ def _drawn(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int
     return _rounded(values, dtype)
 
 
-def _folds(row: Reduction, dtype: str, sizes: Sequence[int]) -> Iterator[Case]:
+def _folds(row: Reduction, dtype: str, sizes: Sequence[int]) -> Iterator[OpCall]:
     for k, n in enumerate(sizes):
         if n or row.empty:
-            yield Case(f"({n},)", (_uniform(row, (n,), dtype, k),), {"axis": None, "keepdims": False, **row.params})
+            yield OpCall(f"({n},)", (_uniform_values(row, (n,), dtype, k),), {"axis": None, "keepdims": False, **row.params})
     for axes in _AXES if len(sizes) > 1 else _AXES[1:2]:
         for keep in (False, True):
             keywords = {"axis": axes if len(axes) > 1 else axes[0], "keepdims": keep, **row.params}
-            yield Case(f"(5, 7, 9) {keywords}", (_uniform(row, (5, 7, 9), dtype, 7),), keywords)
+            yield OpCall(f"(5, 7, 9) {keywords}", (_uniform_values(row, (5, 7, 9), dtype, 7),), keywords)
 
 
-def _uniform(row: Reduction, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+def _uniform_values(row: Reduction, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     values = np.random.default_rng(seed).uniform(*row.domain, shape)
     return _rounded(values if row.differentiable else np.round(values), dtype)  # logic needs zeros
 
@@ -128,44 +128,44 @@ def _sent(value: Any, handle: DeviceHandle, dtype: str, requires_grad: bool = Fa
     return Tensor.from_host(handle.queue, value, dtype, requires_grad=requires_grad)
 
 
-def call(row: Row, namespace: Any, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_case(row: Row, namespace: Any, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a row through ``netcl.ops`` or ``netcl.autograd``; the parts of a choice are called as rows of their own."""
     return getattr(namespace, row.name)(*inputs, **kwargs)
 
 
-def reference(row: Row, case: Case) -> Any:
+def reference(row: Row, case: OpCall) -> Any:
     """What the row's reference says, in float64."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about the mean of nothing, which has a value here
-        return row.ref(*(_wide(x) for x in case.inputs), **case.kwargs)  # type: ignore[misc, union-attr]
+        return row.ref(*(_as_float64(x) for x in case.inputs), **case.kwargs)  # type: ignore[misc, union-attr]
 
 
-def _wide(value: Any) -> Any:
+def _as_float64(value: Any) -> Any:
     if isinstance(value, list):
-        return [_wide(part) for part in value]
+        return [_as_float64(part) for part in value]
     return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
 
 
-def _tuple(value: Any) -> tuple[Any, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
 # ---- checks: each raises Mismatch
 
 
-def check_forward(row: Row, case: Case, handle: DeviceHandle, dtype: str = "float32") -> None:
+def check_forward(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
     """The values of one call against the reference; results carry no history."""
-    got = _tuple(call(row, ops, [_sent(x, handle, dtype) for x in case.inputs], case.kwargs))
-    want = _tuple(reference(row, case))
+    got = _as_tuple(run_case(row, ops, [_sent(x, handle, dtype) for x in case.inputs], case.kwargs))
+    want = _as_tuple(reference(row, case))
     if len(got) < len(want):
         raise Mismatch(f"[{row.name}] {len(got)} results, the reference has {len(want)}; case={case.label}")
     for k, (result, expected) in enumerate(zip(got, want, strict=False)):
         if result.grad_fn is not None:
             raise Mismatch(f"[{row.name}] a forward-only op left a history")
-        _compare(row, case, dtype, result.to_host(), np.asarray(expected), k)
+        _compare_case(row, case, dtype, result.to_host(), np.asarray(expected), k)
 
 
-def _compare(row: Row, case: Case, dtype: str, got: np.ndarray, want: np.ndarray, k: int) -> None:
+def _compare_case(row: Row, case: OpCall, dtype: str, got: np.ndarray, want: np.ndarray, k: int) -> None:
     relative, absolute = TOLERANCE[dtype]
     factor = getattr(row, "tol", 1.0)
     if got.shape != want.shape:
@@ -183,8 +183,8 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
     """NaN, infinities, signed zeros and denormals as NumPy has them (denormals may be flushed)."""
     values = np.array(SPECIAL, np.float32)
     grids = np.meshgrid(*[values] * row.arity) if row.arity < 3 else [values] * row.arity
-    case = Case("special values", tuple(g.ravel() for g in grids), dict(row.params))
-    (got,) = (call(row, ops, [_sent(x, handle, "float32") for x in case.inputs], case.kwargs).to_host(),)
+    case = OpCall("special values", tuple(g.ravel() for g in grids), dict(row.params))
+    (got,) = (run_case(row, ops, [_sent(x, handle, "float32") for x in case.inputs], case.kwargs).to_host(),)
     with np.errstate(all="ignore"):
         want = np.asarray(row.ref(*case.inputs, **case.kwargs))
     for kind in (np.isnan, np.isposinf, np.isneginf):
@@ -196,11 +196,11 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
         raise Mismatch(f"[{row.name}] special values: truth differs from the reference")
 
 
-def check_gradient(row: Row, case: Case, handle: DeviceHandle, dtype: str = "float32") -> None:
+def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
     """The tape's gradient on the device against differences of the reference, along random directions."""
     sent = [_sent(x, handle, dtype, requires_grad=True) for x in case.inputs]
     leaves = [t for t in _leaves(sent) if isinstance(t, Tensor) and t.requires_grad]
-    out = _tuple(call(row, ag, sent, case.kwargs))[0]
+    out = _as_tuple(run_case(row, ag, sent, case.kwargs))[0]
     if not leaves or not out.requires_grad or not out.size:
         return
     rng = np.random.default_rng(11)
@@ -210,7 +210,7 @@ def check_gradient(row: Row, case: Case, handle: DeviceHandle, dtype: str = "flo
         if not leaves[i].size:
             continue
         v = rng.uniform(-1, 1, leaves[i].shape)
-        plus, minus = (np.asarray(_tuple(reference(row, _moved(case, i, sign * 1e-6 * v)))[0], np.float64) for sign in (1, -1))
+        plus, minus = (np.asarray(_as_tuple(reference(row, _moved_case(case, i, sign * 1e-6 * v)))[0], np.float64) for sign in (1, -1))
         with np.errstate(all="ignore"):
             want = float((w * (plus - minus)).sum() / 2e-6)
         got = 0.0 if grad is None else float((grad.to_host().astype(np.float64) * v).sum())
@@ -231,7 +231,7 @@ def _leaves(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
-def _moved(case: Case, index: int, step: np.ndarray) -> Case:
+def _moved_case(case: OpCall, index: int, step: np.ndarray) -> OpCall:
     """The case with the ``index``-th float array moved by ``step``."""
     count = iter(range(1_000))
 
@@ -242,7 +242,7 @@ def _moved(case: Case, index: int, step: np.ndarray) -> Case:
             return value
         return value.astype(np.float64) + step if next(count) == index else value
 
-    return Case(case.label, tuple(move(x) for x in case.inputs), case.kwargs)
+    return OpCall(case.label, tuple(move(x) for x in case.inputs), case.kwargs)
 
 
 def check_errors(row: Row, handle: DeviceHandle) -> None:
@@ -250,7 +250,7 @@ def check_errors(row: Row, handle: DeviceHandle) -> None:
     for sample, pattern in getattr(row, "errors", ()):
         inputs = [_as_given(x, handle) for x in sample.arrays()]
         try:
-            call(row, ops, inputs, dict(sample.kwargs))
+            run_case(row, ops, inputs, dict(sample.kwargs))
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             if not re.search(pattern, str(error)):
                 raise Mismatch(f"[{row.name}] the error says {str(error)!r}, not {pattern!r}") from None
@@ -289,12 +289,12 @@ def results(handle: DeviceHandle, names: Sequence[str] = ()) -> Iterator[Result]
         row = REGISTRY[name]
         for dtype in FLOATS:
             if supports(handle, dtype):
-                yield _timed(name, dtype, partial(_each, check_forward, row, handle, dtype))
+                yield _timed_result(name, dtype, partial(_each, check_forward, row, handle, dtype))
         if isinstance(row, Pointwise):
-            yield _timed(name, "special", partial(check_special, row, handle))
+            yield _timed_result(name, "special", partial(check_special, row, handle))
         if row.differentiable and getattr(row, "ref", True) is not None:
-            yield _timed(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
-        yield _timed(name, "errors", partial(check_errors, row, handle))
+            yield _timed_result(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
+        yield _timed_result(name, "errors", partial(check_errors, row, handle))
 
 
 def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str) -> None:
@@ -312,7 +312,7 @@ def _faults() -> tuple[type[Exception], ...]:
     return (*own, platforms.opencl().Error) if platforms.available() else own
 
 
-def _timed(op: str, check: str, run: Callable[[], None]) -> Result:
+def _timed_result(op: str, check: str, run: Callable[[], None]) -> Result:
     start = time.perf_counter()
     state, detail = "ok", ""
     try:

@@ -61,7 +61,7 @@ def test_gradient_matches_differences(name, device, full):
                 selftest.check_gradient(REGISTRY[name], case, device, dtype)
 
 
-def _one_of_each(name: str, cases: list[selftest.Case]) -> list[selftest.Case]:
+def _one_of_each(name: str, cases: list[selftest.OpCall]) -> list[selftest.OpCall]:
     """Of a structured op, the sample with the most elements; of the others, no axis twice."""
     if isinstance(REGISTRY[name], Pointwise | Reduction):
         return [case for case in cases if not case.kwargs.get("keepdims")]

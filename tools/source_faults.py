@@ -44,13 +44,15 @@ FAULTS: dict[str, Fault] = {
         "fusion", _FUSION, "return seen == node.shape and (seen == shape or", "return (seen == shape or", _OF_FUSION
     ),
     "two views of one memory are one leaf": Fault("fusion", _FUSION, "return id(owner), x.shape", "return (id(owner),)", _OF_FUSION),
-    "readers of a computed value are not noted": Fault("fusion", _FUSION, "_note_readers(_memory(made), self.users)", "pass", _OF_FUSION),
+    "readers of a computed value are not noted": Fault(
+        "fusion", _FUSION, "_note_readers(_shared_values(made), self.users)", "pass", _OF_FUSION
+    ),
     "making room computes what makes room": Fault(
         "fusion", _FUSION, "fusing_modes.waiting, fusing_modes.held = {}, 0", "fusing_modes.held = 0", _OF_FUSION
     ),
     # ---- epilogues: what a product may end in
     "a pending product forgets its view": Fault(
-        "epilogues", _EPILOGUE, "(*before, _seen(t, shape), *after)", "(*before, t, *after)", _OF_FUSION
+        "epilogues", _EPILOGUE, "(*before, _in_shape(t, shape), *after)", "(*before, t, *after)", _OF_FUSION
     ),
     "a bias follows the last axis of the view": Fault(
         "epilogues", _EPILOGUE, "seen == root.shape and root.by_column", "seen == of.shape and root.by_column", _OF_FUSION

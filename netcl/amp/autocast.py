@@ -143,14 +143,14 @@ def master_param(parameter: Tensor) -> Tensor:
 def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of an op with its float tensors in the dtype its row asks for inside this block."""
     wanted = active.dtype if policy == "half" and active.dtype is not None else "float32"
-    return [_fitted(x, wanted) for x in args], {name: x if name == "out" else _fitted(x, wanted) for name, x in kwargs.items()}
+    return [_fitted_dtype(x, wanted) for x in args], {name: x if name == "out" else _fitted_dtype(x, wanted) for name, x in kwargs.items()}
 
 
-def _fitted(value: Any, wanted: str) -> Any:
+def _fitted_dtype(value: Any, wanted: str) -> Any:
     if isinstance(value, Tensor):
         return cast(value, wanted)
     if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
-        return [_fitted(part, wanted) for part in value]
+        return [_fitted_dtype(part, wanted) for part in value]
     return value
 
 

@@ -94,7 +94,7 @@ class GradScaler:
         if self._known(self._unscaled, id(optimizer)) is not None:
             what = "the gradients of this optimizer were unscaled already"
             raise RuntimeError(message("unscale_grads", what, "call it once between backward and update()"))
-        gradients = _by_device(_gradients(optimizer, params))
+        gradients = update.by_context(_scaled_gradients(optimizer, params))
         found = self._check(gradients)
         recording.again(lambda: self._unscaled.update({id(optimizer): found}))
         for place, tensors in gradients.items():
@@ -110,7 +110,7 @@ class GradScaler:
         if not self._is_enabled():
             return optimizer.step(**options)
         found = self._known(self._unscaled, id(optimizer))
-        gradients = {} if found is not None else _by_device(_gradients(optimizer, params))
+        gradients = {} if found is not None else update.by_context(_scaled_gradients(optimizer, params))
         if found is None:
             found = self._check(gradients)
         if len(found) == 1 and getattr(optimizer, "skips_on_device", False):
@@ -218,18 +218,11 @@ def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
             raise ValueError(message("GradScaler", f"{name} is out of range", remedy, **{name: repr(value)}))
 
 
-def _gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:
+def _scaled_gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:
     if params is None:  # of an optimizer in shares or of replicas, ``params`` are all there are: they must come to one verdict
         params = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
     given = list(params)
     found = [p.grad for p in given if p.grad is not None]
     if not found:
         raise RuntimeError(message("GradScaler", "no parameter has a gradient", "call scaler.scale_loss(loss).backward() first"))
-    return found
-
-
-def _by_device(tensors: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
-    found: dict[Any, list[Tensor]] = {}
-    for t in tensors:
-        found.setdefault(t.context, []).append(t)
     return found

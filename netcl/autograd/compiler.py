@@ -88,7 +88,7 @@ def _kernel_text(program: str) -> str:
 
 
 @contextmanager
-def _listening(texts: list[str]) -> Iterator[None]:
+def _showing_texts(texts: list[str]) -> Iterator[None]:
     before, fusing_modes.shown = fusing_modes.shown, texts
     try:
         yield
@@ -123,7 +123,7 @@ class CompiledFunction:
         before, fusing_modes.trace = fusing_modes.trace, []
         nodes: list[TraceNode] = fusing_modes.trace
         try:
-            with _listening(found.forward):
+            with _showing_texts(found.forward):
                 outputs = [t for t in tensors_in(self(*args, **kwargs)) if t.requires_grad]
             found.ops = [node.name for node in nodes]
         finally:
@@ -131,7 +131,7 @@ class CompiledFunction:
         wanted = [t for t in tensors_in([*args, *kwargs.values()]) if t.requires_grad]
         if outputs and wanted:
             ones = [Tensor.ones(t.shape, t.dtype, queue=t.queue) for t in outputs]
-            with _listening(found.backward):
+            with _showing_texts(found.backward):
                 grad(outputs, wanted, ones, allow_unused=True)
         return found
 
@@ -176,8 +176,8 @@ class TrainingGraphCompiler:
     def compile(self, *args: Any, **kwargs: Any) -> CompiledGraph:
         """Run one step and tell its kernels."""
         found = CompiledGraph()
-        with _listening(found.forward):
+        with _showing_texts(found.forward):
             loss = self.function(*args, **kwargs)
-        with _listening(found.backward):
+        with _showing_texts(found.backward):
             run_backward([loss], [None], wanted=self.parameters)
         return found

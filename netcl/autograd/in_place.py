@@ -21,8 +21,9 @@ from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.ops import registry, views
-from netcl.ops.elementwise import broadcast
+from netcl.ops.elementwise import common_shape
 from netcl.ops.getitem import block_of, plan_of, result_shape
+from netcl.ops.launch import FLOATS
 from netcl.ops.registry import Choice, Pointwise
 from netcl.ops.strided import dense
 
@@ -33,7 +34,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if name in _SPECIAL:
         return _SPECIAL[name](x, *args, **kwargs)
     if name in ("add", "sub") and "alpha" in kwargs:
-        args, kwargs = _scaled(*args, **kwargs)
+        args, kwargs = _times_alpha(*args, **kwargs)
     if not learns((x, *args), kwargs):
         if _fits_in(name, x, args, kwargs):
             ops.function(name)(x, *args, out=x, **kwargs)
@@ -42,7 +43,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return assign(x, twin(name)(_snapshot(x) if keeps_first(name) else x, *args, **kwargs), name)
 
 
-def _scaled(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
+def _times_alpha(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
     return (other if alpha == 1 else other * alpha,), {}
 
 
@@ -62,21 +63,18 @@ def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str
 def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the op can compute straight into the memory of ``x``."""
     row = registry.lookup(name)
-    if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in _FLOATS or views.is_copy(x):
+    if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in FLOATS or views.is_copy(x):
         return False
     if (row.rows[0] if isinstance(row, Choice) else row).result == "bool" or (x._place is not None and x._place.source is not None):
         return False
     for y in (*args, *kwargs.values()):
         if isinstance(y, Tensor):
             shared = y is not x and y._written is not None and y._written is x._written
-            if shared or y.dtype != x.dtype or y.queue is not x.queue or broadcast(name, (x.shape, y.shape), ("x", "other")) != x.shape:
+            if shared or y.dtype != x.dtype or y.queue is not x.queue or common_shape(name, (x.shape, y.shape), ("x", "other")) != x.shape:
                 return False
         elif y is not None and type(y) not in (bool, int, float):
             return False
     return True
-
-
-_FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def _snapshot(x: Tensor) -> Tensor:
@@ -146,7 +144,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
         _rebase_family(x, place, history, result)
 
 
-def _rebase_family(x: Tensor, place: views.Place, history: views.History, result: Tensor) -> None:
+def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
     """The same where others share the memory: the base, as one row of elements, gets a history, and every tensor over it a view's."""
     whole = (history.size,)
     new = _stand_in(whole, x)
@@ -254,11 +252,11 @@ def _copy(x: Tensor, source: Any) -> Tensor:
     return assign(x, source, "copy")
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+def _fill_uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     return assign(x, twin("rand")(x.shape, dtype=x.dtype, queue=x.queue) * (high - low) + low, "uniform")
 
 
-def _normal(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def _fill_normal(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return assign(x, twin("randn")(x.shape, dtype=x.dtype, queue=x.queue) * std + mean, "normal")
 
 
@@ -267,7 +265,7 @@ def _addcdiv(x: Tensor, numerator: Any, denominator: Any, *, value: float = 1) -
 
 
 _SPECIAL: dict[str, Callable[..., Tensor]] = {
-    "fill": _fill, "copy": _copy, "uniform": _uniform, "normal": _normal, "addcdiv": _addcdiv,
+    "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "addcdiv": _addcdiv,
 }  # fmt: skip
 
 dispatch.fill("in_place", in_place)

@@ -86,7 +86,7 @@ class Kernel:
         params = [f"__global const {dtypes.DTYPES[d].c_storage}* {n}" for n, d in inputs.items()]
         params += [f"__global {dtypes.DTYPES[d].c_storage}* {n}" for n, d in outputs.items()]
         params += [f"const {c} {n}" for n, c in self.numbers.items()]
-        params += [f"const int {n}" for n in _sizes(body, inputs)]
+        params += [f"const int {n}" for n in _size_names(body, inputs)]
         text = f"const int i = get_global_id(0);\n  if (i >= n) return;\n  {body.strip()}"
         return KernelSpec(name, [*params, "const int n"], PRIMITIVE_PREAMBLE, text, options=self.options, guarded=True)
 
@@ -114,7 +114,7 @@ class Kernel:
         numbers = {n: given[n] for n in self.numbers}
         out = self._run(inputs, numbers)
         if recording(sent):
-            Node(self.name, _rule, sent, (self, inputs, numbers, out.detach())).attach((out,))
+            Node(self.name, _kernel_rule, sent, (self, inputs, numbers, out.detach())).attach((out,))
         return out
 
     def _run(self, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> Tensor:
@@ -138,7 +138,7 @@ class Kernel:
     def _launch(
         self, spec: KernelSpec, body: str, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], numbers: Any, n: int
     ) -> None:
-        sizes = [_size_value(name, inputs) for name in _sizes(body, inputs)]
+        sizes = [_size_value(name, inputs) for name in _size_names(body, inputs)]
         args = [*inputs.values(), *outputs.values(), *numbers.values(), *sizes, n]
         if self.check and sanitizer.available():
             self.check = False
@@ -152,7 +152,7 @@ class Kernel:
             raise KernelBuildError(message(self.name, "the sanitizer found faults") + f"\n\n{said}")
 
 
-def _rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None]:
+def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None]:
     kernel, inputs, numbers, out = node.saved
     *kept, out = intact(node, *inputs.values(), out)
     inputs = dict(zip(inputs, kept, strict=True))
@@ -183,25 +183,25 @@ def _signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str],
         if kind in _SCALARS:
             numbers[parameter.name] = _SCALARS[kind]
         else:
-            tensors[parameter.name] = _stored(name, parameter.name, kind)
+            tensors[parameter.name] = _stored_dtype(name, parameter.name, kind)
     if not tensors:
         raise DtypeError(message(name, "a kernel needs at least one tensor", 'annotate one: x: "float32"'))
     result = str(signature.return_annotation).strip("'\"")
     return (
         tensors,
         numbers,
-        next(iter(tensors.values())) if signature.return_annotation is signature.empty else _stored(name, "the result", result),
+        next(iter(tensors.values())) if signature.return_annotation is signature.empty else _stored_dtype(name, "the result", result),
     )
 
 
-def _stored(name: str, what: str, kind: str) -> str:
+def _stored_dtype(name: str, what: str, kind: str) -> str:
     dtype = "float32" if kind in ("_empty", "Tensor") else dtypes.lookup(kind, name).name
     if dtype not in _STORED:
         raise DtypeError(message(name, f"{what} cannot be {dtype} in a kernel", f"use one of {', '.join(_STORED)}; inputs are cast"))
     return dtype
 
 
-def _sizes(body: str, inputs: Mapping[str, Any]) -> list[str]:
+def _size_names(body: str, inputs: Mapping[str, Any]) -> list[str]:
     """The size names a body uses: ``x_size``, ``x_dim0``.."""
     found = [f"{n}_size" for n in inputs if re.search(rf"\b{n}_size\b", body)]
     return found + [f"{n}_dim{d}" for n in inputs for d in sorted(set(re.findall(_DIM.format(name=n), body)))]

@@ -198,11 +198,11 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     wanted = [edge is not None for edge in node.edges]
     if not modes.enabled:
         return elementwise.run_vjp(row, g, out, inputs, params, wanted)
-    env = {f"v{i}": x for i, x in enumerate(inputs)} | dict(params) | {"g": g, "out": _again(node, out)}
+    env = {f"v{i}": x for i, x in enumerate(inputs)} | dict(params) | {"g": g, "out": _recorded_again(node, out)}
     return [compose(text, env, F, row.let) if want and text else None for want, text in zip(wanted, row.vjp, strict=True)]
 
 
-def _again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
+def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
     """A kept output as what it was: a recorded value. (The kept tensor has no history, or tensor and node would hold each other.)"""
     if out is None:
         return None
@@ -222,11 +222,11 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
 
     def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
-        flat = _flatten(inputs)
+        flat = _flat_inputs(inputs)
         if not recording(flat):
             return
         outputs = out if isinstance(out, tuple) else (out,)
-        saved = (row, [_keep(x, wanted, outputs[0]) for wanted, x in zip(keeps, inputs, strict=True)], keywords,
+        saved = (row, [_kept_input(x, wanted, outputs[0]) for wanted, x in zip(keeps, inputs, strict=True)], keywords,
                  _kept_outputs(outputs, kept) if reads_outputs else None)  # fmt: skip
         if outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
             Node(row.name, _structured_rule, flat, saved).attach(outputs)
@@ -258,7 +258,7 @@ def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
     return bind
 
 
-def _flatten(inputs: Sequence[Any]) -> list[Any]:
+def _flat_inputs(inputs: Sequence[Any]) -> list[Any]:
     flat: list[Any] = []
     for x in inputs:
         if not isinstance(x, Tensor) and isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
@@ -268,11 +268,11 @@ def _flatten(inputs: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def _keep(x: Any, kept: bool, out: Tensor) -> Any:
+def _kept_input(x: Any, kept: bool, out: Tensor) -> Any:
     if isinstance(x, Tensor):
         return x if kept else like(x)
     if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
-        return [_keep(part, kept, out) for part in x]
+        return [_kept_input(part, kept, out) for part in x]
     return x if x is None or not kept else Tensor.from_host(out.queue, x)
 
 
@@ -281,14 +281,14 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     if clock.last > node.order:
         inputs, outs = intact(node, inputs, outs)
     if outs is not None and modes.enabled:
-        outs = [_again(node, out, i) for i, out in enumerate(outs)]
+        outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
-    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, _wanted(row, node, inputs, keywords))
+    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, _vjp_keywords(row, node, inputs, keywords))
     return _flat_gradients(inputs, back)
 
 
-def _wanted(row: Any, node: Node, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+def _vjp_keywords(row: Any, node: Node, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of the call; a vjp that asks for ``needs`` is told which inputs want a gradient and may skip the others."""
     return {**keywords, "needs": tuple(edge is not None for edge in node.edges)}
 

@@ -59,7 +59,7 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
         return said if done.returncode == 0 else f"{said}\n{done.stderr.strip()}".strip()
 
 
-def _run(path: str) -> None:
+def _run_script(path: str) -> None:
     with np.load(path, allow_pickle=False) as request:
         plan = json.loads(request["plan"].tobytes())
         arrays = {name: request[name] for name in request.files if name != "plan"}
@@ -72,4 +72,4 @@ def _run(path: str) -> None:
 
 
 if __name__ == "__main__":
-    _run(sys.argv[1])
+    _run_script(sys.argv[1])

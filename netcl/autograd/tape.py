@@ -84,7 +84,7 @@ class Node:
         self.order = clock.tick()
         self.outputs: Sequence[Like] = ()
         self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
-        self.site = _site() if modes.anomaly else ""
+        self.site = _op_site() if modes.anomaly else ""
         self.fusing = fusing_modes.mode  # what was compiled forwards is compiled backwards
 
     def attach(self, outputs: Sequence[Any]) -> None:
@@ -142,7 +142,7 @@ def _edge(x: Tensor) -> tuple[Any, int]:
     return (x, 0) if x.grad_fn is None else (x.grad_fn, x._index)
 
 
-def _site() -> str:
+def _op_site() -> str:
     """The line of the user's program that called the op."""
     line = user_line()
     return f"{line.filename}:{line.lineno} in {line.name}: {line.line}"
@@ -284,7 +284,7 @@ class _Walk:
         self.pending: dict[Node, list[Tensor | None]] = {}
         self.heap: list[tuple[int, Node]] = []
         self.wanted = wanted
-        self.targets = [] if wanted is None else [_key(_edge(t)) for t in wanted]
+        self.targets = [] if wanted is None else [_edge_key(_edge(t)) for t in wanted]
         self.found: dict[tuple[int, int], Tensor | None] = dict.fromkeys(self.targets)
         self.handed: dict[int, Any] = {}
         self.leaves: list[Tensor] = []
@@ -310,13 +310,13 @@ class _Walk:
                 message("backward", "the gradient has another shape than the tensor", gradient=gradient.shape, tensor=out.shape)
             )
         else:
-            self.handed[id(_storage(gradient))] = _storage(gradient)  # the caller's own: a leaf must get a copy
+            self.handed[id(_memory_owner(gradient))] = _memory_owner(gradient)  # the caller's own: a leaf must get a copy
         self.send(_edge(out), gradient)
 
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """A gradient arrives at a leaf or at an output of a node."""
         target, index = edge
-        if self.found and (key := _key(edge)) in self.found:
+        if self.found and (key := _edge_key(edge)) in self.found:
             self.found[key] = _sum(self.F, self.found[key], gradient)
         if isinstance(target, Tensor):
             if self.wanted is not None:
@@ -340,7 +340,7 @@ class _Walk:
         hooks: Sequence[Callable[[Tensor], Tensor | None]] = leaf._hooks or ()
         for hook in hooks:
             recorded.host_work("a hook on a gradient")
-            gradient = _replaced(gradient, hook(gradient))
+            gradient = _hook_answer(gradient, hook(gradient))
         self.leaves.append(leaf)
         if leaf.grad is not None:
             if self.F is ops and leaf.grad.grad_fn is None:
@@ -349,10 +349,10 @@ class _Walk:
                 leaf.grad = self.F.add(leaf.grad, gradient)
             return
         # Rules may hand one tensor to several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
-        storage = _storage(gradient)
+        storage = _memory_owner(gradient)
         if id(storage) in self.handed:
             gradient = gradient._copy() if gradient.grad_fn is None else self.F.clone(gradient)
-            storage = _storage(gradient)
+            storage = _memory_owner(gradient)
         self.handed[id(storage)] = storage
         leaf.grad = gradient
 
@@ -364,7 +364,7 @@ class _Walk:
                 recorded.host_work("a hook on a gradient")
                 gradient = grads[index]
                 if gradient is not None:
-                    grads[index] = _replaced(gradient, hook(gradient))
+                    grads[index] = _hook_answer(gradient, hook(gradient))
             edges = node.edges
             if node.fusing is None:
                 self.step(node, grads)
@@ -424,11 +424,11 @@ def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
     return due
 
 
-def _key(edge: tuple[Any, int]) -> tuple[int, int]:
+def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
     return id(edge[0]), edge[1]
 
 
-def _storage(t: Tensor) -> Any:
+def _memory_owner(t: Tensor) -> Any:
     """The object that owns a tensor's memory, or that will compute it."""
     if t._source is not None:
         return t._source
@@ -439,7 +439,7 @@ def _sum(F: Any, a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else F.add(a, b)
 
 
-def _replaced(gradient: Any, answer: Any) -> Any:
+def _hook_answer(gradient: Any, answer: Any) -> Any:
     """A gradient, or what a hook answered in its place."""
     if answer is None:
         return gradient

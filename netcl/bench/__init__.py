@@ -1,7 +1,7 @@
 """Measuring netcl against what people know: cases that run the same problem here, in torch and in NumPy, side by side.
 
-``netcl bench`` and ``benchmarks/run.py`` are built on this: :mod:`netcl.bench.harness` says how times are taken,
-:mod:`netcl.bench.problems` what is computed, :mod:`netcl.bench.steps` whole training steps.
+:mod:`netcl.bench.harness` says how times are taken, :mod:`netcl.bench.problems` and :mod:`netcl.bench.steps` hold what ``netcl bench``
+times. What only the repository measures is in its folder ``benchmarks``.
 """
 
 from netcl.bench.harness import Case, Comparison, Setting, Way, measure, setting

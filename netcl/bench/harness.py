@@ -113,23 +113,23 @@ class Setting:
     def ours(self, run: Callable[[], Any]) -> Way:
         """A way of ours; ``run`` returns a Tensor or several. A value that was put off is asked for, or nothing would be computed."""
 
-        return Way(lambda: computed(run()), self.sync, lambda: [t.to_host() for t in _several(run())])
+        return Way(lambda: enqueued(run()), self.sync, lambda: [t.to_host() for t in _as_sequence(run())])
 
     def theirs(self, run: Callable[[], Any]) -> Way:
         """Torch's way; ``run`` returns a tensor or several. Without torch it is missing."""
         if self.torch is None:
             return Way(missing="torch is not installed")
-        return Way(run, self.torch_sync, lambda: [t.detach().float().cpu().numpy() for t in _several(run())])
+        return Way(run, self.torch_sync, lambda: [t.detach().float().cpu().numpy() for t in _as_sequence(run())])
 
 
-def computed(values: Any) -> Any:
+def enqueued(values: Any) -> Any:
     """Tensors, enqueued for certain: one whose values nobody asks for may never be computed, and would seem fast."""
-    for tensor in _several(values):
+    for tensor in _as_sequence(values):
         tensor.buffer  # noqa: B018, asking is what computes it
     return values
 
 
-def _several(values: Any) -> Sequence[Any]:
+def _as_sequence(values: Any) -> Sequence[Any]:
     return values if isinstance(values, list | tuple) else [values]
 
 
@@ -154,21 +154,21 @@ def measure(case: Case, where: Setting) -> list[dict[str, Any]]:
         ways = case.make(where)
         missing = {name: way.missing for name, way in ways.items() if way.missing}
         ready = {name: way for name, way in ways.items() if not way.missing}
-        errors = _check(ready, case.tolerance)
+        errors = _check_results(ready, case.tolerance)
         best = interleave({name: way for name, way in ready.items() if name not in errors}, where.repeats)
     rows = []
     for pair in case.comparisons:
         wrong = [f"{n}: {missing.get(n) or errors.get(n)}" for n in (pair.ours, pair.yardstick) if n in missing or n in errors]
-        rows.append(_row(case, pair, best, where, "; ".join(wrong)))
+        rows.append(_result_row(case, pair, best, where, "; ".join(wrong)))
     gc.collect()
     return rows
 
 
-def _row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting, skipped: str) -> dict[str, Any]:
+def _result_row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting, skipped: str) -> dict[str, Any]:
     ours, theirs = best.get(pair.ours), best.get(pair.yardstick or "")
     ratio = None if ours is None or theirs is None else ours / theirs
     judged = ours if pair.yardstick is None else ratio
-    target = _target(pair, where.handle)
+    target = _target_for(pair, where.handle)
     label = case.name if pair.ours == "ours" else f"{case.name}, {pair.ours}"
     row: dict[str, Any] = {"case": label, "yardstick": pair.yardstick, "ours_s": ours, "theirs_s": theirs, "ratio": ratio}
     row |= {"target": target, "met": None if target is None or judged is None else judged <= target}
@@ -180,12 +180,12 @@ def _row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting
     return {**row, "skipped": skipped} if skipped else row
 
 
-def _target(pair: Comparison, handle: DeviceHandle) -> float | None:
+def _target_for(pair: Comparison, handle: DeviceHandle) -> float | None:
     named = (limit for name, limit in pair.targets.items() if name in handle.platform_name.lower())
     return next(named, pair.targets.get(handle.device_type))
 
 
-def _check(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
+def _check_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
     """Why a way of ours may not be timed: its result is not the yardstick's. The last way with a result is the yardstick."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
@@ -193,16 +193,16 @@ def _check(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
     *ours, yardstick = results
     wrong = {}
     for name in ours:
-        error = max(difference(a, b) for a, b in zip(results[name], results[yardstick], strict=True))
+        error = max(relative_difference(a, b) for a, b in zip(results[name], results[yardstick], strict=True))
         if not error <= tolerance:
             wrong[name] = f"its result differs from {yardstick}'s by {error:.2g} (relative), allowed is {tolerance:g}"
     return wrong
 
 
-def difference(a: np.ndarray, b: np.ndarray) -> float:
+def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
     """The largest difference of two arrays in units of the second's root mean square.
 
-    >>> difference(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    >>> relative_difference(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     0.0
     """
     if a.shape != b.shape:
@@ -232,23 +232,23 @@ def _in_turns(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
             break
         for name, way in random.Random(round_).sample(list(ways.items()), len(ways)):
             time.sleep(SETTLE)
-            _sample(way, max(1, calls[name] // AWAKE))
-            best[name] = min(best[name], _sample(way, calls[name]) / way.units)
+            _seconds_per_call(way, max(1, calls[name] // AWAKE))
+            best[name] = min(best[name], _seconds_per_call(way, calls[name]) / way.units)
     return best
 
 
 def _calls(way: Way) -> int:
     """How many calls fill a sample; the first two calls warm up."""
-    once = _sample(way, 1)
+    once = _seconds_per_call(way, 1)
     if once > PATIENCE / 10:
         return 1
-    once = _sample(way, 1)
+    once = _seconds_per_call(way, 1)
     few = max(1, min(5, int(SAMPLE_SECONDS / max(once, 1e-9))))
-    once = _sample(way, few)
+    once = _seconds_per_call(way, few)
     return max(1, min(MOST_CALLS, int(SAMPLE_SECONDS / max(once, 1e-9)) + 1))
 
 
-def _sample(way: Way, calls: int) -> float:
+def _seconds_per_call(way: Way, calls: int) -> float:
     run = way.run
     way.sync()
     start = time.perf_counter()

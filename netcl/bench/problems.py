@@ -1,9 +1,9 @@
-"""What is computed: the problems of a deep-learning day, each in netcl, in torch and, where that is fair, in NumPy."""
+"""The problems that ``netcl bench`` times, each in netcl, in torch and, where that is fair, in NumPy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,31 +11,12 @@ import numpy as np
 import netcl.autograd as ag
 from netcl import ops as F
 from netcl.bench.harness import Case, Comparison, Setting, Way
-from netcl.core.kernels import program
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
 from netcl.runtime import capture
 
 Targets = dict[str, float]
 WARM_CALLS = 6  # a step is replayed after at most so many
-NEAR_COPY = 1.15  # times what copying the same bytes takes
-COPY = """
-__kernel void copied(__global const LANES* x, __global LANES* y, const int run) {
-    for (int i = get_global_id(0) * run, end = i + run; i < end; ++i)
-#ifdef STREAM
-        __builtin_nontemporal_store(x[i], y + i);
-#else
-        y[i] = x[i];
-#endif
-}
-"""
-READ = """
-__kernel void read_all(__global const LANES* a, __global const LANES* b, __global const LANES* c, __global float* never, const int run) {
-    LANES sum = (LANES)(0.0f);
-    for (int i = get_global_id(0) * run, end = i + run; i < end; ++i) sum += a[i] + b[i] + c[i];
-    if (sum.s0 == 1e38f) never[0] = sum.s0 + sum.s1 + sum.s2 + sum.s3;
-}
-"""
 _DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
 
 
@@ -97,36 +78,6 @@ def _torch_matmul(where: Setting, x: np.ndarray, y: np.ndarray, transposed: str)
     return lambda: where.torch.matmul(a, b)
 
 
-def half_matmul(size: int, dtype: str, comparisons: Sequence[Comparison]) -> Case:
-    """A square product of halves, against ours in float32 and torch's in the same dtype."""
-
-    def make(where: Setting) -> dict[str, Way]:
-        x, y = values(size, size), values(size, size, seed=1)
-        a, b = (where.tensor(z) for z in (x, y))
-        h, i = (F.cast(t, dtype) for t in (a, b))
-        ways = {"ours": where.ours(lambda: F.matmul(h, i)), "ours in float32": where.ours(lambda: F.matmul(a, b))}
-        if where.torch is not None:
-            kind = getattr(where.torch, dtype)
-            p, q = where.torch_tensor(x).to(kind), where.torch_tensor(y).to(kind)
-        return ways | {"torch": where.theirs(lambda: where.torch.matmul(p, q))}
-
-    return Case(f"matmul {size} {dtype}", make, comparisons, tolerance=0.1, work={"flop": 2.0 * size**3})
-
-
-def linear(rows: int, features: int, outputs: int, targets: Targets | None = None) -> Case:
-    """``x w' + bias``."""
-
-    def make(where: Setting) -> dict[str, Way]:
-        data = values(rows, features), values(outputs, features, seed=1), values(outputs, seed=2)
-        ours = [where.tensor(z) for z in data]
-        ways = {"ours": where.ours(lambda: F.linear(*ours))}
-        theirs = [where.torch_tensor(z) for z in data] if where.torch else []
-        return ways | {"torch": where.theirs(lambda: where.torch.nn.functional.linear(*theirs))}
-
-    work = {"flop": 2.0 * rows * features * outputs, "bytes": 4.0 * (rows * features + features * outputs + rows * outputs)}
-    return Case(f"linear {rows}x{features}x{outputs}", make, [Comparison(targets=targets or {})], work=work)
-
-
 # ---- convolutions
 
 
@@ -173,7 +124,7 @@ def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, str
 
 
 def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
-    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, as a kernel written for it; what copying as many bytes, and what reading takes."""
+    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, and as a kernel written for it."""
 
     def make(where: Setting) -> dict[str, Way]:
         data = [values(n, seed=i) for i in range(3)]
@@ -183,13 +134,11 @@ def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
             return ag.relu(a * b + c) * 0.5 + a
 
         ways = {"ours": where.ours(lambda: formula(a, b, c)), "compiled": Compiled(formula, a, b, c).way(where)}
-        ways |= {"kernel": _chain_kernel(where, a, b, c), "copy": _copy(where, 2 * n), "read": _read(where, a, b, c)}
+        ways["kernel"] = _chain_kernel(where, a, b, c)
         u, v, w = (where.torch_tensor(z) if where.torch else z for z in data)
         return ways | {"torch": where.theirs(lambda: where.torch.relu(u * v + w) * 0.5 + u)}
 
     rows = [Comparison(name, targets=(targets or {}).get(name, {})) for name in ("ours", "compiled", "kernel")]
-    rows += [Comparison(name, "copy", dict.fromkeys(("cpu", "gpu"), NEAR_COPY)) for name in ("ours", "compiled")]
-    rows += [Comparison(name, "read") for name in ("ours", "compiled")]
     return Case(f"chain 2^{round(math.log2(n), 1):g}", make, rows, work={"bytes": 16.0 * n, "flop": 5.0 * n})
 
 
@@ -206,25 +155,6 @@ def _chain_kernel(where: Setting, a: Any, b: Any, c: Any) -> Way:
         return out
 
     return where.ours(run)
-
-
-def _copy(where: Setting, n: int) -> Way:
-    """A kernel that copies n floats; on CPUs in whole lines past the caches, in runs as long as those of a formula."""
-    source, target = (Tensor.zeros((n,), queue=where.handle.queue) for _ in range(2))
-    return _moving(where, COPY, "copied", n, source, target)
-
-
-def _read(where: Setting, a: Tensor, b: Tensor, c: Tensor) -> Way:
-    """A kernel that reads three tensors and writes nothing."""
-    return _moving(where, READ, "read_all", a.size, a, b, c, Tensor.zeros((1,), queue=where.handle.queue))
-
-
-def _moving(where: Setting, source: str, name: str, n: int, *tensors: Tensor) -> Way:
-    if where.handle.backend != "cl":
-        return Way(missing="there are no kernels without OpenCL")
-    lanes, run, local = (4, 1, 256) if where.is_gpu else (16, 1024, 1)
-    kernel = program.get(where.handle.queue, source.replace("LANES", f"float{lanes}"), name, () if where.is_gpu else ("-DSTREAM",))
-    return Way(lambda: kernel(where.handle.queue, n // lanes // run, local, *tensors, run), where.sync)
 
 
 def softmax(rows: int, columns: int, targets: Targets | None = None) -> Case:
@@ -259,65 +189,3 @@ def total(n: int, targets: Targets | None = None) -> Case:
         tolerance=1e-4,
         work={"bytes": 4.0 * n, "flop": float(n)},
     )
-
-
-# ---- norms
-
-
-def layer_norm(rows: int, width: int, backward: bool, targets: Targets | None = None) -> Case:
-    """Layer norm forward, or forward and backward."""
-
-    def make(where: Setting) -> dict[str, Way]:
-        data = [values(rows, width), values(width, seed=1), values(width, seed=2)]
-        g = values(rows, width, seed=3)
-        x, w, b = (where.tensor(z, requires_grad=backward) for z in data)
-        ours = _with_backward(lambda: ag.layer_norm(x, (width,), w, b), [x, w, b], where.tensor(g), backward)
-        if where.torch is None:
-            return {"ours": where.ours(ours), "torch": where.theirs(ours)}
-        p, q, r = (where.torch_tensor(z).requires_grad_(backward) for z in data)
-        layer = where.torch.nn.functional.layer_norm
-        theirs = _torch_backward(where, lambda: layer(p, (width,), q, r), [p, q, r], g, backward)
-        return {"ours": where.ours(ours), "torch": where.theirs(theirs)}
-
-    name = f"layer norm {rows}x{width} {'forward and backward' if backward else 'forward'}"
-    return Case(name, make, [Comparison(targets=targets or {})], tolerance=2e-3, work={"bytes": (20.0 if backward else 8.0) * rows * width})
-
-
-def batch_norm(n: int, c: int, size: int, backward: bool, targets: Targets | None = None) -> Case:
-    """Batch norm in training and ReLU, forward, or forward and backward."""
-
-    def make(where: Setting) -> dict[str, Way]:
-        data = [values(n, c, size, size), 1 + 0.1 * values(c, seed=1), values(c, seed=2)]
-        g = values(n, c, size, size, seed=3)
-        x, w, b = (where.tensor(z, requires_grad=backward) for z in data)
-        mean, var = where.tensor(np.zeros(c, np.float32)), where.tensor(np.ones(c, np.float32))
-        ours = _with_backward(lambda: ag.relu(ag.batch_norm(x, mean, var, w, b, training=True)), [x, w, b], where.tensor(g), backward)
-        if where.torch is None:
-            return {"ours": where.ours(ours), "torch": where.theirs(ours)}
-        p, q, r = (where.torch_tensor(z).requires_grad_(backward) for z in data)
-        u, v = where.torch_tensor(np.zeros(c, np.float32)), where.torch_tensor(np.ones(c, np.float32))
-        functional = where.torch.nn.functional
-        theirs = _torch_backward(where, lambda: functional.relu(functional.batch_norm(p, u, v, q, r, True)), [p, q, r], g, backward)
-        return {"ours": where.ours(ours), "torch": where.theirs(theirs)}
-
-    name = f"batch norm + relu {n}x{c}x{size}x{size} {'forward and backward' if backward else 'forward'}"
-    return Case(
-        name, make, [Comparison(targets=targets or {})], tolerance=2e-3, work={"bytes": (20.0 if backward else 8.0) * n * c * size**2}
-    )
-
-
-def _with_backward(forward: Callable[[], Any], inputs: Sequence[Any], upstream: Any, backward: bool) -> Callable[[], Any]:
-    if not backward:
-        return forward
-
-    def run() -> list[Any]:
-        return list(ag.grad(forward(), inputs, upstream))
-
-    return run
-
-
-def _torch_backward(where: Setting, forward: Callable[[], Any], inputs: Sequence[Any], g: np.ndarray, backward: bool) -> Callable[[], Any]:
-    if not backward:
-        return forward
-    upstream = where.torch_tensor(g)
-    return lambda: list(where.torch.autograd.grad(forward(), inputs, upstream))

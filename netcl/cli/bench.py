@@ -13,7 +13,7 @@ from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, m
 Times = Mapping[str, float]  # seconds by device
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", action="append", help="as NETCL_DEVICE; may be repeated. Without: NumPy and every device that is no simulator"
     )
@@ -29,15 +29,16 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {fault}") from fault
 
 
-@command("bench", _arguments)
+@command("bench", _bench_arguments)
 def bench(args: argparse.Namespace) -> int:
     """Time common problems on this machine's devices, and torch if it is there; say which device to use for which size."""
     from netcl.bench import harness
 
     chosen = [(group, case) for group, cases in groups().items() for case in cases if args.cases.search(case.name)]
     if not chosen:
-        raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {_examples()}", cases=args.cases.pattern))
-    settings = _named([harness.setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
+        examples = ", ".join(repr(cases[0].name) for cases in groups().values())
+        raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {examples}", cases=args.cases.pattern))
+    settings = _settings_by_name([harness.setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
     if first.torch is None:
@@ -70,10 +71,6 @@ def groups() -> dict[str, list[Any]]:
     }
 
 
-def _examples() -> str:
-    return ", ".join(repr(cases[0].name) for cases in groups().values())
-
-
 def _selectors() -> list[Any]:
     from netcl.core.device import manager
 
@@ -81,7 +78,7 @@ def _selectors() -> list[Any]:
     return ["cpu", *found]
 
 
-def _named(settings: Sequence[Any]) -> dict[str, Any]:
+def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
     """Settings by the name of their device, with its platform where two have one name."""
     names = ["NumPy" if s.handle.backend == "cpu" else s.handle.device_name for s in settings]
     return {f"{n} ({s.handle.platform_name})" if names.count(n) > 1 else n: s for n, s in zip(names, settings, strict=True)}
@@ -128,12 +125,12 @@ def advice(group: str, found: Mapping[str, Times]) -> list[str]:
             behind.append(f"{case} ({ours[best] / times['torch']:.1f} times)")
     if not parts:
         return []
-    spans = [f"{parts[0][0]} for all of them"] if len(parts) == 1 else [f"{name} for {_span(cases)}" for name, cases in parts]
+    spans = [f"{parts[0][0]} for all of them"] if len(parts) == 1 else [f"{name} for {_case_span(cases)}" for name, cases in parts]
     line = f"{group}: {'; '.join(spans)}"
     return [line, *([f"  torch is faster than all of them for {', '.join(behind)}"] if behind else [])]
 
 
-def _span(cases: Sequence[str]) -> str:
+def _case_span(cases: Sequence[str]) -> str:
     return cases[0] if len(cases) == 1 else f"{cases[0]} to {cases[-1]}"
 
 

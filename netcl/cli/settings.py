@@ -11,7 +11,7 @@ from netcl.core.errors import EnvironmentVariableError
 
 
 @command("env")
-def environment(args: argparse.Namespace) -> int:
+def show_environment(args: argparse.Namespace) -> int:
     """Every variable netcl reads, with its value; status 1 if one holds nonsense."""
     rows, errors = [], list[str]()
     for variable in env.VARIABLES.values():

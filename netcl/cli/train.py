@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import CommandError, columns, command, pick_device, say, table, whole
+from netcl.cli.command import CommandError, command, pick_device, say, table, terminal_columns, whole
 from netcl.core.errors import ShapeError, message
 
 
@@ -53,11 +53,11 @@ def _recipe(args: argparse.Namespace) -> Any:
         path = Path(args.file)
         recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
     given = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
-    chosen = {name: _options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
+    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
     return recipe.changed(chosen)
 
 
-def _options(pairs: list[str]) -> dict[str, Any]:
+def _parsed_options(pairs: list[str]) -> dict[str, Any]:
     """``["n_layer=2", "norm=rms"]`` as a dictionary."""
     found = {}
     for pair in pairs:
@@ -156,7 +156,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("generate", _generate_arguments)
 @_told_in_a_line()
-def generate(args: argparse.Namespace) -> int:
+def generate_text(args: argparse.Namespace) -> int:
     """Write text with the model of a run."""
     from netcl.nn.gpt import check_sampling
     from netcl.trainer.run import generate as write
@@ -178,7 +178,7 @@ def _trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("trace", _trace_arguments)
 @_told_in_a_line()
-def trace(args: argparse.Namespace) -> int:
+def trace_training(args: argparse.Namespace) -> int:
     """Trace the kernels of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""
     from netcl.profiling.report import COLUMNS, cells_of, text_table
     from netcl.trainer.run import trace_run
@@ -189,7 +189,7 @@ def trace(args: argparse.Namespace) -> int:
     found = trace_run(_recipe(args), handle, args.steps)
     found.save_trace(args.out)
     say(found.summary())
-    lines, room = text_table(found.rows), columns()
+    lines, room = text_table(found.rows), terminal_columns()
     fits = room is None or max(map(len, lines.splitlines())) <= room
     print(lines if fits else table(COLUMNS, [cells_of(row) for row in found.rows]))
     print(f"trace  {args.out}")

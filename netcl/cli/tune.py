@@ -33,7 +33,7 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[int], np.ndarray]]
     }
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
+def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in SIZES.items())}")
     parser.add_argument("sizes", nargs="*", type=int, help="of a matmul or conv2d")
     parser.add_argument("--batch", type=whole(1), default=8, help="samples in a batch of the model")
@@ -44,7 +44,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="measure also what is already known")
 
 
-@command("tune", _arguments)
+@command("tune", _tune_arguments)
 def tune(args: argparse.Namespace) -> int:
     """Find the fastest kernels for a model, a product or a convolution on this machine, and keep them."""
     from netcl.core.device import device

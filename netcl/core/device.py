@@ -265,9 +265,9 @@ class DeviceManager:
         names = env.value("NETCL_VISIBLE_DEVICES")
         if not names or names == ("none",):
             return [] if names else kept
-        visible = [f for f in kept if any(_named(name, f) for name in names)]
+        visible = [f for f in kept if any(_matches(name, f) for name in names)]
         for name in names:
-            if not any(_named(name, f) for f in kept):
+            if not any(_matches(name, f) for f in kept):
                 there = ", ".join(f"{f.index} {f.profile.platform}" for f in kept) or "none"
                 what = "NETCL_VISIBLE_DEVICES names a device that does not exist"
                 raise EnvironmentVariableError(message("env", what, f"there are: {there}", value=repr(name)))
@@ -286,7 +286,7 @@ class DeviceManager:
             return self._numpy
         if device == "gpu":
             return self._gpu(strict)
-        best = self._handle_for(_pick(device, self.found()))
+        best = self._handle_for(_device_named(device, self.found()))
         return self._numpy if best is None and device == "auto" else best
 
     def _resolve_object(self, thing: Any) -> DeviceHandle | None:
@@ -299,15 +299,15 @@ class DeviceManager:
         if hasattr(thing, "create_sub_devices"):  # a cl.Device
             return self._make(thing)
         if callable(thing):
-            return self._handle_for(_best([f for f in self.found() if thing(f.profile)], named=True))
+            return self._handle_for(_highest_score([f for f in self.found() if thing(f.profile)], named=True))
         raise DeviceError(message("device", "not a device selector", f"use {SELECTORS}", selector=repr(thing)))
 
     def _gpu(self, strict: bool) -> DeviceHandle | None:
         found = self.found()
-        gpu = _best([f for f in found if f.profile.device_type == "gpu"])
+        gpu = _highest_score([f for f in found if f.profile.device_type == "gpu"])
         if gpu is not None or strict:
             return self._handle_for(gpu)
-        handle = self._handle_for(_best(found))
+        handle = self._handle_for(_highest_score(found))
         if handle is not None and not self._warned_no_gpu:
             self._warned_no_gpu = True
             remedy = 'device("gpu", strict=True) refuses instead, device("auto") does not ask for a GPU'
@@ -327,7 +327,7 @@ class DeviceManager:
                 properties = cl.command_queue_properties.PROFILING_ENABLE if env.value("NETCL_PROFILE_EVENTS") else 0
                 context = cl.Context([dev])
                 handle = self._by_device[dev] = self._handle(context, cl.CommandQueue(context, dev, properties=properties))
-                _tell(f"device: {handle.device_name} ({handle.device_type}) of {handle.platform_name}")
+                _debug(f"device: {handle.device_name} ({handle.device_type}) of {handle.platform_name}")
             return self._by_device[dev]
 
     def _handle(self, context: Any, queue: Any) -> DeviceHandle:
@@ -354,7 +354,7 @@ def _devices_of(platform: Any) -> list[Any]:
         return []
 
 
-def _named(selector: str, found: Found) -> bool:
+def _matches(selector: str, found: Found) -> bool:
     """Whether a name, a number or ``gpu``, ``cl:cpu`` ... means this device."""
     low = selector.strip().lower()
     if re.fullmatch(r"\d+:\d+", low):
@@ -363,29 +363,29 @@ def _named(selector: str, found: Found) -> bool:
     return found.profile.device_type == kind[1] if kind else low in found.words
 
 
-def _best(found: list[Found], named: bool = False) -> Found | None:
+def _highest_score(found: list[Found], named: bool = False) -> Found | None:
     """The highest score; simulators, software GPUs and unavailable devices only if they were named."""
     ranked = [(score(f.profile), -position, f) for position, f in enumerate(found)]
     fit = [row for row in ranked if named or row[0][0] >= 0]
     return max(fit, key=lambda row: row[:2])[2] if fit else None
 
 
-def _pick(selector: str | int, found: list[Found]) -> Found | None:
+def _device_named(selector: str | int, found: list[Found]) -> Found | None:
     """The device a selector other than ``cpu`` and ``gpu`` means."""
     if isinstance(selector, int) or selector.isdecimal():
         number = int(selector)
         return found[number] if 0 <= number < len(found) else None
     if selector in ("auto", "cl"):
-        return _best(found)
+        return _highest_score(found)
     numbered = re.fullmatch(r"(?:cl:)?(gpu|cpu|accel):(\d+)", selector)
     if numbered:
         same = [f for f in found if f.profile.device_type == numbered[1] and score(f.profile)[0] >= 0]
         return same[int(numbered[2])] if int(numbered[2]) < len(same) else None
     kind = re.fullmatch(r"cl:(gpu|cpu|accel)|accel", selector) is not None
-    return _best([f for f in found if _named(selector, f)], named=not kind)
+    return _highest_score([f for f in found if _matches(selector, f)], named=not kind)
 
 
-def _tell(text: str) -> None:
+def _debug(text: str) -> None:
     """To stderr if NETCL_DEBUG asks for it, whether or not the program configured logging."""
     if env.value("NETCL_DEBUG") >= 1:
         if not log.hasHandlers():
@@ -421,7 +421,7 @@ manager = DeviceManager()
 dispatch.fill("half_arithmetic_probe", manager.half_arithmetic)
 
 
-class _Active(threading.local):
+class _EnteredDevices(threading.local):
     """The devices the current thread has entered, innermost last, and what was set."""
 
     def __init__(self) -> None:
@@ -429,7 +429,7 @@ class _Active(threading.local):
         self.base: DeviceHandle | None = None
 
 
-_active = _Active()
+_active = _EnteredDevices()
 
 
 class device:

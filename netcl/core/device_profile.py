@@ -12,7 +12,7 @@ from netcl.core.capabilities import DeviceProfile
 
 
 @dataclass(frozen=True)
-class Family:
+class DeviceFamily:
     """A row of the table of families; the first that matches names the device."""
 
     brand: str
@@ -37,39 +37,39 @@ class Quirk:
 GPU, CPU = ("gpu",), ("cpu",)
 _NVIDIA, _AMD = r"nvidia", r"\bamd\b|advanced micro devices|radeon"
 
-FAMILIES: tuple[Family, ...] = (
-    Family("oclgrind", "simulator", platform="oclgrind"),
-    Family("intel", "fpga-emulator", platform="fpga emulation"),
-    Family("mesa", "software-gpu", name="llvmpipe|softpipe|swrast|lavapipe"),
-    Family("pocl", "pocl-cpu", platform="portable computing language|pocl", types=CPU),
-    Family("intel", "intel-cpu", platform="intel", types=CPU),
-    Family("amd", "amd-cpu", platform="amd|advanced micro devices", types=CPU),
-    Family("mesa", "rusticl-cpu", platform="rusticl|clover", types=CPU),
-    Family("apple", "apple-cpu", platform="apple", types=CPU),
-    Family("nvidia", "blackwell", name=r"rtx (pro )?[56]0\d\d|rtx 50|\bg?b[1-3]00\b", vendor=_NVIDIA),
-    Family("nvidia", "hopper", name=r"\bg?h[12]00\b|\bh800\b|\bh20\b", vendor=_NVIDIA),
-    Family("nvidia", "ada", name=r"rtx 40|\bl4\b|\bl40s?\b|ada\b", vendor=_NVIDIA),
-    Family("nvidia", "ampere", name=r"rtx 30|\ba(2|10|16|30|40|100|800)\b|rtx a\d|orin", vendor=_NVIDIA),
-    Family("nvidia", "turing", name=r"rtx 20|gtx 16|\bt4\b|quadro rtx|titan rtx", vendor=_NVIDIA),
-    Family("nvidia", "volta", name=r"v100|titan v\b|xavier", vendor=_NVIDIA),
-    Family("nvidia", "pascal", name=r"gtx 10|\bp(4|40|100)\b|titan x", vendor=_NVIDIA),
-    Family("nvidia", "nvidia", vendor=_NVIDIA),
-    Family("amd", "rdna4", name=r"gfx12|navi4|rx 90\d\d", vendor=_AMD),
-    Family("amd", "rdna3", name=r"gfx11|navi3|rx 7\d\d\d", vendor=_AMD),
-    Family("amd", "rdna2", name=r"gfx103|navi2|rx 6\d\d\d", vendor=_AMD),
-    Family("amd", "rdna1", name=r"gfx101|navi1|rx 5[5-7]\d\d", vendor=_AMD),
-    Family("amd", "cdna", name=r"gfx908|gfx90a|gfx94|gfx95|\bmi[123]\d\d", vendor=_AMD),
-    Family("amd", "gcn", vendor=_AMD),
-    Family("intel", "xe-hpc", name=r"gpu max|ponte vecchio", vendor="intel", types=GPU),
-    Family("intel", "arc", name=r"\barc\b|gpu flex", vendor="intel", types=GPU),
-    Family("intel", "xe", name=r"iris\W*xe|\bxe\b|uhd graphics 7[3-7]\d|graphics \[0x", vendor="intel", types=GPU),
-    Family("intel", "gen9", name=r"hd graphics (5|6)\d\d|iris.*(plus|5\d\d|6\d\d)|gen9", vendor="intel", types=GPU),
-    Family("intel", "intel-gpu", vendor="intel", types=GPU),
-    Family("apple", "apple", vendor="apple"),
-    Family("arm", "mali", name="mali|immortalis"),
-    Family("qualcomm", "adreno", name="adreno", types=GPU),
-    Family("qualcomm", "adreno", vendor="qualcomm", types=GPU),
-    Family("mesa", "rusticl-gpu", platform="rusticl|clover", types=GPU),
+FAMILIES: tuple[DeviceFamily, ...] = (
+    DeviceFamily("oclgrind", "simulator", platform="oclgrind"),
+    DeviceFamily("intel", "fpga-emulator", platform="fpga emulation"),
+    DeviceFamily("mesa", "software-gpu", name="llvmpipe|softpipe|swrast|lavapipe"),
+    DeviceFamily("pocl", "pocl-cpu", platform="portable computing language|pocl", types=CPU),
+    DeviceFamily("intel", "intel-cpu", platform="intel", types=CPU),
+    DeviceFamily("amd", "amd-cpu", platform="amd|advanced micro devices", types=CPU),
+    DeviceFamily("mesa", "rusticl-cpu", platform="rusticl|clover", types=CPU),
+    DeviceFamily("apple", "apple-cpu", platform="apple", types=CPU),
+    DeviceFamily("nvidia", "blackwell", name=r"rtx (pro )?[56]0\d\d|rtx 50|\bg?b[1-3]00\b", vendor=_NVIDIA),
+    DeviceFamily("nvidia", "hopper", name=r"\bg?h[12]00\b|\bh800\b|\bh20\b", vendor=_NVIDIA),
+    DeviceFamily("nvidia", "ada", name=r"rtx 40|\bl4\b|\bl40s?\b|ada\b", vendor=_NVIDIA),
+    DeviceFamily("nvidia", "ampere", name=r"rtx 30|\ba(2|10|16|30|40|100|800)\b|rtx a\d|orin", vendor=_NVIDIA),
+    DeviceFamily("nvidia", "turing", name=r"rtx 20|gtx 16|\bt4\b|quadro rtx|titan rtx", vendor=_NVIDIA),
+    DeviceFamily("nvidia", "volta", name=r"v100|titan v\b|xavier", vendor=_NVIDIA),
+    DeviceFamily("nvidia", "pascal", name=r"gtx 10|\bp(4|40|100)\b|titan x", vendor=_NVIDIA),
+    DeviceFamily("nvidia", "nvidia", vendor=_NVIDIA),
+    DeviceFamily("amd", "rdna4", name=r"gfx12|navi4|rx 90\d\d", vendor=_AMD),
+    DeviceFamily("amd", "rdna3", name=r"gfx11|navi3|rx 7\d\d\d", vendor=_AMD),
+    DeviceFamily("amd", "rdna2", name=r"gfx103|navi2|rx 6\d\d\d", vendor=_AMD),
+    DeviceFamily("amd", "rdna1", name=r"gfx101|navi1|rx 5[5-7]\d\d", vendor=_AMD),
+    DeviceFamily("amd", "cdna", name=r"gfx908|gfx90a|gfx94|gfx95|\bmi[123]\d\d", vendor=_AMD),
+    DeviceFamily("amd", "gcn", vendor=_AMD),
+    DeviceFamily("intel", "xe-hpc", name=r"gpu max|ponte vecchio", vendor="intel", types=GPU),
+    DeviceFamily("intel", "arc", name=r"\barc\b|gpu flex", vendor="intel", types=GPU),
+    DeviceFamily("intel", "xe", name=r"iris\W*xe|\bxe\b|uhd graphics 7[3-7]\d|graphics \[0x", vendor="intel", types=GPU),
+    DeviceFamily("intel", "gen9", name=r"hd graphics (5|6)\d\d|iris.*(plus|5\d\d|6\d\d)|gen9", vendor="intel", types=GPU),
+    DeviceFamily("intel", "intel-gpu", vendor="intel", types=GPU),
+    DeviceFamily("apple", "apple", vendor="apple"),
+    DeviceFamily("arm", "mali", name="mali|immortalis"),
+    DeviceFamily("qualcomm", "adreno", name="adreno", types=GPU),
+    DeviceFamily("qualcomm", "adreno", vendor="qualcomm", types=GPU),
+    DeviceFamily("mesa", "rusticl-gpu", platform="rusticl|clover", types=GPU),
 )
 
 # NVIDIA tells the generation by number, which never goes out of date as names do.
@@ -128,7 +128,7 @@ class ExtendedDeviceProfile(DeviceProfile):
         return any(quirk.name == name for quirk in self.quirks)
 
 
-def _found(pattern: str, text: str) -> bool:
+def _fits(pattern: str, text: str) -> bool:
     return not pattern or re.search(pattern, text, re.I) is not None
 
 
@@ -139,7 +139,7 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
         return "nvidia", next(names, "nvidia")
     for row in FAMILIES:
         typed = not row.types or profile.device_type in row.types
-        if typed and _found(row.platform, profile.platform) and _found(row.vendor, profile.vendor) and _found(row.name, profile.name):
+        if typed and _fits(row.platform, profile.platform) and _fits(row.vendor, profile.vendor) and _fits(row.name, profile.name):
             return row.brand, row.family
     return "other", "other"
 
@@ -147,6 +147,6 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
 def extend(profile: DeviceProfile) -> ExtendedDeviceProfile:
     """Look the device up in the tables."""
     brand, family = family_of(profile)
-    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _found(q.device, profile.name))
+    quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _fits(q.device, profile.name))
     facts = {f.name: getattr(profile, f.name) for f in fields(DeviceProfile)}
     return ExtendedDeviceProfile(**facts, brand=brand, family=family, quirks=quirks)

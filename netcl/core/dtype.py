@@ -66,7 +66,7 @@ class DType:
         return self.rank >= 40
 
 
-def _row(name: str, storage: str, c_storage: str, c_compute: str, rank: int, load="p[i]", store="p[i] = (x)", host="") -> DType:
+def _dtype_row(name: str, storage: str, c_storage: str, c_compute: str, rank: int, load="p[i]", store="p[i] = (x)", host="") -> DType:
     return DType(dtype(name), np.dtype(storage), np.dtype(host or storage), c_storage, c_compute, load, store, rank)
 
 
@@ -76,14 +76,14 @@ _BF16_STORE = "p[i] = netcl_to_bfloat16(x)"
 DTYPES: dict[str, DType] = {  # keyed by the one object of each dtype: a look-up by that compares nothing
     row.name: row
     for row in (
-        _row("bool", "bool", "uchar", "int", 0, store="p[i] = (uchar)((x) != 0)"),
-        _row("uint8", "uint8", "uchar", "int", 10),
-        _row("int32", "int32", "int", "int", 20),
-        _row("int64", "int64", "long", "long", 30),
-        _row("float16", "float16", "half", "float", 40, load="vload_half(i, p)", store="vstore_half_rte(x, i, p)"),
-        _row("bfloat16", "uint16", "ushort", "float", 41, load="as_float((uint)(p[i]) << 16)", store=_BF16_STORE, host="float32"),
-        _row("float32", "float32", "float", "float", 50),
-        _row("float64", "float64", "double", "double", 60),
+        _dtype_row("bool", "bool", "uchar", "int", 0, store="p[i] = (uchar)((x) != 0)"),
+        _dtype_row("uint8", "uint8", "uchar", "int", 10),
+        _dtype_row("int32", "int32", "int", "int", 20),
+        _dtype_row("int64", "int64", "long", "long", 30),
+        _dtype_row("float16", "float16", "half", "float", 40, load="vload_half(i, p)", store="vstore_half_rte(x, i, p)"),
+        _dtype_row("bfloat16", "uint16", "ushort", "float", 41, load="as_float((uint)(p[i]) << 16)", store=_BF16_STORE, host="float32"),
+        _dtype_row("float32", "float32", "float", "float", 50),
+        _dtype_row("float64", "float64", "double", "double", 60),
     )
 }
 _BFLOAT16, _FLOAT32, _FLOAT64 = (DTYPES[name] for name in ("bfloat16", "float32", "float64"))

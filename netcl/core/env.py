@@ -23,7 +23,7 @@ def _flag(text: str) -> bool:
     return low in _ON
 
 
-def _choice(*legal: str) -> Callable[[str], str]:
+def _one_of_words(*legal: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         low = text.strip().lower()
         if low not in legal:
@@ -33,7 +33,7 @@ def _choice(*legal: str) -> Callable[[str], str]:
     return parse
 
 
-def _positive(text: str) -> float:
+def _positive_number(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
         raise ValueError
@@ -47,7 +47,7 @@ def _level(text: str) -> int:
     return value
 
 
-def _elements(text: str) -> int:
+def _least_elements(text: str) -> int:
     """``0`` or off: never; ``1`` or on: from a size that pays; else that many elements."""
     low = text.strip().lower()
     value = int(low) if low.isdigit() else _flag(low)
@@ -59,7 +59,7 @@ def _autotune(text: str) -> tuple[str, float | None]:
     mode, _, seconds = text.strip().lower().partition(":")
     if mode not in ("off", "on", "force"):
         raise ValueError
-    return mode, _positive(seconds) if seconds else None
+    return mode, _positive_number(seconds) if seconds else None
 
 
 def _indices(text: str) -> tuple[str, ...]:
@@ -98,28 +98,28 @@ _ROWS = (
     Variable("NETCL_VISIBLE_DEVICES", _indices, "", "selectors separated by commas: 0:0,1:0 or pocl",
              "Only these devices are seen; empty means all."),
     Variable("NETCL_CACHE_DIR", _path, "", "a folder", "Where compiled kernels and measured configurations are kept."),
-    Variable("NETCL_KERNEL_STRATEGY", _choice("auto", "portable", "optimized"), "auto", "auto, portable, optimized",
+    Variable("NETCL_KERNEL_STRATEGY", _one_of_words("auto", "portable", "optimized"), "auto", "auto, portable, optimized",
              "Forces portable or optimized kernels; auto decides by the device."),
     Variable("NETCL_CONV_WINOGRAD", _flag, "1", "0, 1", "0 disables the selection of Winograd for 3x3 convolutions."),
     Variable("NETCL_CONV_TILED_LOCAL", _flag, "0", "0, 1", "1 allows the tiled-local convolution on small outputs."),
     Variable("NETCL_AMX", _flag, "0", "0, 1", "1 lets products use the AMX tile registers of x86 CPUs that have them (amx_bf16)."),
     Variable("NETCL_MATRIX_UNITS", _flag, "1", "0, 1",
              "0 forbids the matrix units of NVIDIA GPUs (compute capability 8.0 and more), which are used once a check found them right."),
-    Variable("NETCL_MAX_CACHED_GB", _positive, "4", "a number of gigabytes, 0 or more",
+    Variable("NETCL_MAX_CACHED_GB", _positive_number, "4", "a number of gigabytes, 0 or more",
              "How much free device memory a PersistentBufferPool may keep."),
     Variable("NETCL_ASYNC_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(async_copy=...)."),
     Variable("NETCL_PINNED_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(use_pinned=...)."),
     Variable("NETCL_PROFILE_EVENTS", _flag, "0", "0, 1", "1 requests profiling on every queue made from then on."),
     Variable("NETCL_AUTOTUNE", _autotune, "off", "off, on, force, or with a budget in seconds: on:5",
              "Whether unmeasured kernel configurations are measured at first use; the seconds are for the whole process, 10 by default."),
-    Variable("NETCL_FUSION", _elements, "1", "0, 1, or a number of elements",
+    Variable("NETCL_FUSION", _least_elements, "1", "0, 1, or a number of elements",
              "Chains of pointwise ops over large tensors, and products with what follows them, run as one kernel in plain eager code, when "
              "a value is first needed. 0 turns that off, a number says from how many elements on. Read once, when netcl is loaded."),
     Variable("NETCL_DEBUG", _level, "0", "0, 1, 2, 3, 4",
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
-    Variable("NETCL_COMM_TIMEOUT", _positive, "300", "seconds",
+    Variable("NETCL_COMM_TIMEOUT", _positive_number, "300", "seconds",
              "How long a distributed call waits for the other ranks before it names who is missing."),
-    Variable("NETCL_PROGRESS", _choice("auto", "rich", "plain", "off"), "auto", "auto, rich, plain, off",
+    Variable("NETCL_PROGRESS", _one_of_words("auto", "rich", "plain", "off"), "auto", "auto, rich, plain, off",
              "How progress is shown; auto is rich on a terminal and plain lines elsewhere."),
 )  # fmt: skip
 

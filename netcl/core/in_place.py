@@ -17,7 +17,7 @@ OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floord
 LOGICAL = ("and", "or", "xor")
 
 
-def _method(op: str) -> Callable[..., Any]:
+def _in_place_method(op: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return dispatch.call("in_place", op, self, *args, **kwargs)
 
@@ -26,7 +26,7 @@ def _method(op: str) -> Callable[..., Any]:
     return method
 
 
-def _logical(operator: str) -> Callable[[Any, Any], Any]:
+def _in_place_logical(operator: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         return dispatch.call("assign", self, getattr(self, operator)(other))
 
@@ -55,8 +55,8 @@ def install(tensor: Any) -> None:
     """Give the class of tensors its in-place methods and operators, and ``data``."""
     tensor.data = property(tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")
     for name in METHODS:
-        setattr(tensor, f"{name}_", _method(name))
+        setattr(tensor, f"{name}_", _in_place_method(name))
     for name, op in OPERATORS.items():
-        setattr(tensor, f"__i{name}__", _method(op))
+        setattr(tensor, f"__i{name}__", _in_place_method(op))
     for name in LOGICAL:
-        setattr(tensor, f"__i{name}__", _logical(f"__{name}__"))
+        setattr(tensor, f"__i{name}__", _in_place_logical(f"__{name}__"))

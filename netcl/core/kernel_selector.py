@@ -133,7 +133,7 @@ def _suits_tiled_local(p: Problem) -> bool:
     return env.value("NETCL_CONV_TILED_LOCAL") and math.prod(conv_output(p)) <= SMALL_CONV_OUTPUT
 
 
-def _wide(p: Problem) -> bool:
+def _takes_eight_lanes(p: Problem) -> bool:
     """Eight lanes where they fill a 128-bit load (two-byte dtypes) or where the device is that wide."""
     return dtypes.lookup(p.dtype).itemsize <= 2 or p.profile.vector_width >= 8
 
@@ -157,7 +157,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "elementwise": (
         Rule(V.ELEMENTWISE_SCALAR, lambda p: _work(p) <= ELEMENTWISE_SCALAR_LIMIT, SCALAR, "few elements"),
-        Rule(V.ELEMENTWISE_VECTORIZED, _wide, {"use_local_memory": False, "vector_width": 8}, "wide loads"),
+        Rule(V.ELEMENTWISE_VECTORIZED, _takes_eight_lanes, {"use_local_memory": False, "vector_width": 8}, "wide loads"),
         Rule(V.ELEMENTWISE_VECTORIZED, _always, {"use_local_memory": False, "vector_width": 4}, "128-bit loads"),
     ),
     "reduction": (
@@ -242,7 +242,7 @@ def is_named(config: KernelConfig) -> bool:
     return "why" not in config.extra
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+def _two(value: int | Sequence[int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
@@ -291,7 +291,7 @@ class KernelSelector:
         dtype: str = "float32", dilation: int | Sequence[int] = 1, groups: int = 1,
     ) -> KernelConfig:  # fmt: skip
         """CPUs: im2col. Else 1x1: implicit GEMM, 3x3 stride 1: Winograd, the rest: implicit GEMM."""
-        flags = {"stride": _pair(stride), "pad": _pair(pad), "dilation": _pair(dilation), "groups": groups}
+        flags = {"stride": _two(stride), "pad": _two(pad), "dilation": _two(dilation), "groups": groups}
         return self._answer("conv2d", (N, C, H, W, F, KH, KW), dtype, flags, shapes=((N, C, H, W), (F, C // groups, KH, KW)))
 
     def select_elementwise_kernel(self, n: int, dtype: str = "float32") -> KernelConfig:
@@ -387,7 +387,7 @@ def _matmul_shapes(shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], di
 def _conv_shapes(shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], dict[str, Any]]:
     (n, c, h, w), (f, per_group, kh, kw), *rest = shapes
     defaults = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1)}
-    flags: dict[str, Any] = {name: _pair(tuple(rest[i])) if len(rest) > i else value for i, (name, value) in enumerate(defaults.items())}
+    flags: dict[str, Any] = {name: _two(tuple(rest[i])) if len(rest) > i else value for i, (name, value) in enumerate(defaults.items())}
     return (n, c, h, w, f, kh, kw), flags | {"groups": c // per_group}
 
 

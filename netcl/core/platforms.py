@@ -200,7 +200,7 @@ def _linker_configuration(file: Path) -> Iterator[Path]:
             yield Path(line)
 
 
-def _resolve(library: str, folders: Iterable[Path]) -> str | None:
+def _linked_file(library: str, folders: Iterable[Path]) -> str | None:
     """The file the dynamic linker would take for ``library``."""
     if os.path.isabs(library):
         return library if os.path.exists(library) else None
@@ -222,11 +222,11 @@ def _in_folder(folder: Path, origin: str, known: bool, places: Places) -> Iterat
     else:
         files = [folder] if folder.suffix == ".icd" else []
         if not files and ".so" in folder.name:
-            yield Runtime(folder.name, str(folder), _resolve(str(folder), places.library_folders), origin, str(folder), known)
+            yield Runtime(folder.name, str(folder), _linked_file(str(folder), places.library_folders), origin, str(folder), known)
     for file in files:
         library = _read_icd(file)
         if library:
-            yield Runtime(file.stem, library, _resolve(library, places.library_folders), origin, str(file), known)
+            yield Runtime(file.stem, library, _linked_file(library, places.library_folders), origin, str(file), known)
 
 
 def _in_wheels(places: Places) -> Iterator[Runtime]:
@@ -234,7 +234,7 @@ def _in_wheels(places: Places) -> Iterator[Runtime]:
     folder = places.wheel_folder
     for file in sorted(folder.glob("*.icd")) if folder else ():
         library = _read_icd(file)
-        path = _resolve(library, [file.parent, *places.library_folders])
+        path = _linked_file(library, [file.parent, *places.library_folders])
         yield Runtime(file.stem, path or library, path, "wheel", str(file), places.bundled_loader)
 
 
@@ -253,15 +253,15 @@ def _in_prefix(prefix: Path) -> Iterator[Runtime]:
 
 def _loose_drivers(places: Places) -> Iterator[Runtime]:
     for name, candidates in places.drivers:
-        path = next(filter(None, (_resolve(library, places.library_folders) for library in candidates)), None)
+        path = next(filter(None, (_linked_file(library, places.library_folders) for library in candidates)), None)
         if path:
             yield Runtime(name, path, path, "driver library", path, False)
 
 
-def _named(places: Places) -> Iterator[Runtime]:
+def _named_runtimes(places: Places) -> Iterator[Runtime]:
     for library in places.named:
         name = Path(library).name.removeprefix("lib").split(".")[0]
-        yield Runtime(name, library, _resolve(library, places.library_folders), "OCL_ICD_FILENAMES", library, False)
+        yield Runtime(name, library, _linked_file(library, places.library_folders), "OCL_ICD_FILENAMES", library, False)
 
 
 def gather(places: Places) -> list[Runtime]:
@@ -270,7 +270,7 @@ def gather(places: Places) -> list[Runtime]:
     found += _in_wheels(places)
     found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, "system", False, places)]
     found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
-    found += [*_named(places), *_loose_drivers(places)]
+    found += [*_named_runtimes(places), *_loose_drivers(places)]
     unique: dict[str, Runtime] = {}
     for runtime in found:
         unique.setdefault(runtime.key, runtime)
@@ -350,7 +350,7 @@ def _folder_for(key: str) -> Path:
     return folder
 
 
-def _write(file: Path, text: str) -> None:
+def _write_whole(file: Path, text: str) -> None:
     if file.is_file() and file.read_text(errors="replace") == text:
         return
     handle, temporary = tempfile.mkstemp(dir=file.parent)
@@ -384,8 +384,8 @@ def register(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
     # pyopencl's loader reads the wheels' folder in any case: naming those again would show their platforms twice.
     listed = [r for r in checked if not r.error and not (r.known and r.origin == "wheel")]
     for index, runtime in enumerate(listed):
-        _write(folder / f"{index:02d}-{runtime.name}.icd", runtime.library + "\n")
-    _write(folder / MARK, json.dumps({"left_out": left_out, "runtimes": [r.library for r in listed]}, indent=1))
+        _write_whole(folder / f"{index:02d}-{runtime.name}.icd", runtime.library + "\n")
+    _write_whole(folder / MARK, json.dumps({"left_out": left_out, "runtimes": [r.library for r in listed]}, indent=1))
     return folder, checked
 
 

@@ -45,11 +45,11 @@ class Recorder(Protocol):
     def check(self, tensor: Any, function: Callable[[Any], None]) -> None: ...
 
 
-class _Active(threading.local):
+class _ActiveRecorder(threading.local):
     recorder: Recorder | None = None
 
 
-active = _Active()
+active = _ActiveRecorder()
 listening = 0  # how many recorders are at work in whatever thread; every allocation asks, and asking a thread's own costs ten times as much
 #: What else a recorded program rests on, asked at every call: autograd and autocast say here in which mode they are.
 modes: list[Callable[[], Any]] = []

@@ -36,7 +36,7 @@ def queues_of(devices: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _check(name: str, tensors: Tensors, alike: bool = True) -> list[Tensor]:
+def _checked_tensors(name: str, tensors: Tensors, alike: bool = True) -> list[Tensor]:
     given = list(tensors)
     if not given:
         raise ShapeError(message(name, "there are no tensors"))
@@ -80,7 +80,7 @@ def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
     >>> [t.tolist() for t in all_reduce([a, b])]
     [[11.0, 22.0], [11.0, 22.0]]
     """
-    given = _check("all_reduce", tensors)
+    given = _checked_tensors("all_reduce", tensors)
     check_op("all_reduce", op, given[0].dtype)
     if len(given) == 1:
         return given
@@ -99,11 +99,11 @@ BUCKET = 1 << 22
 def all_reduce_each(rows: Iterable[Tensors], op: str = "sum") -> None:
     """:func:`all_reduce` of many rows of tensors; while one bucket of them is summed on the host, the next is on its way there."""
     waiting: list[tuple[list[Tensor], list[Any]]] = []
-    for bucket in _buckets(_check("all_reduce", row) for row in rows):
+    for bucket in _buckets(_checked_tensors("all_reduce", row) for row in rows):
         coming = [(row, [] if len(row) == 1 or _one_queue(row) else [t.to_host_async() for t in row]) for row in bucket]
-        _finish(waiting, op)
+        _finish_rows(waiting, op)
         waiting = coming
-    _finish(waiting, op)
+    _finish_rows(waiting, op)
 
 
 def _buckets(rows: Iterable[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
@@ -117,7 +117,7 @@ def _buckets(rows: Iterable[list[Tensor]]) -> Iterator[list[list[Tensor]]]:
         yield bucket
 
 
-def _finish(rows: Sequence[tuple[list[Tensor], list[Any]]], op: str) -> None:
+def _finish_rows(rows: Sequence[tuple[list[Tensor], list[Any]]], op: str) -> None:
     for row, copies in rows:
         if not copies:
             all_reduce(row, op)
@@ -132,7 +132,7 @@ def all_reduce_p2p(tensors: Tensors, op: str = "sum") -> list[Tensor]:
 
     Device i is sent its piece by all others, reduces it, and sends the result to all: the ring's amount of bytes per device.
     """
-    given = _check("all_reduce_p2p", tensors)
+    given = _checked_tensors("all_reduce_p2p", tensors)
     check_op("all_reduce_p2p", op, given[0].dtype)
     if len(given) == 1 or _one_queue(given) or not given[0].size:
         return all_reduce(given, op)
@@ -150,7 +150,7 @@ def all_reduce_p2p(tensors: Tensors, op: str = "sum") -> list[Tensor]:
 
 def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
     """The reduction of the tensors, written into the one at ``root``, which is returned."""
-    given = _check("reduce", tensors)
+    given = _checked_tensors("reduce", tensors)
     check_op("reduce", op, given[0].dtype)
     _check_root("reduce", given, root)
     if _one_queue(given):
@@ -161,7 +161,7 @@ def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
 
 def broadcast(tensors: Tensors, root: int = 0) -> list[Tensor]:
     """Overwrite every tensor with the one at ``root``."""
-    given = _check("broadcast", tensors)
+    given = _checked_tensors("broadcast", tensors)
     _check_root("broadcast", given, root)
     others = [t for i, t in enumerate(given) if i != root]
     near = [t for t in others if t.queue is given[root].queue]
@@ -193,7 +193,7 @@ def split_rows(values: Any, count: int, weights: Sequence[float] | None = None) 
     return [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def _joined(name: str, given: Tensors, axis: int) -> np.ndarray:
+def _joined_on_host(name: str, given: Tensors, axis: int) -> np.ndarray:
     """All tensors joined along an axis, on the host."""
     if not -given[0].ndim <= axis < given[0].ndim or len({(*t.shape[:axis], *t.shape[axis:][1:], t.ndim) for t in given}) > 1:
         raise ShapeError(message(name, "shapes may differ only along the axis", shapes=[t.shape for t in given], axis=axis))
@@ -203,18 +203,18 @@ def _joined(name: str, given: Tensors, axis: int) -> np.ndarray:
 
 def gather(tensors: Tensors, root: int = 0, axis: int = 0) -> Tensor:
     """All tensors joined along ``axis`` on the device of the one at ``root``."""
-    given = _check("gather", tensors, alike=False)
+    given = _checked_tensors("gather", tensors, alike=False)
     _check_root("gather", given, root)
     if _one_queue(given):
         return ops.cat(given, axis)
-    return Tensor.from_host(given[root].queue, _joined("gather", given, axis), given[root].dtype)
+    return Tensor.from_host(given[root].queue, _joined_on_host("gather", given, axis), given[root].dtype)
 
 
 def all_gather(tensors: Tensors, axis: int = 0) -> list[Tensor]:
     """All tensors joined along ``axis``, on the device of each."""
-    given = _check("all_gather", tensors, alike=False)
+    given = _checked_tensors("all_gather", tensors, alike=False)
     if _one_queue(given):
         joined = ops.cat(given, axis)
         return [joined, *(joined._copy() for _ in given[1:])]
-    values = _joined("all_gather", given, axis)
+    values = _joined_on_host("all_gather", given, axis)
     return [Tensor.from_host(t.queue, values, t.dtype) for t in given]

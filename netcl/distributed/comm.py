@@ -9,6 +9,7 @@ array's bytes, which is the least any all-reduce can send, and all ranks get the
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -201,7 +202,8 @@ class World:
         """The arrays of all ranks, in order; they may differ in their shapes."""
         mine = np.ascontiguousarray(array)
         shapes = self.tell([list(mine.shape), mine.dtype.str], "all_gather")
-        found = self.collect("all_gather", mine.reshape(-1).view(np.uint8), [_nbytes(*shape) for shape in shapes])
+        lengths = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes]
+        found = self.collect("all_gather", mine.reshape(-1).view(np.uint8), lengths)
         return [part.view(kind).reshape(shape) for part, (shape, kind) in zip(found, shapes, strict=True)]
 
     def broadcast(self, array: Any, root: int = 0) -> np.ndarray:
@@ -232,10 +234,6 @@ class World:
     def _check_root(self, op: str, root: int) -> None:
         if not 0 <= root < self.size:
             raise ShapeError(message(op, "there is no such rank", root=root, world=self.size))
-
-
-def _nbytes(shape: Sequence[int], kind: str) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
 
 
 class _Coder:

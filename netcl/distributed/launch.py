@@ -64,11 +64,11 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
         command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
         job = subprocess.Popen(command, env=env.for_child(), preexec_fn=die_with_parent)
         with _handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: notes.leave("interrupt")}):
-            status = _watch(job, notes, ranks)
+            status = _watch_job(job, notes, ranks)
         return 128 + signal.SIGTERM if notes.has("interrupt") and status else status
 
 
-def _watch(job: subprocess.Popen[bytes], notes: Notes, ranks: int) -> int:
+def _watch_job(job: subprocess.Popen[bytes], notes: Notes, ranks: int) -> int:
     """The exit status of a job. mpiexec would wait forever for a rank that ended or hangs before MPI has started."""
     limit = float(env.value("NETCL_COMM_TIMEOUT"))
     late_at = time.monotonic() + limit
@@ -76,16 +76,16 @@ def _watch(job: subprocess.Popen[bytes], notes: Notes, ranks: int) -> int:
         if any(notes.has(f"failed.{rank}") for rank in range(ranks)):
             if (status := _wait(job, LAST_WORDS)) is not None:
                 return status
-            return _end(job, notes)
+            return _end_job(job, notes)
         absent = [str(rank) for rank in range(ranks) if not notes.has(f"joined.{rank}")]
         if absent and time.monotonic() > late_at:
             first = [rank for rank in absent if not notes.has(f"started.{rank}")] or absent
             sys.stderr.write(f"netcl: rank {', '.join(first)} did not start within {limit:g} s (NETCL_COMM_TIMEOUT); the job ends\n")
-            return _end(job, notes)
+            return _end_job(job, notes)
     return status
 
 
-def _end(job: subprocess.Popen[bytes], notes: Notes) -> int:
+def _end_job(job: subprocess.Popen[bytes], notes: Notes) -> int:
     """End the job: the guards end their ranks, mpiexec ends the guards."""
     notes.leave("end")
     job.terminate()

@@ -74,29 +74,29 @@ def convert_sync_batchnorm(module: Module, world: World) -> Module:
     """
 
     def synced(norm: _BatchNorm) -> _BatchNorm:
-        made = _again(SyncBatchNorm, norm)
+        made = _same_norm(SyncBatchNorm, norm)
         made.__dict__.update(world=world, plain=type(norm))
         return made
 
-    return _replaced(module, synced)
+    return _replaced_norms(module, synced)
 
 
 def without_sync(module: Module) -> Module:
     """A copy of a model with ordinary batch norms: what is saved, so that it can be loaded anywhere."""
-    return _replaced(copy.deepcopy(module), lambda norm: _again(norm.plain, norm) if isinstance(norm, SyncBatchNorm) else norm)
+    return _replaced_norms(copy.deepcopy(module), lambda norm: _same_norm(norm.plain, norm) if isinstance(norm, SyncBatchNorm) else norm)
 
 
-def _replaced(module: Module, change: Callable[[_BatchNorm], _BatchNorm]) -> Module:
+def _replaced_norms(module: Module, change: Callable[[_BatchNorm], _BatchNorm]) -> Module:
     if isinstance(module, _BatchNorm):
         return change(module)
     for name, child in list(module.named_children()):
-        new = _replaced(child, change)
+        new = _replaced_norms(child, change)
         if new is not child:
             setattr(module, name, new)
     return module
 
 
-def _again(kind: type[_BatchNorm], norm: _BatchNorm) -> _BatchNorm:
+def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm) -> _BatchNorm:
     """A batch norm of another kind over the very tensors of one: an optimizer made before keeps working."""
     made = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats).to(norm.queue)
     for name in ("weight", "bias", "running_mean", "running_var"):

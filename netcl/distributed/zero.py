@@ -76,7 +76,7 @@ class ShardedOptimizer:
             parts = self.world.collect("ShardedOptimizer", flat, [sum(p.size for p in share) for share in shares])
             for rank, (share, values) in enumerate(zip(shares, parts, strict=True)):
                 if rank != self.world.rank:
-                    _write(share, values)
+                    _write_back(share, values)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -110,7 +110,7 @@ def _owners(sizes: list[int], ranks: int) -> list[int]:
     return owner
 
 
-def _write(params: list[Tensor], values: np.ndarray) -> None:
+def _write_back(params: list[Tensor], values: np.ndarray) -> None:
     start = 0
     for p in params:
         p.from_host(values[start : start + p.size].reshape(p.shape))

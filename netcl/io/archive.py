@@ -85,7 +85,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     temporary = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
         with filling(target), open(temporary, "x+b") as file:
-            _lock(file.fileno())
+            _lock_file(file.fileno())
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -95,7 +95,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     _sync_folder(target.parent)
 
 
-def _lock(descriptor: int) -> bool:
+def _lock_file(descriptor: int) -> bool:
     """Mark a file as being written; the mark goes with the process, however that ends."""
     if fcntl is None:
         return True
@@ -110,7 +110,7 @@ def _sweep(folder: Path) -> None:
     """Remove what killed processes left half-written."""
     for path in folder.glob(".writing-*"):
         with suppress(OSError), open(path, "rb") as file:
-            if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock(file.fileno()):
+            if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock_file(file.fileno()):
                 path.unlink()
 
 

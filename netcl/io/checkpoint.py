@@ -59,11 +59,11 @@ def save_checkpoint(
         raise ValueError(message(SAVE, "a step is a number from 0 on", step=repr(step)))
     if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
         raise ValueError(message(SAVE, "at least one checkpoint must be kept", keep_last=keep_last))
-    target = _target(Path(path), int(step), keep_last)
+    target = _target_file(Path(path), int(step), keep_last)
     parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)
     states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
     states |= {
-        "random": _streams(model),
+        "random": _stream_states(model),
         "rng": {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()},
     }
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
@@ -82,12 +82,12 @@ def load_checkpoint(
     Everything given must be in the file, and fit. Checksums, names, shapes and dtypes are checked before anything is changed; should
     an object refuse its state nevertheless, those that were already loaded get their old state back.
     """
-    found = _found(Path(path))
+    found = _checkpoint_at(Path(path))
     step, state, run = _read(found, max_bytes)
     parts = _given(scheduler=scheduler, scaler=scaler, loader=loader, ema=ema, optimizer=optimizer, model=model)
     generators = _generators(rng, LOAD)
-    _check(parts, generators, state, found)
-    _restore(parts, state, found)
+    _check_fits(parts, generators, state, found)
+    _restore_parts(parts, state, found)
     for name, generator in generators.items():
         generator.bit_generator.state = state["rng"][name]
     _put_streams(model, state.get("random", []))
@@ -153,14 +153,14 @@ def _set_aside(path: Path) -> Path:
 # ---- files
 
 
-def _target(path: Path, step: int, keep_last: int | None) -> Path:
+def _target_file(path: Path, step: int, keep_last: int | None) -> Path:
     if path.is_dir() or keep_last is not None or not path.suffix:
         path.mkdir(parents=True, exist_ok=True)
         return path / f"step-{step:06d}.netcl"
     return path
 
 
-def _found(path: Path) -> Path:
+def _checkpoint_at(path: Path) -> Path:
     if not path.is_dir():
         if not path.exists():
             raise FileNotFoundError(message(LOAD, "there is no such checkpoint", file=path))
@@ -230,7 +230,7 @@ def _queues(model: Any) -> list[Any]:
     return found
 
 
-def _streams(model: Any) -> list[dict[str, int]]:
+def _stream_states(model: Any) -> list[dict[str, int]]:
     return [random.get_state(queue).as_dict() for queue in _queues(model)]
 
 
@@ -245,7 +245,7 @@ def _put_streams(model: Any, streams: list[dict[str, int]]) -> None:
 # ---- looking before changing
 
 
-def _check(parts: Mapping[str, Any], generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
+def _check_fits(parts: Mapping[str, Any], generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
     absent = [name for name in parts if name not in state]
     if absent:
         there = [name for name in state if name not in ("random", "rng", "extra")]
@@ -255,7 +255,7 @@ def _check(parts: Mapping[str, Any], generators: Mapping[str, np.random.Generato
         if name == "model":
             _check_model(own, state[name], path)
         else:
-            _check_alike(name, own, state[name], path)
+            _check_same_form(name, own, state[name], path)
     _check_random(generators, state, path)
 
 
@@ -270,7 +270,7 @@ def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
         raise refusal(LOAD, "weights have other dtypes than the model's", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
 
 
-def _check_alike(name: str, own: Any, given: Any, path: Path) -> None:
+def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
     """An optimizer's groups and sizes must be those of the one it is loaded into; other states need only be of the same form."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
@@ -308,17 +308,17 @@ def _is_stream(stream: Any) -> bool:
 # ---- changing
 
 
-def _restore(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
+def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
     """Load the parts, the model last; if one refuses, put back what the others had."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device
-                undo.callback(_snapshot(part))
+                undo.callback(_restorer(part))
             with refusing(LOAD, path, _NO_STATE):
                 part.load_state_dict(_on_device(state[name], getattr(part, "queue", None)))
         undo.pop_all()
 
 
-def _snapshot(part: Any) -> Callable[[], Any]:
+def _restorer(part: Any) -> Callable[[], Any]:
     packed, arrays = tree.pack(part.state_dict(), op=LOAD)
     return lambda: part.load_state_dict(tree.unpack(packed, arrays, LOAD))

@@ -39,7 +39,7 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     the model itself is written.
     """
     if isinstance(model, CompiledFunction):
-        model = _whole(model)
+        model = _uncompiled(model)
     config = nn.config_of(model)
     state = model.state_dict()
     arrays = {name: tree.host_bits(tensor) for name, tensor in state.items()}
@@ -72,7 +72,7 @@ def _tie(model: Any, tied: Any, path: object) -> None:
         setattr(model.get_submodule(owner), last, state[other])
 
 
-def _whole(compiled: CompiledFunction) -> Any:
+def _uncompiled(compiled: CompiledFunction) -> Any:
     """The model behind a compiled one. One that ``fuse_graph`` has changed is another than its architecture says."""
     if folded := vars(compiled).get("folded"):
         remedy = "save the model it was made of, and call fuse_graph after load_model"

@@ -145,7 +145,7 @@ def checked(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
     return found
 
 
-def _tuple(m: _Machine, count: int) -> None:
+def _pop_tuple(m: _Machine, count: int) -> None:
     m.push(tuple(reversed([m.pop() for _ in range(count)])))
 
 
@@ -174,9 +174,9 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_LIST": lambda m, _: m.push([]),
     "EMPTY_TUPLE": lambda m, _: m.push(()),
     "TUPLE": lambda m, _: m.push(tuple(m.marked())),
-    "TUPLE1": lambda m, _: _tuple(m, 1),
-    "TUPLE2": lambda m, _: _tuple(m, 2),
-    "TUPLE3": lambda m, _: _tuple(m, 3),
+    "TUPLE1": lambda m, _: _pop_tuple(m, 1),
+    "TUPLE2": lambda m, _: _pop_tuple(m, 2),
+    "TUPLE3": lambda m, _: _pop_tuple(m, 3),
     "BINPUT": _Machine.put,
     "LONG_BINPUT": _Machine.put,
     "MEMOIZE": lambda m, _: m.put(len(m.memo)),

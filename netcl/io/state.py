@@ -84,7 +84,7 @@ def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mappin
     for name, array in arrays.items():
         if array.dtype.kind not in "biufcV" or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
             raise refusal("save_safetensors", f"arrays of dtype {array.dtype} are not saved", "convert it to numbers", name=repr(name))
-    notes = {"format": "pt", **(metadata or {}), _DIGEST: _digest(arrays)}
+    notes = {"format": "pt", **(metadata or {}), _DIGEST: _content_digest(arrays)}
     with archive.replacing(path) as file:
         file.write(library.numpy.save(arrays, metadata=notes))
 
@@ -106,12 +106,12 @@ def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             if file.get_slice(name).get_dtype() == "BF16":
                 tree.bfloat16()
             found[name] = np.array(file.get_tensor(name))
-    if _DIGEST in notes and notes[_DIGEST] != _digest(found):
+    if _DIGEST in notes and notes[_DIGEST] != _content_digest(found):
         raise refusal("load_safetensors", "the arrays do not match their checksum", "the file was damaged or changed", file=path)
     return found
 
 
-def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+def _content_digest(arrays: Mapping[str, np.ndarray]) -> str:
     sums = [[name, archive.checksum(tree.bits(array)[0])] for name, array in sorted(arrays.items())]
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 

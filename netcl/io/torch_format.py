@@ -54,10 +54,10 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
         raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
     with refusing(OP_LOAD, path, _DAMAGED):
         data = Path(path).read_bytes()
-        return _stream(data, archive.limit_for(len(data), max_bytes), convert, _steps(len(data) // 4096, max_bytes))
+        return _stream(data, archive.limit_for(len(data), max_bytes), convert, _dense_steps(len(data) // 4096, max_bytes))
 
 
-def _steps(tensors: int, max_bytes: int | None) -> int:
+def _dense_steps(tensors: int, max_bytes: int | None) -> int:
     """How many steps a program over so many tensors may have; with ``max_bytes``, one for each container that fits."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
@@ -121,7 +121,7 @@ class _Reader:
         if (math.prod(size) and last >= count) or storage.data.size % kind.itemsize:
             raise Refused(f"a tensor of size {size}, stride {stride} and offset {offset} reaches beyond its storage of {count} elements")
         self.take(math.prod(size) * kind.itemsize)
-        return self.convert(_window(storage.data.view(kind), offset, size, stride, self.big_endian))
+        return self.convert(_strided_values(storage.data.view(kind), offset, size, stride, self.big_endian))
 
 
 def _integers(values: Any) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ def _device(kind: Any, index: Any) -> str:
     return kind if index is None else f"{kind}:{index}"
 
 
-def _window(flat: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], swapped: bool) -> np.ndarray:
+def _strided_values(flat: np.ndarray, offset: int, size: tuple[int, ...], stride: tuple[int, ...], swapped: bool) -> np.ndarray:
     if not math.prod(size):
         return np.empty(size, flat.dtype)
     steps = tuple(step * flat.itemsize for step in stride)
@@ -149,7 +149,7 @@ class _Zip:
     """The archive of torch 1.6 and later: one folder with ``data.pkl`` and ``data/<key>`` per storage."""
 
     def __init__(self, entries: Entries, convert: Callable[[np.ndarray], Any] | None, max_bytes: int | None):
-        self.entries, self.steps = entries, _steps(len(entries.infos), max_bytes)
+        self.entries, self.steps = entries, _dense_steps(len(entries.infos), max_bytes)
         found = [name for name in entries.infos if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
             raise entries.refuse("this is a zip archive, but not one of torch.save", "a .netcl file is opened by load_model")
@@ -170,12 +170,12 @@ class _Zip:
         if key not in self.known:
             self.known[key] = _Storage(dtype, self.entries.read(name))
         storage = self.known[key]
-        if storage.dtype != dtype or storage.data is None or storage.data.size != count * _size(dtype):
+        if storage.dtype != dtype or storage.data is None or storage.data.size != count * _item_size(dtype):
             raise Refused(f"storage {key!r} has another size or dtype than the program says")
         return storage
 
 
-def _size(dtype: str) -> int:
+def _item_size(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
@@ -215,7 +215,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
     storages = {}
     for key in keys:
         dtype, count = declared[key]
-        nbytes = count * _size(dtype)
+        nbytes = count * _item_size(dtype)
         if position + 8 + nbytes > len(data):
             raise Refused("the file is cut off")
         if int.from_bytes(data[position : position + 8], "little") != count:

@@ -80,7 +80,7 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
         if isinstance(value, Mapping):
             return _packed_mapping(value, where, walk)
         if isinstance(value, list | tuple):
-            items = [walk(item, _joined(where, i)) for i, item in enumerate(value)]
+            items = [walk(item, _joined_path(where, i)) for i, item in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple": items}
         return _packed_plain(value, where, op)
 
@@ -90,14 +90,14 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
         raise refusal(op, "the state is nested too deeply, or contains itself", at=prefix) from None
 
 
-def _joined(where: str, key: Any) -> str:
+def _joined_path(where: str, key: Any) -> str:
     return f"{where}.{key}" if where else str(key)
 
 
 def _packed_mapping(value: Mapping[Any, Any], where: str, walk: Callable[[Any, str], Any]) -> dict[str, Any]:
     if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: walk(item, _joined(where, key)) for key, item in value.items()}
-    return {"$pairs": [[walk(key, where), walk(item, _joined(where, key))] for key, item in value.items()]}
+        return {key: walk(item, _joined_path(where, key)) for key, item in value.items()}
+    return {"$pairs": [[walk(key, where), walk(item, _joined_path(where, key))] for key, item in value.items()]}
 
 
 def _packed_plain(value: Any, where: str, op: str) -> Any:
@@ -139,7 +139,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
         raise refusal(op, "the state in the file is not what netcl writes", reason=f"{type(fault).__name__}: {fault}") from fault
 
 
-def _number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
+def _numpy_number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
     dtype = np.dtype(value["dtype"])
     if dtype.kind not in "biuf":  # a void of NumPy takes as many bytes as its number says
         raise ValueError(f"a number is said to be {dtype}")
@@ -147,7 +147,7 @@ def _number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
 
 
 _PLAIN: dict[str, Callable[..., Any]] = {
-    "$number": _number,
+    "$number": _numpy_number,
     "$float": lambda value, walk: {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value["$float"]],
     "$tuple": lambda value, walk: tuple(walk(item) for item in value["$tuple"]),
     "$pairs": lambda value, walk: {walk(key): walk(item) for key, item in value["$pairs"]},

@@ -246,7 +246,7 @@ def _by_habit(habit: Habit, plain: Any, at_once: Any, queue: Any, tensors: Seque
     return repeat.run(tensors) if type(repeat) is Repeat and repeat.queue is queue else at_once(*args, **kwargs)
 
 
-def _describe(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
+def _call_tensors(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     """The tensors among some arguments; what makes the kind of the call goes into ``key``. ``None`` where they do not tell it."""
     tensors: list[Tensor] = []
     for x in values:
@@ -269,7 +269,7 @@ def _describe(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
             tensors.append(x)
         elif hasattr(kind, "_fields"):
             key.append(kind)
-            inside = _describe(x, key)
+            inside = _call_tensors(x, key)
             if inside is None:
                 return None
             tensors += inside
@@ -296,7 +296,7 @@ def repeated(row: Any, plain: Callable[..., Any], at_once: Callable[..., Any] | 
         if observers or modes.mode is not None or (tried.refused > _ENOUGH and not tried.heard):
             return plain(*args, **kwargs)
         key = [row, selector.revision, *kwargs]
-        tensors = _describe((*args, *kwargs.values()) if kwargs else args, key)
+        tensors = _call_tensors((*args, *kwargs.values()) if kwargs else args, key)
         if not tensors:
             return plain(*args, **kwargs)
         queue, signature = tensors[0].queue, tuple(key)

@@ -18,20 +18,20 @@ from netcl.ops.again import repeated
 from netcl.ops.elementwise import fusable, fusing_modes
 from netcl.ops.norm import (
     Channels,
-    Seen,
+    NormViews,
     Upstream,
     apply_affine,
     batch_view,
     check_affine,
     defines_of,
+    empty_pair,
     input_gradient,
     moments,
     operands_of,
-    pair,
     parts_of,
     run_channels,
     run_join,
-    run_rows,
+    run_norm_rows,
     shaped,
     sums,
     through_statistics,
@@ -171,7 +171,7 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
 def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and one over the standard deviation of every channel, with what becomes of the running ones."""
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
-    mean, rstd = pair(x.shape[1:2], x, sum_dtype(x.dtype))
+    mean, rstd = empty_pair(x.shape[1:2], x, sum_dtype(x.dtype))
     operands = operands_of(x, x, x, None, None, mean, running_mean)
     defines = defines_of(None, None, per_element=sizes.span == 1, columns=sizes.span == 1)
     update = _update(mean, running_mean, running_var, momentum, eps)
@@ -179,7 +179,7 @@ def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float,
         args = (x, x, x, mean, mean, rstd, *update)
         run_channels("batch_norm_channels", operands, {**defines, "APPLIES": 0}, x.queue, sizes, sizes.channels, *args)
         return mean, rstd
-    parts = pair((sizes.parts, sizes.channels), x, mean.dtype)
+    parts = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     split = (sizes.chunk, sizes.parts)
     run_channels("moment_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, x, *parts, *split)
     run_join("join_moments", operands, defines, x.queue, sizes.channels, *parts, mean, rstd, *update, *split, *sizes[:3])
@@ -203,7 +203,7 @@ def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momen
     affine = (x if weight is None else weight, x if bias is None else bias)
     defines = defines_of(weight, bias, per_element=span == 1, columns=span == 1)
     if _fuses(x.queue, x, span):
-        mean, rstd = pair(x.shape[1:2], x, sum_dtype(x.dtype))
+        mean, rstd = empty_pair(x.shape[1:2], x, sum_dtype(x.dtype))
         operands, sizes = operands_of(x, x, y, weight, bias, mean, running[0]), Channels(x.shape[0], x.shape[1], span, x.shape[0], 1)
         args = (x, *affine, y, mean, rstd, *_update(mean, *running, momentum, eps))
         run_channels("batch_norm_channels", operands, defines, x.queue, sizes, sizes.channels, *args)
@@ -211,7 +211,7 @@ def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momen
     mean, rstd = _statistics(x, *running, momentum, eps)
     kind, extra, n_rows, n = _apply_args(x, span)
     operands = operands_of(x, x, y, weight, bias, mean)
-    run_rows(f"norm_apply_{kind}", operands, defines, x, n_rows, n, x, *affine, mean, rstd, y, eps, *extra)
+    run_norm_rows(f"norm_apply_{kind}", operands, defines, x, n_rows, n, x, *affine, mean, rstd, y, eps, *extra)
     return y, mean, rstd
 
 
@@ -228,7 +228,7 @@ def _batch_norm_train_vjp(F, g, out1, out2, x, weight, needs):
 
 
 def _batch_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd):
-    seen = Seen(F, upstream, x, weight, mean, rstd, batch_view(x.shape))
+    seen = NormViews(F, upstream, x, weight, mean, rstd, batch_view(x.shape))
     return shaped(F, seen.of_grads(g, True), (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape))
 
 
@@ -236,7 +236,7 @@ def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, 
     if fuse_relu:  # the result is computed again rather than kept
         g = F.where(F.le(F.batch_norm_inference(x, mean, var, weight, bias, eps=eps), 0), F.mul(g, 0), g)
     rstd = F.rsqrt(F.add(var, eps))
-    seen = Seen(F, g, x, weight, mean, rstd, batch_view(x.shape))
+    seen = NormViews(F, g, x, weight, mean, rstd, batch_view(x.shape))
     d_bias = F.reshape(seen.stat_sum(seen.g), mean.shape) if needs[1] or needs[4] else None
     d_weight = F.reshape(seen.stat_sum(F.mul(seen.g, seen.xh)), mean.shape) if needs[2] or needs[3] else None
     scale = rstd if weight is None else F.mul(rstd, weight)
@@ -266,14 +266,14 @@ def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mea
     defines = defines_of(weight, weight, per_element=sizes.span == 1, columns=sizes.span == 1) | upstream.defines
     w = x if weight is None else weight
     if _fuses(x.queue, x, sizes.span):
-        weight_grad, bias_grad = pair(mean.shape, x, mean.dtype)
+        weight_grad, bias_grad = empty_pair(mean.shape, x, mean.dtype)
         whole, args = sizes._replace(chunk=sizes.images, parts=1), (*upstream.args, x, w, mean, rstd, y, weight_grad, bias_grad)
         run_channels("batch_norm_grad_channels", operands, defines, x.queue, whole, sizes.channels, *args)
         return y, weight_grad, bias_grad
     weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, sizes, 0, 1)
     kind, extra, n_rows, n = _apply_args(x, sizes.span)
     given = (*(upstream.args if kind == "rows" else (g,)), x, w, mean, rstd, weight_grad, bias_grad, y, float(sizes.images * sizes.span))
-    run_rows(f"batch_norm_grad_{kind}", operands, defines, x, n_rows, n, *given, *extra)
+    run_norm_rows(f"batch_norm_grad_{kind}", operands, defines, x, n_rows, n, *given, *extra)
     return y, weight_grad, bias_grad
 
 
@@ -344,7 +344,7 @@ def batch_norm_inference(
         kind, extra, n_rows, n = _apply_args(x, math.prod(x.shape[2:]))
         defines = defines_of(weight, bias, per_element=kind == "columns", columns=kind == "columns", variance=True, relu=ends)
         args = (x, x if weight is None else weight, x if bias is None else bias, mean, var, y, eps, *extra)
-        run_rows(f"norm_apply_{kind}", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args)
+        run_norm_rows(f"norm_apply_{kind}", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args)
     return relu(y) if fuse_relu and not ends else y
 
 

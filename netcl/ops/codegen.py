@@ -20,7 +20,7 @@ import numpy as np
 from netcl.core.dtype import DTYPES, DType, decode, encode
 from netcl.ops.expression import CText, PythonText, c_name, compose, fold
 from netcl.ops.functions import HELPERS
-from netcl.ops.registry import Pointwise, names, parse
+from netcl.ops.registry import Pointwise, names_read_by, parse
 
 __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source", "numpy_function", "vjp_body"]
 
@@ -65,12 +65,12 @@ def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
 
 def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
     """The shared expressions that some texts read, in the row's order."""
-    read = frozenset().union(*(names(text, row.let) for text in texts))
+    read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
     return [name for name in row.let if name in read]
 
 
 def _params(row: Pointwise, texts: Sequence[str]) -> tuple[str, ...]:
-    read = frozenset().union(*(names(text, row.let) for text in texts))
+    read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
     return tuple(name for name in row.params if name in read)
 
 
@@ -86,7 +86,7 @@ def forward_body(row: Pointwise) -> Body:
 def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
     """The body of a row's gradient kernel: ``d0``.. for the wanted inputs from ``g`` and the tensors kept for them."""
     texts = {f"d{i}": text for i, text in enumerate(row.vjp) if text and wanted[i]}
-    read = frozenset().union(*(names(text, row.let) for text in texts.values()))
+    read = frozenset().union(*(names_read_by(text, row.let) for text in texts.values()))
     tensors = tuple(t for t in ("g", "out", *(f"v{i}" for i in range(row.arity))) if t in read)
     lines = [(name, parse(row.let[name])) for name in _lets(row, list(texts.values()))]
     lines += [(name, parse(text)) for name, text in texts.items()]
@@ -160,19 +160,19 @@ def _vector(kind: str, width: int) -> str:
     return kind if width == 1 else f"{kind}{width}"
 
 
-def _convert(kind: str, width: int, text: str) -> str:
+def _converted(kind: str, width: int, text: str) -> str:
     """A conversion; of 16 lanes by halves, because PoCL takes four times longer for ``convert_x16`` than for two ``convert_x8``."""
     return f"CONVERT16({kind}, {text})" if width == 16 else f"convert_{_vector(kind, width)}({text})"
 
 
-def _words(width: int, text: str) -> str:
+def _in_words(width: int, text: str) -> str:
     """16 bits in words of 32; of 16 lanes by :func:`_halfword_functions`."""
-    return f"netcl_words_16({text})" if width == 16 else _convert("uint", width, text)
+    return f"netcl_words_16({text})" if width == 16 else _converted("uint", width, text)
 
 
 def _low(width: int, text: str) -> str:
     """The low 16 bits of words."""
-    return f"netcl_low_16({text})" if width == 16 else _convert("ushort", width, text)
+    return f"netcl_low_16({text})" if width == 16 else _converted("ushort", width, text)
 
 
 def _halfword_functions(width: int) -> str:
@@ -205,27 +205,27 @@ def _load(dtype: DType, compute: str, layout: Layout) -> str:
         text = f"*(__global const {dtype.c_storage}{width}*)(p + i)" if aligned else f"vload{width}(0, p + i)"
         text = f"((__global const loose_{dtype.c_storage}*)(p + i))->v" if layout.half_bits else text
         if dtype.name == "bfloat16":
-            text = f"as_float{width}({_words(width, text)} << 16)"
-    return text if natural == compute else _convert(compute, width, text)
+            text = f"as_float{width}({_in_words(width, text)} << 16)"
+    return text if natural == compute else _converted(compute, width, text)
 
 
-def _stored(dtype: DType, compute: str, width: int) -> str:
+def _store_text(dtype: DType, compute: str, width: int) -> str:
     """The text that turns ``x`` of the compute type into what a buffer holds (half: into float, its store rounds)."""
     if dtype.name == "bool":
         zero, one = (f"({_vector(compute, width)})({digit})" for digit in "01")
         kind = _vector({"float": "int", "double": "long"}.get(compute, compute), width)
-        return _convert("uchar", width, f"PICK({zero}, {one}, ({kind})(x != {zero}))")
+        return _converted("uchar", width, f"PICK({zero}, {one}, ({kind})(x != {zero}))")
     if dtype.name in ("float16", "bfloat16"):
-        wide = "x" if compute == "float" else _convert("float", width, "x")
+        wide = "x" if compute == "float" else _converted("float", width, "x")
         return wide if dtype.name == "float16" else f"netcl_bfloat16_{width}({wide})"
     if dtype.name == "uint8" and compute in ("float", "double"):
-        return _convert("uchar", width, _convert("int", width, "x"))
-    return "x" if dtype.c_storage == compute else _convert(dtype.c_storage, width, "x")
+        return _converted("uchar", width, _converted("int", width, "x"))
+    return "x" if dtype.c_storage == compute else _converted(dtype.c_storage, width, "x")
 
 
 def _store(dtype: DType, compute: str, layout: Layout) -> str:
     width, aligned = layout.width, layout.aligned
-    value = _stored(dtype, compute, width)
+    value = _store_text(dtype, compute, width)
     if dtype.name == "float16" and layout.half_bits and width > 1:
         return f"((__global loose_half*)(p + i))->v = netcl_to_half_{width}({value})"
     if dtype.name == "float16":
@@ -282,7 +282,7 @@ def _half_bits(width: int) -> str:
     f, s = (_vector(kind, width) for kind in ("float", "ushort"))
     word = f"{_vector('uint', width)} value = netcl_float16_word_{width}(x);"
     return f"""{_half_words(width)}
-{f} netcl_of_half_{width}({s} h) {{ return netcl_of_float16_word_{width}({_words(width, "h")}); }}
+{f} netcl_of_half_{width}({s} h) {{ return netcl_of_float16_word_{width}({_in_words(width, "h")}); }}
 {s} netcl_to_half_{width}({f} x) {{ const {word} return {_low(width, "value")}; }}"""
 
 
@@ -346,7 +346,7 @@ def _fills_lines(dtype: DType, layout: Layout) -> bool:
 
 
 def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
-    value, vector = _stored(dtype, compute, layout.width), f"{dtype.c_storage}{layout.width}"
+    value, vector = _store_text(dtype, compute, layout.width), f"{dtype.c_storage}{layout.width}"
     head = f"void stream_{dtype.name}(__global {dtype.c_storage}* p, {layout.integer} i, real x)"
     return f"{head} {{ __builtin_nontemporal_store({value}, (__global {vector}*)(p + i)); }}"
 
@@ -404,7 +404,7 @@ def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> st
     """The definitions of what :func:`rounded` calls."""
     w, parts = layout.width, []
     names = set(names)
-    wide, back = ("x", "{}") if compute == "float" else (_convert("float", w, "x"), _convert(compute, w, "{}"))
+    wide, back = ("x", "{}") if compute == "float" else (_converted("float", w, "x"), _converted(compute, w, "{}"))
     if "float16" in names:
         if not layout.half_bits or w == 1:
             parts.append(_half_bits(w))
@@ -421,7 +421,7 @@ def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> st
 # ---- OpenCL: kernels
 
 
-def _parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> list[str]:
+def _kernel_parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> list[str]:
     index = layout.integer
     text = [f"__global const {port.dtype.c_storage}* p_{port.name}" for port in inputs]
     text += [f"__global {port.dtype.c_storage}* q_{port.name}" for port in outputs]
@@ -438,15 +438,15 @@ def _row_offsets(inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout
     """Lines that find a work-item's row and move every pointer to it."""
     index = layout.integer
     text = [f"const {index} per_row = (inner + chunk - 1) / chunk;", f"const {index} row = item / per_row;", "if (row >= rows) return;"]
-    text += [f"p_{port.name} += row / {_sizes(layout, 0)} * step_{port.name}_0;" for port in inputs]
+    text += [f"p_{port.name} += row / {_inner_sizes(layout, 0)} * step_{port.name}_0;" for port in inputs]
     for d in range(1, layout.rank):
-        text.append(f"const {index} at{d} = row / {_sizes(layout, d)} % size{d};")
+        text.append(f"const {index} at{d} = row / {_inner_sizes(layout, d)} % size{d};")
         text += [f"p_{port.name} += at{d} * step_{port.name}_{d};" for port in inputs]
     text += [f"q_{port.name} += row * inner;" for port in outputs]
     return [*text, f"const {index} begin = (item - row * per_row) * chunk;"]
 
 
-def _sizes(layout: Layout, above: int) -> str:
+def _inner_sizes(layout: Layout, above: int) -> str:
     inner = [f"size{d}" for d in range(above + 1, layout.rank)]
     return f"({' * '.join(inner)})" if inner else "1"
 
@@ -468,19 +468,19 @@ def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequen
     start += [f"const real {p.name} = (real)({scalar_load(p, compute, f'p_{p.name}')});" for p in still]
     values = value_functions([p.dtype for p in inputs if p.moves], [p.dtype for p in outputs], compute, layout, list(body.rounds.values()))
     helpers = helper_functions("\n".join(lines))
-    signature = ",\n    ".join(_parameters(body, inputs, outputs, compute, layout))
+    signature = ",\n    ".join(_kernel_parameters(body, inputs, outputs, compute, layout))
     return f"""{values}
 {helpers}
 {SEPARATE}
 __kernel void op_{name}(
     {signature}) {{
   {(chr(10) + "  ").join(start)}
-  {_walk(lines, inputs, outputs, layout)}
+  {_loop_text(lines, inputs, outputs, layout)}
 }}
 """
 
 
-def _walk(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> str:
+def _loop_text(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> str:
     """The loop from ``begin`` to ``end``; whole vectors first where results are streamed, then what is left of either kind."""
     index, width = layout.integer, layout.width
     moving = [p for p in inputs if p.moves]

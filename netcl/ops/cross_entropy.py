@@ -19,7 +19,7 @@ from netcl.ops.pointwise import cast
 from netcl.ops.registry import S, op
 
 
-class Problem(NamedTuple):
+class LossProblem(NamedTuple):
     """A call: (outer, classes, inner) logits, whether targets are probabilities, and the keyword arguments."""
 
     outer: int
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
         return self.outer * self.inner
 
 
-def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, **options: Any) -> Problem:
+def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, **options: Any) -> LossProblem:
     launch.check_dtype(name, logits, name="logits")
     if not 0 <= options["label_smoothing"] <= 1:
         raise ShapeError(message(name, "label_smoothing is between 0 and 1", label_smoothing=options["label_smoothing"]))
@@ -49,7 +49,7 @@ def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, *
         raise ShapeError(message(name, what, target=target.shape, logits=logits.shape))
     if weight is not None and weight.shape != (logits.shape[axis],):
         raise ShapeError(message(name, f"weight must have one number for each of the {logits.shape[axis]} classes", weight=weight.shape))
-    return Problem(*rows.around(logits.shape, axis), target.shape == logits.shape, **options)
+    return LossProblem(*rows.around(logits.shape, axis), target.shape == logits.shape, **options)
 
 
 # ---- the plain definition
@@ -104,7 +104,7 @@ def _bad_rows(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray
         return ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)) | (labels == ignore_index))
 
 
-def _targets_cpu(target: np.ndarray, weight: Any, p: Problem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+def _targets_cpu(target: np.ndarray, weight: Any, p: LossProblem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """Targets with weights and smoothing as (outer, classes, inner), and what each row counts for as (outer, inner)."""
     w = np.ones(p.classes, dtype) if weight is None else weight
     smooth, sharp = dtype.type(p.label_smoothing / max(p.classes, 1)), dtype.type(1 - p.label_smoothing)
@@ -124,7 +124,7 @@ def _targets_cpu(target: np.ndarray, weight: Any, p: Problem, dtype: Any) -> tup
     return t, counts
 
 
-def _forward_cpu(logits: Any, target: Any, weight: Any, p: Problem, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+def _forward_cpu(logits: Any, target: Any, weight: Any, p: LossProblem, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     x = logits.reshape(p.outer, p.classes, p.inner)
     t, counts = _targets_cpu(target, weight, p, x.dtype)
     logs = np.zeros((p.outer, p.inner), x.dtype)
@@ -140,7 +140,7 @@ def _forward_cpu(logits: Any, target: Any, weight: Any, p: Problem, shape: tuple
     return (losses.sum() / counts.sum(), logs, 1 / counts.sum()) if p.reduction == "mean" else (losses.sum(), logs, one)
 
 
-def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: Any, p: Problem) -> np.ndarray:
+def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: Any, p: LossProblem) -> np.ndarray:
     x = logits.reshape(p.outer, p.classes, p.inner)
     t, _ = _targets_cpu(target, weight, p, x.dtype)
     share = 0 if p.log_probs else np.exp(x - logs.reshape(p.outer, 1, p.inner)) * t.sum(1, keepdims=True)
@@ -152,7 +152,7 @@ def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: A
 # ---- OpenCL
 
 
-def _run(kernel: str, p: Problem, operands: dict[str, Tensor], *args: Any) -> rows.Spread:
+def _run_loss(kernel: str, p: LossProblem, operands: dict[str, Tensor], *args: Any) -> rows.Spread:
     """Launch a row kernel; returns its spread."""
     queue = operands["X"].queue
     dtypes = {key: t.dtype for key, t in operands.items()}
@@ -160,13 +160,13 @@ def _run(kernel: str, p: Problem, operands: dict[str, Tensor], *args: Any) -> ro
     spread = rows.row_spread(cpu, most, p.classes, "float64" in dtypes.values())
     if p.inner > 1:
         spread = rows.Spread(min(rows.COLUMN_LOCAL, most), 1, 1, 1)
-    found = _kernel(queue, kernel, p, dtypes, spread)
+    found = _loss_kernel(queue, kernel, p, dtypes, spread)
     numbers = (p.label_smoothing, p.ignore_index, p.inner, p.rows, p.classes, spread.each)
     found(queue, -(-p.rows // spread.each) * spread.group, spread.local, *args, *numbers)
     return spread
 
 
-def _kernel(queue: Any, kernel: str, p: Problem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
+def _loss_kernel(queue: Any, kernel: str, p: LossProblem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
     facts = (p.probabilities, p.log_probs, p.label_smoothing > 0, p.inner > 1, p.reduction != "none")
     state = program.state(queue)
     key = ("cross_entropy", kernel, spread, *facts, *dtypes.items())
@@ -179,16 +179,16 @@ def _kernel(queue: Any, kernel: str, p: Problem, dtypes: dict[str, str], spread:
     return found
 
 
-def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: Problem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     sums = sum_dtype(logits.dtype)
     queue = logits.queue
     losses, logs, counts = (Tensor._result(shape, sums, queue) for _ in range(3))
     operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
-    spread = _run("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
+    spread = _run_loss("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
     if p.reduction == "none":
         return cast(losses, logits.dtype), logs, Tensor.ones((), sums, queue=queue)
     total, scale = Tensor._result((), logits.dtype, queue), Tensor._result((), sums, queue)
-    finish = _kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
+    finish = _loss_kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
     finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
     return total, logs, scale
 
@@ -340,7 +340,7 @@ def cross_entropy_forward(
     return _forward_cl(logits, target, weight, p, shape) if p.rows and p.classes else _empty(logits, p, shape)
 
 
-def _empty(logits: Tensor, p: Problem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def _empty(logits: Tensor, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """No rows, or no classes: the mean of nothing is NaN, its sum 0."""
     where = {"queue": logits.queue}
     sums = sum_dtype(logits.dtype)
@@ -369,5 +369,5 @@ def cross_entropy_grad(
         scale = cast(scale, logarithms.dtype)
         operands = {"X": logits, "L": target, "M": logarithms, "G": upstream, "Y": y} | ({} if weight is None else {"W": weight})
         given = (upstream, logits, target, logits if weight is None else weight, logarithms, scale, y)
-        _run("cross_entropy_grad", p, operands, *given)
+        _run_loss("cross_entropy_grad", p, operands, *given)
     return y

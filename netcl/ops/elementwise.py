@@ -26,14 +26,13 @@ from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.ops.launch import ahead, check_double
+from netcl.ops.launch import ahead, check_double, index_type
 from netcl.ops.registry import Pointwise
 
 Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)
 INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
-_MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
-_MOST_INT = 2**31 - 2**17
+MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 CPU_WIDTH = 16
 
 
@@ -162,7 +161,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
     raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, **where))
 
 
-def broadcast(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
+def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
     """The common shape, as NumPy has it."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
@@ -276,7 +275,7 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: Kern
         width = 1
     aligned = not walk.outer or walk.inner % width == 0
     cpu = profile.device_type == "cpu"
-    integer, streams = "int" if n < _MOST_INT else "long", cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
+    integer, streams = index_type(n), cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
     return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asked)
 
 
@@ -291,7 +290,7 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config:
     return chunk, items, 1 if items <= 1024 and not is_named(config) else config.local_size_1d
 
 
-def prepare(
+def plan_body(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, scalars: int,
     shape: tuple[int, ...], options: tuple[str, ...] = (),
 ) -> Plan:  # fmt: skip
@@ -350,7 +349,7 @@ def launch(plan: Plan, queue: Any, values: Sequence[Any], results: Sequence[Tens
 def cached_plan(state: dict[Any, Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """Make a plan and keep it; when there are too many, all are forgotten (kernels stay)."""
     plans = state.setdefault("plans", {})
-    if len(plans) >= _MOST_PLANS:
+    if len(plans) >= MOST_PLANS:
         plans.clear()
     plans[key] = plan = make()
     return plan
@@ -443,7 +442,7 @@ def _forward_types(
     """Shape, compute type and dtype of the result."""
     _check_params(row, params)
     tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
-    shape = broadcast(row.name, [s for _, s in tensors], [name for name, _ in tensors])
+    shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])
     working = _working_dtype(row, values, params)
     result = DTYPES["bool"] if row.result == "bool" else working
     _check_integers(row, working.c_compute, values, params)
@@ -481,7 +480,7 @@ def _forward_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params:
 
 def _launched_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
     shape, compute, result = _forward_types(row, values, params, dtype)
-    return prepare(row.name, queue, forward_body(row), values, (result,), compute, len(params), shape)
+    return plan_body(row.name, queue, forward_body(row), values, (result,), compute, len(params), shape)
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
@@ -498,7 +497,7 @@ _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
 def _fused_types(key: tuple[Any, ...], row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Any:
     """Shape, compute type and dtype of a value that can wait; ``None`` for one that cannot."""
     if key not in _types:
-        if len(_types) >= _MOST_PLANS:
+        if len(_types) >= MOST_PLANS:
             _types.clear()
         types = _forward_types(row, values, params, dtype)
         queue = next(x.queue for x in values if isinstance(x, Tensor))
@@ -625,7 +624,7 @@ def _vjp_kernel(
                 return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
         if isinstance(queue, CPUQueue):
             return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
-        make = lambda: prepare(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
+        make = lambda: plan_body(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
         plan = cached_plan(program.state(queue), key, make)
     if len(plan.dtypes) == 1:
         return [computed(plan, queue, (*inputs, *scalars))]

@@ -1,8 +1,8 @@
 """Products that wait: what is done to a matrix product or a convolution next is done in its kernel.
 
-``matmul``, ``affine`` and ``conv2d`` leave a :class:`Product`, and an op that their kernels can end in (a number as factor, a bias, a
-residual, an activation, a cast, in this order) leaves a :class:`Followed`. When a value is asked for, the longest run of such ops that
-nobody holds a value of is one launch; a value that is held is computed first, and the op after it by its own kernel.
+``matmul``, ``affine`` and ``conv2d`` leave a :class:`PendingProduct`. An op that their kernels can end in leaves a :class:`Followed`: a
+number as factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest run of such ops of which
+nobody holds a value is one launch; a value that is held is computed first, and the op after it by its own kernel.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.elementwise import fusing_modes, later, run
 from netcl.ops.finish import Finish
+from netcl.ops.launch import FLOATS
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
 from netcl.ops.registry import REGISTRY, Pointwise
-
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 class _Waiting:
@@ -77,7 +76,7 @@ class _Waiting:
         self.extras = Extras(self.extras.finish)
 
 
-class Product(_Waiting):
+class PendingProduct(_Waiting):
     """A product: ``call(extras)`` launches it with what follows; its last axis may get a bias if ``by_column``."""
 
     __slots__ = ("by_column", "call", "habit")
@@ -132,12 +131,12 @@ class Followed(_Waiting):
         self.of = None  # let go of: what is held is computed before its inputs change. Not earlier: who found no memory may ask again
         return made
 
-    def product(self) -> Product | None:
+    def product(self) -> PendingProduct | None:
         """The product this is computed with; ``None`` if someone holds what lies between, or the product itself."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
-        return first if type(first) is Product and first.skippable() else None
+        return first if type(first) is PendingProduct and first.skippable() else None
 
     def as_formula(self) -> Tensor:
         """The op on what it is applied to as any op would be, so that others join it."""
@@ -165,7 +164,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 # ---- what may follow
 
 
-def _scaled(extras: Extras, number: Any) -> Extras | None:
+def _with_scale(extras: Extras, number: Any) -> Extras | None:
     """The product times a number: only before anything else, and of halves only by themselves, since they are rounded before."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
@@ -176,7 +175,7 @@ def _scaled(extras: Extras, number: Any) -> Extras | None:
 def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
     """The product plus a tensor: a residual, kept under the product's own shape, or a bias along the product's own last axis."""
     finish, bias = extras[:2]
-    if not finish.plain or other.dtype not in _FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
+    if not finish.plain or other.dtype not in FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
         return None
     root: Any = of
     while type(root) is Followed:
@@ -191,19 +190,19 @@ def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -
     return extras._replace(bias=other.detach())
 
 
-def _cast(extras: Extras, dtype: DType) -> Extras | None:
+def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
     finish = extras.finish
-    if finish.result or dtype.name not in _FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
+    if finish.result or dtype.name not in FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
         return None
     return extras._replace(finish=finish._replace(result=dtype.name))
 
 
-def _activated(extras: Extras, name: str) -> Extras | None:
+def _with_activation(extras: Extras, name: str) -> Extras | None:
     finish = extras.finish
     return None if finish.activation or finish.result else extras._replace(finish=finish._replace(activation=name))
 
 
-def _seen(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor under the shape of a view: a pending value knows only the shape it is computed in."""
     return x if x.shape == shape else x._view(shape)
 
@@ -220,16 +219,16 @@ class _Step(NamedTuple):
         """What a product ends in with this op too; ``None`` where its kernel cannot."""
         seen = self.values[self.place]
         if self.name == "cast":
-            return _cast(of.extras, self.dtype)
+            return _with_cast(of.extras, self.dtype)
         row = REGISTRY[self.name]
         assert isinstance(row, Pointwise)
         if seen.requires_grad and f"v{self.place}" in row.saved():
             return None  # backward reads the operand, which is then stored anyway
         if len(self.values) == 1:
-            return _activated(of.extras, self.name)
+            return _with_activation(of.extras, self.name)
         other = self.values[1 - self.place]
         if self.name == "mul":
-            return None if isinstance(other, Tensor) else _scaled(of.extras, other)
+            return None if isinstance(other, Tensor) else _with_scale(of.extras, other)
         return _added(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
@@ -237,13 +236,13 @@ class _Step(NamedTuple):
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name
-            return lambda t: cast(_seen(t, shape), name)
+            return lambda t: cast(_in_shape(t, shape), name)
         before, after = tuple(self.values[: self.place]), tuple(self.values[self.place + 1 :])
         row: Any = REGISTRY[self.name]
-        return lambda t: run(row, (*before, _seen(t, shape), *after))
+        return lambda t: run(row, (*before, _in_shape(t, shape), *after))
 
 
-def follow(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
     """An op on a product that waits, to be computed with it; ``None`` where that cannot be."""
     seen, of = values[place], values[place]._source
     if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
@@ -264,10 +263,10 @@ def settled(x: Tensor, values: Sequence[Any]) -> Tensor:
         first = first.of
     if type(node) is not Followed or (node.made is None and all(getattr(v, "_source", None) is not first for v in values)):
         return x
-    return _seen(node.as_formula(), x.shape)
+    return _in_shape(node.as_formula(), x.shape)
 
 
-later.finish, later.settle = follow, settled
+later.finish, later.settle = append_op, settled
 later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 
 
@@ -276,10 +275,10 @@ later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 _matmul, _affine, _conv2d = (repeated(call.__name__, call) for call in (matmul_with, affine_with, conv2d_with))
 
 
-def _usable(*tensors: Any) -> bool:
+def _fusable_operands(*tensors: Any) -> bool:
     """Whether the operands are tensors of one float dtype on one OpenCL queue; everything else is the op's own business."""
     first = tensors[0]
-    return isinstance(first, Tensor) and first.dtype in _FLOATS and not isinstance(first.queue, CPUQueue) and all(
+    return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all(
         t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue and t.size) for t in tensors
     )  # fmt: skip
 
@@ -291,12 +290,12 @@ def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Cal
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Finish(first.dtype), bias)
-    return _deferred(Product(name, (x, w, bias), extras, shape, lambda ending: call(x, w, ending), by_column), first)
+    return _deferred(PendingProduct(name, (x, w, bias), extras, shape, lambda ending: call(x, w, ending), by_column), first)
 
 
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
     """A matrix product that waits for what follows."""
-    if not _usable(a, b):
+    if not _fusable_operands(a, b):
         return None
     try:
         shape = matmul_shape(a, b, transpose_a, transpose_b)
@@ -305,9 +304,9 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     return _waits("matmul", (a, b, None), shape, lambda x, y, e: _matmul(x, y, e, transpose_a, transpose_b), b.ndim > 1)
 
 
-def affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
+def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
     """``x w' + bias`` that waits for what follows."""
-    if not _usable(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
+    if not _fusable_operands(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
         return None
@@ -318,7 +317,7 @@ def conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
     """A convolution that waits for what follows."""
-    if not _usable(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):
+    if not _fusable_operands(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):
         return None
     try:
         g = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups)))
@@ -327,7 +326,7 @@ def conv2d(
     return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g), False)
 
 
-PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": affine, "conv2d": conv2d}
+PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": pending_affine, "conv2d": conv2d}
 
 
 def waiting(name: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:

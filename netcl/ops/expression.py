@@ -1,7 +1,7 @@
 """The meaning of expressions: one walk over the syntax tree, three languages.
 
 An expression has two sorts of values, numbers and truth values. :func:`fold` walks the tree and asks an *algebra* for
-the value of each node: :class:`CText` writes OpenCL C, :class:`PythonText` writes Python over NumPy, :class:`Compose`
+the value of each node: :class:`CText` writes OpenCL C, :class:`PythonText` writes Python over NumPy, :class:`ThroughOps`
 calls differentiable ops, which is how gradients of gradients are made.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.ops.functions import FUNCTIONS, Function
+from netcl.ops.functions import FUNCTIONS, FormulaFunction
 from netcl.ops.registry import REGISTRY, Pointwise, called, is_truth, parse
 
 _SYMBOLS: dict[type, str] = {
@@ -37,20 +37,20 @@ class Algebra(Protocol):
     def negate(self, x: Any) -> Any: ...
     def arithmetic(self, symbol: str, a: Any, b: Any) -> Any: ...
     def compare(self, symbol: str, a: Any, b: Any) -> Any: ...
-    def call(self, function: Function, args: list[Any]) -> Any: ...
+    def call(self, function: FormulaFunction, args: list[Any]) -> Any: ...
     def truth(self, number: Any) -> Any: ...
     def number(self, truth: Any) -> Any: ...
 
 
 def fold(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
     """The value of a tree in an algebra, as a number (``n``) or a truth value (``t``)."""
-    value = _value(node, algebra)
+    value = _folded_value(node, algebra)
     if is_truth(node):
         return value if sort == "t" else algebra.number(value)
     return value if sort == "n" else algebra.truth(value)
 
 
-def _value(node: ast.expr, algebra: Algebra) -> Any:
+def _folded_value(node: ast.expr, algebra: Algebra) -> Any:
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int | float)
         return algebra.literal(node.value)
@@ -108,7 +108,7 @@ class CText:
     def compare(self, symbol: str, a: str, b: str) -> str:
         return f"({self._real(a)} {symbol} {b})"
 
-    def call(self, function: Function, args: list[str]) -> str:
+    def call(self, function: FormulaFunction, args: list[str]) -> str:
         return f"{function.c_name(self.compute)}({', '.join(self._real(a) for a in args)})"
 
     def truth(self, number: str) -> str:
@@ -157,7 +157,7 @@ class PythonText:
 
     compare = arithmetic
 
-    def call(self, function: Function, args: list[str]) -> str:
+    def call(self, function: FormulaFunction, args: list[str]) -> str:
         return f"{function.name}({', '.join(args)})"
 
     def truth(self, number: str) -> str:
@@ -167,7 +167,7 @@ class PythonText:
         return f"NUMBER({truth})"
 
 
-class Compose:
+class ThroughOps:
     """Tensors through a namespace of ops ``F``; numbers stay Python numbers as long as nothing else joins them."""
 
     def __init__(self, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | None = None):
@@ -185,31 +185,31 @@ class Compose:
         return self.env[name]
 
     def negate(self, x: Any) -> Any:
-        return -x if _plain(x) else self._op("neg", x)
+        return -x if _is_plain_number(x) else self._op("neg", x)
 
     def arithmetic(self, symbol: str, a: Any, b: Any) -> Any:
         return self._apply(_PYTHON[symbol], _OPS[symbol], a, b)
 
     compare = arithmetic
 
-    def call(self, function: Function, args: list[Any]) -> Any:
+    def call(self, function: FormulaFunction, args: list[Any]) -> Any:
         if function.name == "WHERE":
             return self._where(*args)
         return self._apply(lambda *xs: function.np(*xs).item(), function.op, *args)
 
     def truth(self, number: Any) -> Any:
-        return bool(number) if _plain(number) else self.F.ne(number, 0)
+        return bool(number) if _is_plain_number(number) else self.F.ne(number, 0)
 
     def number(self, truth: Any) -> Any:
-        return float(truth) if _plain(truth) else self.F.cast(truth, self.dtype or "float32")
+        return float(truth) if _is_plain_number(truth) else self.F.cast(truth, self.dtype or "float32")
 
     def _apply(self, plain: Callable[..., Any], op: str, *args: Any) -> Any:
-        return plain(*args) if all(map(_plain, args)) else self._op(op, *args)
+        return plain(*args) if all(map(_is_plain_number, args)) else self._op(op, *args)
 
     def _where(self, condition: Any, a: Any, b: Any) -> Any:
-        if _plain(condition):
+        if _is_plain_number(condition):
             return a if condition else b
-        if _plain(a) and _plain(b):  # two numbers alone would make a float32 tensor even among float64
+        if _is_plain_number(a) and _is_plain_number(b):  # two numbers alone would make a float32 tensor even among float64
             return self.F.add(self.F.mul(self.number(condition), a - b), b)
         return self._op("where", condition, a, b)
 
@@ -217,7 +217,7 @@ class Compose:
         return getattr(self.F, op)(*args)
 
 
-def _plain(x: Any) -> bool:
+def _is_plain_number(x: Any) -> bool:
     return isinstance(x, bool | int | float)
 
 
@@ -226,12 +226,12 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
 
     ``env`` binds ``g``, ``out``, ``v0``.. to tensors and parameters to numbers; ``let`` are a row's shared expressions.
     """
-    value = fold(parse(text), Compose(env, F, let))
+    value = fold(parse(text), ThroughOps(env, F, let))
     g = env["g"]
-    return type(g).full(g.shape, value, g.dtype, queue=g.queue) if _plain(value) else value
+    return type(g).full(g.shape, value, g.dtype, queue=g.queue) if _is_plain_number(value) else value
 
 
-class _Record(Compose):
+class _Record(ThroughOps):
     """Remembers which ops made which values."""
 
     def __init__(self, env: Mapping[str, Any], F: Any):
@@ -260,7 +260,7 @@ def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str
         assert isinstance(row, Pointwise)
         bound = {"g": grads[id(made)], "out": made, **{f"v{i}": x for i, x in enumerate(args)}}
         for x, vjp in zip(args, row.vjp, strict=True):
-            if vjp and not _plain(x):
+            if vjp and not _is_plain_number(x):
                 term = compose(vjp, bound, F, row.let)
                 grads[id(x)] = F.add(grads[id(x)], term) if id(x) in grads else term
     return {name: grads.get(id(x)) for name, x in env.items()}

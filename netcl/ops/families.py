@@ -53,15 +53,15 @@ class Family:
 
     def problem(self, *sizes: int, profile: ExtendedDeviceProfile, dtype: str = "float32", **flags: Any) -> Problem:
         """A problem of this family: ``(M, N, K)`` of a product, ``(N, C, H, W, F, KH, KW)`` of a convolution, and their flags."""
-        chosen = {name: _like(flags.get(name, value), value) for name, value in self.flags.items()}
+        chosen = {name: _shaped_like(flags.get(name, value), value) for name, value in self.flags.items()}
         return Problem(self.op, sizes, dtypes.lookup(dtype, self.op).name, chosen, profile)
 
     def problem_class(self, problem: Problem) -> tuple[Any, ...]:
         """What neighbouring shapes share: sizes rounded to powers of two, the dtype, the flags (a batch rounded likewise)."""
-        rounded = {**problem.flags, **({"batches": _power(problem.flags["batches"])} if "batches" in problem.flags else {})}
+        rounded = {**problem.flags, **({"batches": _nearest_power(problem.flags["batches"])} if "batches" in problem.flags else {})}
         flags = tuple(f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items()))
         exact = 5 if len(problem.shape) == 7 else len(problem.shape)  # the window of a convolution is not rounded
-        return (self.op, *map(_power, problem.shape[:exact]), *problem.shape[exact:], problem.dtype, *flags)
+        return (self.op, *map(_nearest_power, problem.shape[:exact]), *problem.shape[exact:], problem.dtype, *flags)
 
     def configurations(self, problem: Problem) -> list[KernelConfig]:
         """Candidates without duplicates; the first is what the policy would take."""
@@ -93,11 +93,11 @@ class Family:
         return _ROUNDINGS * _UNIT[dtype] * (depth + 8) if dtype == "float64" else sums + _UNIT.get(dtype, 0.0) * largest
 
 
-def _power(n: int) -> int:
+def _nearest_power(n: int) -> int:
     return 1 << max(0, round(math.log2(max(1, n))))
 
 
-def _like(value: Any, default: Any) -> Any:
+def _shaped_like(value: Any, default: Any) -> Any:
     return (value, value) if isinstance(default, tuple) and isinstance(value, int) else value
 
 

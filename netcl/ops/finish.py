@@ -46,7 +46,7 @@ class Finish(NamedTuple):
 
         Without ``scaled`` the factor is not looked at: a product of few terms would feel it.
         """
-        row = _row(self.activation) if self.activation else None
+        row = _activation_row(self.activation) if self.activation else None
         lines, held = ["x *= scale;"] * scaled + ["if (has_bias) x += bias;"], self.dtype
         rounds: list[str] = []
 
@@ -78,13 +78,13 @@ static inline real finish(real x, const element scale, const int has_bias, const
 
 def apart(y: Tensor, finish: Finish, residual: Tensor | None = None, scale: float = 1) -> Tensor:
     """What follows a product whose kernel does not end in it, by the ops themselves."""
-    y = y if scale == 1 else run(_row("mul"), (y, scale))
-    y = y if residual is None else run(_row("add"), (y, residual))
-    y = run(_row(finish.activation), (y,)) if finish.activation else y
+    y = y if scale == 1 else run(_activation_row("mul"), (y, scale))
+    y = y if residual is None else run(_activation_row("add"), (y, residual))
+    y = run(_activation_row(finish.activation), (y,)) if finish.activation else y
     return cast(y, finish.stored)
 
 
-def _row(name: str) -> Pointwise:
+def _activation_row(name: str) -> Pointwise:
     row = REGISTRY[name]
     assert isinstance(row, Pointwise)
     return row
@@ -92,7 +92,7 @@ def _row(name: str) -> Pointwise:
 
 def activation_vjp(F: Any, activation: str, g: Any, out: Any, before: Callable[[], Any] = lambda: None) -> Any:
     """The gradient from before an activation, by the formula of its row; ``before()`` is what it was applied to, where that is asked."""
-    row = _row(activation)
+    row = _activation_row(activation)
     assert row.vjp[0]
     known = {"g": g, "out": out} | ({"v0": before()} if "v0" in row.saved() else {})
     return compose(row.vjp[0], known, F, row.let)

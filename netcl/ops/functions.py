@@ -42,12 +42,12 @@ def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(b >= 0, power, np.where(np.abs(a) == 1, odd, a * 0))
 
 
-def _same(x: Any) -> Any:
+def _unchanged(x: Any) -> Any:
     return x
 
 
 @dataclass(frozen=True)
-class Function:
+class FormulaFunction:
     """One row: how a function is written in C and in NumPy, and which differentiable op it is.
 
     ``takes`` and ``gives`` are sorts: ``n`` a number, ``t`` a truth value. ``c_int`` and ``np_int`` are the forms for
@@ -77,43 +77,43 @@ class Function:
 
 
 _ROWS = (
-    Function("EXP", "exp", np.exp, "exp"),
-    Function("EXPM1", "expm1", np.expm1, "expm1"),
-    Function("LOG", "log", np.log, "log"),
-    Function("LOG1P", "log1p", np.log1p, "log1p"),
-    Function("LOG2", "log2", np.log2, "log2"),
-    Function("SQRT", "sqrt", np.sqrt, "sqrt"),
-    Function("RSQRT", "rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt"),
-    Function("SIN", "sin", np.sin, "sin"),
-    Function("COS", "cos", np.cos, "cos"),
-    Function("TAN", "tan", np.tan, "tan"),
-    Function("ATAN2", "atan2", np.arctan2, "atan2", "nn"),
-    Function("TANH", "tanh", np.tanh, "tanh"),
-    Function("SINH", "sinh", np.sinh, "sinh"),
-    Function("COSH", "cosh", np.cosh, "cosh"),
-    Function("ERF", "erf", erf, "erf", c_single="netcl_erf"),
-    Function("ABS", "fabs", np.abs, "abs", c_int="netcl_iabs", np_int=np.abs),
-    Function("SIGN", "netcl_sign", np.sign, "sign", c_int="netcl_isign", np_int=np.sign),
-    Function("FLOOR", "floor", np.floor, "floor", c_int="netcl_same", np_int=_same),
-    Function("CEIL", "ceil", np.ceil, "ceil", c_int="netcl_same", np_int=_same),
-    Function("ROUND", "rint", np.rint, "round", c_int="netcl_same", np_int=_same),
-    Function("TRUNC", "trunc", np.trunc, "trunc", c_int="netcl_same", np_int=_same),
-    Function("FMOD", "fmod", np.fmod, "fmod", "nn", c_int="netcl_ifmod", np_int=np.fmod),
-    Function("REMAINDER", "netcl_remainder", np.remainder, "remainder", "nn", c_int="netcl_iremainder", np_int=np.remainder),
-    Function("FLOORDIV", "netcl_floordiv", np.floor_divide, "floor_divide", "nn", c_int="netcl_ifloordiv", np_int=np.floor_divide),
-    Function("POW", "pow", np.power, "pow", "nn", c_int="netcl_ipow", np_int=integer_power),
-    Function("MAX", "netcl_max", np.maximum, "maximum", "nn", c_int="max", np_int=np.maximum),
-    Function("MIN", "netcl_min", np.minimum, "minimum", "nn", c_int="min", np_int=np.minimum),
-    Function("WHERE", "netcl_where", np.where, "where", "tnn", c_int="netcl_where", np_int=np.where),
-    Function("ISNAN", "netcl_isnan", np.isnan, "isnan", gives="t", c_int="netcl_never", np_int=np.isnan),
-    Function("ISINF", "netcl_isinf", np.isinf, "isinf", gives="t", c_int="netcl_never", np_int=np.isinf),
-    Function("ISFINITE", "netcl_isfinite", np.isfinite, "isfinite", gives="t", c_int="netcl_always", np_int=np.isfinite),
-    Function("AND", "netcl_and", np.logical_and, "logical_and", "tt", "t", c_int="netcl_and", np_int=np.logical_and),
-    Function("OR", "netcl_or", np.logical_or, "logical_or", "tt", "t", c_int="netcl_or", np_int=np.logical_or),
-    Function("NOT", "netcl_not", np.logical_not, "logical_not", "t", "t", c_int="netcl_not", np_int=np.logical_not),
+    FormulaFunction("EXP", "exp", np.exp, "exp"),
+    FormulaFunction("EXPM1", "expm1", np.expm1, "expm1"),
+    FormulaFunction("LOG", "log", np.log, "log"),
+    FormulaFunction("LOG1P", "log1p", np.log1p, "log1p"),
+    FormulaFunction("LOG2", "log2", np.log2, "log2"),
+    FormulaFunction("SQRT", "sqrt", np.sqrt, "sqrt"),
+    FormulaFunction("RSQRT", "rsqrt", lambda x: 1 / np.sqrt(x), "rsqrt"),
+    FormulaFunction("SIN", "sin", np.sin, "sin"),
+    FormulaFunction("COS", "cos", np.cos, "cos"),
+    FormulaFunction("TAN", "tan", np.tan, "tan"),
+    FormulaFunction("ATAN2", "atan2", np.arctan2, "atan2", "nn"),
+    FormulaFunction("TANH", "tanh", np.tanh, "tanh"),
+    FormulaFunction("SINH", "sinh", np.sinh, "sinh"),
+    FormulaFunction("COSH", "cosh", np.cosh, "cosh"),
+    FormulaFunction("ERF", "erf", erf, "erf", c_single="netcl_erf"),
+    FormulaFunction("ABS", "fabs", np.abs, "abs", c_int="netcl_iabs", np_int=np.abs),
+    FormulaFunction("SIGN", "netcl_sign", np.sign, "sign", c_int="netcl_isign", np_int=np.sign),
+    FormulaFunction("FLOOR", "floor", np.floor, "floor", c_int="netcl_same", np_int=_unchanged),
+    FormulaFunction("CEIL", "ceil", np.ceil, "ceil", c_int="netcl_same", np_int=_unchanged),
+    FormulaFunction("ROUND", "rint", np.rint, "round", c_int="netcl_same", np_int=_unchanged),
+    FormulaFunction("TRUNC", "trunc", np.trunc, "trunc", c_int="netcl_same", np_int=_unchanged),
+    FormulaFunction("FMOD", "fmod", np.fmod, "fmod", "nn", c_int="netcl_ifmod", np_int=np.fmod),
+    FormulaFunction("REMAINDER", "netcl_remainder", np.remainder, "remainder", "nn", c_int="netcl_iremainder", np_int=np.remainder),
+    FormulaFunction("FLOORDIV", "netcl_floordiv", np.floor_divide, "floor_divide", "nn", c_int="netcl_ifloordiv", np_int=np.floor_divide),
+    FormulaFunction("POW", "pow", np.power, "pow", "nn", c_int="netcl_ipow", np_int=integer_power),
+    FormulaFunction("MAX", "netcl_max", np.maximum, "maximum", "nn", c_int="max", np_int=np.maximum),
+    FormulaFunction("MIN", "netcl_min", np.minimum, "minimum", "nn", c_int="min", np_int=np.minimum),
+    FormulaFunction("WHERE", "netcl_where", np.where, "where", "tnn", c_int="netcl_where", np_int=np.where),
+    FormulaFunction("ISNAN", "netcl_isnan", np.isnan, "isnan", gives="t", c_int="netcl_never", np_int=np.isnan),
+    FormulaFunction("ISINF", "netcl_isinf", np.isinf, "isinf", gives="t", c_int="netcl_never", np_int=np.isinf),
+    FormulaFunction("ISFINITE", "netcl_isfinite", np.isfinite, "isfinite", gives="t", c_int="netcl_always", np_int=np.isfinite),
+    FormulaFunction("AND", "netcl_and", np.logical_and, "logical_and", "tt", "t", c_int="netcl_and", np_int=np.logical_and),
+    FormulaFunction("OR", "netcl_or", np.logical_or, "logical_or", "tt", "t", c_int="netcl_or", np_int=np.logical_or),
+    FormulaFunction("NOT", "netcl_not", np.logical_not, "logical_not", "t", "t", c_int="netcl_not", np_int=np.logical_not),
 )
 
-FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
+FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _ROWS}
 
 
 def _bits_test(name: str, order: str) -> str:

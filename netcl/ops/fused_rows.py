@@ -18,7 +18,7 @@ from netcl.ops import elementwise, fusion, launch, reduce, region, rows
 from netcl.ops.codegen import Body
 from netcl.ops.elementwise import fusable, fusing_modes, later
 from netcl.ops.reduce import Axis, axes_of, types_of
-from netcl.ops.registry import REGISTRY, Reduction, names, parse
+from netcl.ops.registry import REGISTRY, Reduction, names_read_by, parse
 from netcl.ops.row_source import Fold
 
 TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
@@ -27,7 +27,7 @@ LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, a
 
 @lru_cache(maxsize=256)
 def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) -> Body:
-    used = names(text)
+    used = names_read_by(text)
     kept = tuple(name for name in inputs if name in used)
     return Body(kept, tuple(name for name in scalars if name in used), (("out", parse(text)),), ("out",))
 
@@ -41,7 +41,7 @@ def formula(
     """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``; ``shape``, where it is known, saves time."""
     body = _formula(text, tuple(bound), tuple(numbers))
     values = [bound[name] for name in body.inputs]
-    whole = elementwise.broadcast(name, [x.shape for x in values], body.inputs) if shape is None else shape
+    whole = elementwise.common_shape(name, [x.shape for x in values], body.inputs) if shape is None else shape
     return fusion.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
 
 
@@ -63,7 +63,7 @@ def defer_rows(row: Reduction, x: Any, axis: Axis, keepdims: bool, params: Seque
         return None
     target = dtype or result.name
     if len(axes) == x.ndim > 1 and row.name in TWICE and fusion.waiting_node(x) is not None:
-        return _whole(row, x, keepdims, params, target, real)
+        return _over_all_axes(row, x, keepdims, params, target, real)
     if axes == tuple(range(x.ndim - len(axes), x.ndim)):
         count = math.prod(x.shape[: x.ndim - len(axes)])
         if _busy(x.queue, count, x.size // count):
@@ -94,7 +94,7 @@ def _innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params: Seq
     return formula(f"{row.name}_finish", row.finish, {"v0": folded, **bound}, {"n": count, **numbers}, target, real)
 
 
-def _whole(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
+def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
     """All axes: the innermost in the kernel of what is waiting, the others of what that leaves."""
     count = x.size // x.shape[-1]
     if not _busy(x.queue, count, x.shape[-1]) or row.params:
@@ -138,7 +138,7 @@ class _Rows:
         return _innermost(row, x, self.axes, True, (), self.wide, self.real)
 
 
-def _softmax(x: Any, axis: int = -1) -> Tensor | None:
+def _deferred_softmax(x: Any, axis: int = -1) -> Tensor | None:
     if not _last(x, axis):
         return None
     r = _Rows("softmax", x)
@@ -169,7 +169,7 @@ def _log_softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
     return r.of("v0 - EXP(v1) * v2", y.dtype, v0=upstream, v1=y, v2=r.fold("sum", upstream))
 
 
-def _normal(x: Any, axes: int, groups: int, *others: Any) -> bool:
+def _is_row_norm(x: Any, axes: int, groups: int, *others: Any) -> bool:
     """Whether a row norm is one of trailing axes, its operands as they should be."""
     if groups or not isinstance(x, Tensor) or not 1 <= axes <= x.ndim or x.dtype not in launch.FLOATS or not x.size:
         return False
@@ -181,7 +181,7 @@ def _normal(x: Any, axes: int, groups: int, *others: Any) -> bool:
 def _row_norm(
     x: Any, weight: Any = None, bias: Any = None, *, axes: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    if not _normal(x, axes, groups, weight, bias):
+    if not _is_row_norm(x, axes, groups, weight, bias):
         return None
     r, lead = _Rows("row_norm", x, axes), x.shape[: x.ndim - axes]
     mean = r.fold("mean", x) if centered else None
@@ -202,7 +202,7 @@ def _row_norm(
 def _row_norm_grad(
     upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0, centered: bool = True
 ) -> Tensor | None:
-    if not _normal(x, axes, groups, weight) or not isinstance(upstream, Tensor) or upstream.shape != x.shape:
+    if not _is_row_norm(x, axes, groups, weight) or not isinstance(upstream, Tensor) or upstream.shape != x.shape:
         return None
     r = _Rows("row_norm_grad", x, axes)
     kept = (*mean.shape, *(1,) * axes)
@@ -216,7 +216,7 @@ def _row_norm_grad(
 
 
 def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0) -> tuple[Tensor, Tensor] | None:
-    if not _normal(x, axes, groups) or not isinstance(upstream, Tensor) or upstream.shape != x.shape or x.ndim == axes:
+    if not _is_row_norm(x, axes, groups) or not isinstance(upstream, Tensor) or upstream.shape != x.shape or x.ndim == axes:
         return None
     r, kept = _Rows("row_norm_weight_grad", x, axes), (*mean.shape, *(1,) * axes)
     shape, dtype = x.shape[x.ndim - axes :], DTYPES[mean.dtype]
@@ -237,7 +237,7 @@ def _row_norm_grads(
 
 
 FUSED: dict[str, Callable[..., Any]] = {
-    "softmax": _softmax, "log_softmax": _log_softmax, "softmax_grad": _softmax_grad, "log_softmax_grad": _log_softmax_grad,
+    "softmax": _deferred_softmax, "log_softmax": _log_softmax, "softmax_grad": _softmax_grad, "log_softmax_grad": _log_softmax_grad,
     "row_norm": _row_norm, "row_norm_grad": _row_norm_grad, "row_norm_weight_grad": _row_norm_weight_grad,
     "row_norm_grads": _row_norm_grads,
 }  # fmt: skip
@@ -258,7 +258,7 @@ def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     return either
 
 
-def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """A tensor repeated along axes, deferred: whoever reads it reads the small one."""
     real = DTYPES[x.dtype].c_compute
     wanted = fusing_modes.mode is not None or fusion.worth_deferring(x.queue, shape)
@@ -267,4 +267,4 @@ def expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     return fusion.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
 
 
-__all__ = ["FUSED", "defer_rows", "expand", "fused", "region"]
+__all__ = ["FUSED", "defer_rows", "deferred_expand", "fused", "region"]

@@ -111,7 +111,7 @@ class TraceNode:
         if self.whole is not None:
             self.whole.begun = True
         if self.users:
-            _note_readers(_memory(made), self.users)
+            _note_readers(_shared_values(made), self.users)
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
     return [ref for ref in refs if (node := ref()) is not None and node.made is None]
 
 
-def _memory(x: Tensor) -> Any:
+def _shared_values(x: Tensor) -> Any:
     """What tensors over the same values have in common."""
     return x.pool_handle if x.array is None else memory_of(x.array)
 
@@ -201,7 +201,7 @@ def _before_write(memory: Any) -> None:
     for ref in refs:
         node = ref()
         if node is not None and node.made is None:
-            _tell("computed before its input changes", node)
+            _tell_fusion("computed before its input changes", node)
             node.compute()
 
 
@@ -213,7 +213,7 @@ def register(node: Any) -> None:
         if type(x) is TraceNode and x.made is not None:  # computed since it was found: another operand could not be joined
             x = x.made
         if isinstance(x, Tensor):
-            _note_readers(_memory(x), (me,))
+            _note_readers(_shared_values(x), (me,))
             held += x.nbytes
     modes = fusing_modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
     waiting = modes["waiting"]
@@ -292,7 +292,7 @@ def in_mode(mode: Mode | None) -> Iterator[None]:
 TELLS = env.value("NETCL_DEBUG") >= 3
 
 
-def _tell(what: str, *nodes: Any) -> None:
+def _tell_fusion(what: str, *nodes: Any) -> None:
     if TELLS:
         log.warning("[fusion] %s: %s", what, ", ".join(node.name for node in nodes))
 
@@ -317,7 +317,7 @@ def _regular(x: Tensor, space: Space) -> bool:
     return tail == space.shape[len(space.shape) - space.axes :] or all(n == 1 for n in tail)
 
 
-def _fits(node: TraceNode, space: Space) -> bool:
+def _fits_rows(node: TraceNode, space: Space) -> bool:
     """Whether a node can be part of a kernel over rows: with several folded axes, its leaves must have all of them or none."""
     if node.space == space or space.axes == 1:
         return True
@@ -338,14 +338,14 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
         if node is None:
             continue
         strange = len(spaces) > 1 and node.space is not None
-        if strange or (space is not None and node.space is None and (dropped or not _fits(node, space))):
+        if strange or (space is not None and node.space is None and (dropped or not _fits_rows(node, space))):
             values[i]._source.compute()
             nodes[i] = None
     found = [x if node is None else node for x, node in zip(values, nodes, strict=True)]
     if _too_long(found):
         for x, node in zip(values, nodes, strict=True):
             if node is not None:
-                _tell("the chain is long enough", node)
+                _tell_fusion("the chain is long enough", node)
                 x._source.compute()
         found, space, dropped = list(values), None, False
     if space is not None:
@@ -367,7 +367,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
     if _too_long(found):
         for node in found:
             if type(node) is TraceNode and node.made is None:
-                _tell("the chain is long enough", node)
+                _tell_fusion("the chain is long enough", node)
                 node.compute()
         return tuple(values)
     return tuple(found)
@@ -464,7 +464,7 @@ def defer(
 def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtype: DType, real: str) -> Tensor:
     """A fold of the innermost ``axes`` as a deferred tensor; ``body`` combines two values."""
     node, space = waiting_node(x), Space(x.shape, axes)
-    fits = node is not None and _joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits(node, space)
+    fits = node is not None and _joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits_rows(node, space)
     if node is not None and (not fits or node.level >= MOST_FOLDS):
         node.compute()
         node = None
@@ -475,7 +475,7 @@ def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtyp
 def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int, ...], dtype: DType, real: str) -> Tensor | None:
     """A sum over all but the innermost ``axes`` of a waiting tensor; ``None`` where it cannot join its kernel."""
     node, space = waiting_node(x), Space(x.shape, axes)
-    if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits(node, space)):
+    if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits_rows(node, space)):
         return None
     return _made(TraceNode("columns", name, body, (node,), (), shape, dtype.name, real, x.queue, space, False))
 
@@ -500,7 +500,7 @@ class _Gathering:
         if (node.shape if node.space is None else node.space.shape) != self.shape or node.space not in (None, space):
             return False
         more = [n for n in _below(node) if n not in self.inside]
-        if space is not None and not all(n.space in (None, space) and _fits(n, space) for n in (*self.inside, *more)):
+        if space is not None and not all(n.space in (None, space) and _fits_rows(n, space) for n in (*self.inside, *more)):
             return False
         leaves = {key for n in (*self.inside, *more) for key in n.leaves}
         if len(self.inside) + len(more) > MOST_NODES or len(leaves) > MOST_LEAVES:

@@ -87,7 +87,7 @@ def _check_array(item: Any) -> Any:
     return array
 
 
-def _walk(item: Any, size: int) -> range:
+def _item_range(item: Any, size: int) -> range:
     if isinstance(item, slice):
         parts = [None if part is None else part.__index__() for part in (item.start, item.stop, item.step)]
         if parts[2] == 0:
@@ -124,7 +124,7 @@ def plan_of(x: Tensor, index: Any) -> Plan:
             if "arrays" not in layout:
                 layout.append("arrays")
         elif isinstance(item, slice) or _is_integer(item):
-            walks.append(_walk(item, shape[-1]))
+            walks.append(_item_range(item, shape[-1]))
             if isinstance(item, slice):
                 layout.append(axis)
         else:
@@ -135,7 +135,7 @@ def plan_of(x: Tensor, index: Any) -> Plan:
     return Plan(tuple(shape), tuple(walks), tuple(arrays), spread, tuple(layout))
 
 
-def _whole(plan: Plan) -> bool:
+def _takes_all(plan: Plan) -> bool:
     return all(walk == range(n) for walk, n in zip(plan.walks, plan.shape, strict=True))
 
 
@@ -162,7 +162,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     (x,) = launch.as_tensors("getitem", x)
     plan = plan_of(x, index)
     y = x if plan.shape == x.shape else F.reshape(x, plan.shape)
-    if not _whole(plan):
+    if not _takes_all(plan):
         y = F.strided_slice(y, [_start(w) for w in plan.walks], [len(w) for w in plan.walks], [w.step for w in plan.walks])
     if not plan.arrays:
         shape = result_shape(plan)
@@ -183,7 +183,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
 # ---- writing
 
 
-def _value(x: Tensor, value: Any) -> Tensor:
+def _written_value(x: Tensor, value: Any) -> Tensor:
     """What is written, in the dtype of ``x`` and with memory of its own."""
     if not isinstance(value, Tensor):
         return Tensor.from_host(x.queue, np.asarray(value), x.dtype)
@@ -230,21 +230,21 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     Gradients flow to the value and, at all other places, to what ``x`` was.
     """
     plan = plan_of(x, index)
-    given = _value(x, value)
+    given = _written_value(x, value)
     x._changing()
     x.host_ref = None
     if not plan.arrays:
         shape = result_shape(plan)
         copy_block(shape, given, 0, _broadcast(given, shape), x, *block_of(plan))
         return x
-    places = _places(x, index)
+    places = _index_places(x, index)
     whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)
     copy_block(places.shape, given, 0, _broadcast(given, places.shape), whole, 0, dense(places.shape))
     put_flat("setitem", x, places, whole)
     return x
 
 
-def _places(x: Tensor, index: Any) -> Tensor:
+def _index_places(x: Tensor, index: Any) -> Tensor:
     """Where in the flattened ``x`` each element of ``x[index]`` lies: the same index, read from a tensor of numbers."""
     from netcl import ops
 

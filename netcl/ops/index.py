@@ -79,7 +79,7 @@ def check_indices(queue: Any = None) -> None:
 dispatch.fill("check_indices", check_indices)
 
 
-def _checked(queue: Any) -> None:
+def _check_in_debug(queue: Any) -> None:
     if env.value("NETCL_DEBUG") >= 1:
         faults_of(queue).check()
 
@@ -112,11 +112,11 @@ def check_host(name: str, host: np.ndarray, size: int, wrap: bool = False) -> np
     return np.where(wide < 0, wide + size, wide) if wrap else wide
 
 
-def _kernel(queue: Any, name: str, index: str, dtype: str = "float32", **defines: Any) -> Any:
+def _index_kernel(queue: Any, name: str, index: str, dtype: str = "float32", **defines: Any) -> Any:
     return launch.kernel(queue, __file__, "index.cl", name, {"IDX": index, "X": dtype}, defines)
 
 
-def _split(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
+def _around_axis(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
     """The axis, and the sizes before, along and behind it."""
     if not x.shape:
         raise ShapeError(message(name, "a 0-d tensor has no axis to index"))
@@ -140,20 +140,16 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
     itemsize, wide = widen_rows(x, out, inner)
     chunk = min(wide, _CPU_ROW) if launch.on_cpu_device(x.queue) else 1
     total = outer * index.size
-    kernel = _kernel(x.queue, "take_rows", index.dtype, T=ELEMENTS[itemsize])
+    kernel = _index_kernel(x.queue, "take_rows", index.dtype, T=ELEMENTS[itemsize])
     flag, code = faults_of(x.queue).next(name, n)
     args = (x, index, out, flag, code, total, n, index.size, wide, chunk)
     kernel(x.queue, total * -(-wide // chunk), launch.LOCAL_1D, *args)
-    _checked(x.queue)
+    _check_in_debug(x.queue)
     return out
 
 
-def _select_vjp(F, g, x_shape, axis, index):
-    return F.index_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None
-
-
 @op(
-    vjp=_select_vjp,
+    vjp=lambda F, g, x_shape, axis, index: (F.index_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None),
     ref=lambda x, axis, index: np.take(x, index, axis),
     samples=[
         S((5, 3), 0, np.array([4, 0, 0, 2])),
@@ -169,7 +165,7 @@ def _select_vjp(F, g, x_shape, axis, index):
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
     (x,) = launch.as_tensors("index_select", x)
-    at, outer, n, inner = _split("index_select", x, axis)
+    at, outer, n, inner = _around_axis("index_select", x, axis)
     index = indices("index_select", index, x, n)
     if index.ndim != 1:
         raise ShapeError(message("index_select", "an index has one axis", **{"index.shape": index.shape}))
@@ -183,7 +179,7 @@ def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: 
     if not src.size or not n:
         return out
     _add_sorted(out, _row_keys(name, index, n, skipped), src, outer, index.size, n, inner)
-    _checked(out.queue)
+    _check_in_debug(out.queue)
     return out
 
 
@@ -192,7 +188,7 @@ def _empty_keys(count: int, n: int, queue: Any) -> Tensor:
     return Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
 
 
-def _key(keys: Tensor) -> str:
+def _key_type(keys: Tensor) -> str:
     """Their type in C."""
     return "uint" if keys.dtype == "int32" else "ulong"
 
@@ -201,7 +197,7 @@ def _row_keys(name: str, index: Tensor, n: int, skipped: int = -1) -> Tensor:
     """Indices as keys to sort by: ``n`` for those that are out of range, or ``skipped``."""
     queue, count = index.queue, index.size
     keys, (flag, code) = _empty_keys(count, n, queue), faults_of(queue).next(name, n)
-    kernel = _kernel(queue, "row_keys", index.dtype, KEY=_key(keys))
+    kernel = _index_kernel(queue, "row_keys", index.dtype, KEY=_key_type(keys))
     kernel(queue, count, launch.LOCAL_1D, index, keys, flag, code, count, n, skipped)
     return keys
 
@@ -210,7 +206,7 @@ def _add_sorted(out: Tensor, keys: Tensor, src: Tensor, outer: int, count: int, 
     queue, lanes = out.queue, _LANES[launch.on_cpu_device(out.queue)]
     ordered, order = sort_keys(keys, 1, count)
     items = outer * count * -(-inner // lanes)
-    kernel = _kernel(queue, "add_sorted", "int64", out.dtype, KEY=_key(keys), LANES=lanes)
+    kernel = _index_kernel(queue, "add_sorted", "int64", out.dtype, KEY=_key_type(keys), LANES=lanes)
     kernel(queue, items, launch.LOCAL_1D, out, ordered, order, src, count, n, inner, items)
 
 
@@ -252,7 +248,7 @@ def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
     x, src = launch.as_tensors("index_add", x, src)
     launch.check_dtype("index_add", x, _NUMBERS)
-    at, outer, n, inner = _split("index_add", x, axis)
+    at, outer, n, inner = _around_axis("index_add", x, axis)
     index = indices("index_add", index, x, n)
     expected = along(x.ndim, at, index.size, x.shape)
     if src.shape != expected or index.ndim != 1:
@@ -334,7 +330,7 @@ def embedding_grad(x: Tensor, index: Tensor, count: int, padding_idx: int | None
 
 def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None = None) -> tuple[int, Tensor]:
     """The checked axis and index of a gather or scatter."""
-    at, _, n, _ = _split(name, x, axis)
+    at, _, n, _ = _around_axis(name, x, axis)
     index = indices(name, index, x, n)
     fits = index.ndim == x.ndim and all(i == at or a <= b for i, (a, b) in enumerate(zip(index.shape, x.shape, strict=True)))
     fits = fits and (src is None or (src.ndim == x.ndim and all(a <= b for a, b in zip(index.shape, src.shape, strict=True))))
@@ -353,17 +349,13 @@ def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
     return out
 
 
-def _gather_vjp(F, g, x_shape, axis, index):
-    return F.scatter_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None
-
-
 def _gather_ref(x, axis, index):
     corner = x[tuple(slice(None) if i == axis % x.ndim else slice(n) for i, n in enumerate(index.shape))]
     return np.take_along_axis(corner, index, axis)
 
 
 @op(
-    vjp=_gather_vjp,
+    vjp=lambda F, g, x_shape, axis, index: (F.scatter_add(Tensor.zeros(x_shape, g.dtype, queue=g.queue), axis, index, g), None),
     ref=_gather_ref,
     samples=[
         S((4, 3), 0, np.array([[3, 0, 1], [0, 0, 2]])),
@@ -393,21 +385,21 @@ def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
     if not x.shape[at]:
         raise IndexError(message("gather", "there is nothing to index", size=0))
     inner = math.prod(x.shape[at + 1 :])
-    kernel = _kernel(x.queue, "gather", index.dtype, T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize])
+    kernel = _index_kernel(x.queue, "gather", index.dtype, T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize])
     flag, code = faults_of(x.queue).next("gather", x.shape[at])
     kernel(x.queue, out.size, launch.LOCAL_1D, x, index, out, flag, code, out.size, x.shape[at], index.shape[at], inner)
-    _checked(x.queue)
+    _check_in_debug(x.queue)
     return out
 
 
-def _scatter_vjp(F, g, axis, index, src_shape):
+def _scatter_add_vjp(F, g, axis, index, src_shape):
     picked = F.gather(g, axis, index)
     if picked.shape != src_shape:
         picked = F.strided_unslice(picked, src_shape, (0,) * len(src_shape), (1,) * len(src_shape))
     return g, None, picked
 
 
-def _scatter_ref(x, axis, index, src):
+def _scatter_add_ref(x, axis, index, src):
     out = x.copy()
     for at in np.ndindex(*index.shape):
         to = list(at)
@@ -417,8 +409,8 @@ def _scatter_ref(x, axis, index, src):
 
 
 @op(
-    vjp=_scatter_vjp,
-    ref=_scatter_ref,
+    vjp=_scatter_add_vjp,
+    ref=_scatter_add_ref,
     samples=[
         S((4, 3), 0, np.array([[3, 0, 1], [0, 0, 1]]), (2, 3)),
         S((2, 5), 1, np.array([[4, 4, 4]], np.int32), (2, 4)),
@@ -440,13 +432,13 @@ def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     if not index.size or not x.size:
         return whole
     if region == x.shape:
-        return _scatter(whole, at, index, src)
-    part = _scatter(_corner(x, region), at, index, src)
+        return _add_at(whole, at, index, src)
+    part = _add_at(_corner(x, region), at, index, src)
     copy_block(region, part, 0, dense(region), whole, 0, dense(whole.shape))
     return whole
 
 
-def _scatter(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
+def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
     """Add in place; index, src and out agree in all axes but ``at``."""
     outer, n, inner, count = math.prod(out.shape[:at]), out.shape[at], math.prod(out.shape[at + 1 :]), index.shape[at]
     if out.array is not None:
@@ -456,14 +448,14 @@ def _scatter(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
     queue, on_cpu = out.queue, launch.on_cpu_device(out.queue)
     flag, code = faults_of(queue).next("scatter_add", n)
     if outer * inner >= _MANY_COLUMNS[on_cpu] and out.dtype not in dtypes.HALVES:
-        kernel = _kernel(queue, "add_columns", index.dtype, out.dtype)
+        kernel = _index_kernel(queue, "add_columns", index.dtype, out.dtype)
         kernel(queue, outer * inner, launch.LOCAL_1D, out, index, src, flag, code, outer * inner, n, count, inner)
     else:
         keys = _empty_keys(index.size, out.size, queue)
-        kernel = _kernel(queue, "scatter_keys", index.dtype, KEY=_key(keys))
+        kernel = _index_kernel(queue, "scatter_keys", index.dtype, KEY=_key_type(keys))
         kernel(queue, index.size, launch.LOCAL_1D, index, keys, flag, code, index.size, n, count, inner, out.size)
         _add_sorted(out, keys, src, 1, index.size, out.size, 1)
-    _checked(queue)
+    _check_in_debug(queue)
     return out
 
 
@@ -486,7 +478,7 @@ def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> T
     for i, ((index, size), stride) in enumerate(zip(parts, strides, strict=True)):
         whole = broadcast_to(indices(name, index, like, size, wrap=True), shape)
         flag, code = faults_of(like.queue).next(name, size)
-        kernel = _kernel(like.queue, "join_index", whole.dtype)
+        kernel = _index_kernel(like.queue, "join_index", whole.dtype)
         out = Tensor.empty(shape, "int64", queue=like.queue)
         kernel(like.queue, out.size, launch.LOCAL_1D, whole, before, out, flag, code, out.size, size, stride, int(i == 0))
         before = out
@@ -517,13 +509,9 @@ def _bits(value: float, dtype: str) -> int:
     return int.from_bytes(stored.tobytes(), "little")
 
 
-def _masked_ref(x, mask, value):
-    return np.where(mask, value, x)
-
-
 @op(
     vjp=lambda F, g, mask: (F.masked_fill(g, mask, 0.0), None),
-    ref=_masked_ref,
+    ref=lambda x, mask, value: np.where(mask, value, x),
     samples=[
         S((3, 5), (3, 5), dtypes=(None, "bool"), value=2.5),
         S((2, 3, 5), (3, 5), dtypes=(None, "bool"), value=-1.0),
@@ -556,7 +544,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, 4 * launch.LOCAL_1D)
     bits = _bits(number, x.dtype)
     args = (x, mask, out, x.size, math.prod(trimmed), bits - 2**64 if bits >= 2**63 else bits, chunk)
-    _kernel(x.queue, "masked_fill", "int64", T=ELEMENTS[itemsize])(x.queue, -(-x.size // chunk), local, *args)
+    _index_kernel(x.queue, "masked_fill", "int64", T=ELEMENTS[itemsize])(x.queue, -(-x.size // chunk), local, *args)
     return out
 
 
@@ -566,12 +554,12 @@ def flat_nonzero(x: Tensor) -> Tensor:
         return Tensor._of_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
     blocks = -(-x.size // _BLOCK)
     counts = Tensor.empty((blocks,), "int32", queue=x.queue)
-    _kernel(x.queue, "count_blocks", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, counts, x.size, _BLOCK)
+    _index_kernel(x.queue, "count_blocks", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, counts, x.size, _BLOCK)
     ends = np.cumsum(counts.to_host(), dtype=np.int64)
     out = Tensor.empty((int(ends[-1]) if blocks else 0,), "int64", queue=x.queue)
     if out.size:
         starts = Tensor.from_host(x.queue, np.concatenate([[0], ends[:-1]]))
-        _kernel(x.queue, "write_positions", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, starts, out, x.size, _BLOCK)
+        _index_kernel(x.queue, "write_positions", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, starts, out, x.size, _BLOCK)
     return out
 
 
@@ -595,7 +583,7 @@ def nonzero(x: Tensor) -> Tensor:
         return Tensor._of_array(coordinates.astype(np.int64), "int64", x.queue)
     out = Tensor.empty((flat.size, x.ndim), "int64", queue=x.queue)
     if out.size:
-        kernel = _kernel(x.queue, "unravel", "int64")
+        kernel = _index_kernel(x.queue, "unravel", "int64")
         for axis, (size, stride) in enumerate(zip(x.shape, dense(x.shape), strict=True)):
             kernel(x.queue, flat.size, launch.LOCAL_1D, flat, out, flat.size, x.ndim, axis, size, stride)
     return out
@@ -635,9 +623,9 @@ def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tenso
     out = Tensor.empty((*index.shape, num_classes), row.name, queue=index.queue)
     if out.size:
         flag, code = faults_of(index.queue).next("one_hot", num_classes)
-        kernel = _kernel(index.queue, "one_hot", index.dtype, row.name)
+        kernel = _index_kernel(index.queue, "one_hot", index.dtype, row.name)
         kernel(index.queue, out.size, launch.LOCAL_1D, index, out, flag, code, out.size, num_classes)
-        _checked(index.queue)
+        _check_in_debug(index.queue)
     return out
 
 
@@ -653,6 +641,6 @@ def put_flat(name: str, x: Tensor, index: Tensor, values: Tensor) -> None:
         return
     queue, count, keys = x.queue, index.size, _row_keys(name, index, x.size)
     ordered, order = sort_keys(keys, 1, count)
-    kernel = _kernel(queue, "put_sorted", "int64", T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize], KEY=_key(keys))
+    kernel = _index_kernel(queue, "put_sorted", "int64", T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize], KEY=_key_type(keys))
     kernel(queue, count, launch.LOCAL_1D, x, ordered, order, values, count, x.size)
-    _checked(queue)
+    _check_in_debug(queue)

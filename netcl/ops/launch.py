@@ -53,7 +53,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
                 _check_same_device(op, first, value)
             result.append(value)
         else:
-            result.append(None if value is None else _moved(value, queue, first))
+            result.append(None if value is None else _moved_to(value, queue, first))
     return result
 
 
@@ -64,7 +64,7 @@ def _check_same_device(op: str, a: Any, b: Tensor) -> None:
         raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 
 
-def _moved(value: Any, queue: Any, first: Tensor | None) -> Tensor:
+def _moved_to(value: Any, queue: Any, first: Tensor | None) -> Tensor:
     like = None if first is None else dtypes.DTYPES[first.dtype]
     array = np.asarray(value)
     dtype = None
@@ -98,6 +98,11 @@ def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
     if "float64" in names and not handle_of(queue).profile.has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
         raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
+
+
+def index_type(count: int) -> str:
+    """The C type of element numbers: ``int`` where it also holds the numbers of work-items beyond the last element."""
+    return "int" if count < 2**31 - 2**20 else "long"
 
 
 def on_cpu_device(queue: Any) -> bool:
@@ -173,11 +178,11 @@ def kernel(
     state = program.state(queue)
     found = state.get(key)
     if found is None:
-        found = state[key] = _build(queue, module_file, cl_file, kernel_name, operands or {}, defines or {}, text)
+        found = state[key] = _build_kernel(queue, module_file, cl_file, kernel_name, operands or {}, defines or {}, text)
     return found
 
 
-def _build(
+def _build_kernel(
     queue: Any, module_file: str, cl_file: str, kernel_name: str, operands: Mapping[str, str], defines: Mapping[str, Any], text: str
 ) -> program.Kernel:
     check_double(kernel_name, queue, operands.values())
@@ -203,7 +208,7 @@ def run_cpu(fn: Callable[..., Any], *tensors: Any, dtype: str | Sequence[str] | 
     """
     given = list(_tensors_in(tensors))
     with np.errstate(all="ignore"):
-        result = fn(*(_array(t) for t in tensors), **kwargs)
+        result = fn(*(_host_value(t) for t in tensors), **kwargs)
     several = isinstance(result, tuple)
     results = result if several else (result,)
     names = [dtype or given[0].dtype] * len(results) if dtype is None or isinstance(dtype, str) else list(dtype)
@@ -219,9 +224,9 @@ def _tensors_in(values: Sequence[Any]) -> Any:
             yield from _tensors_in(value)
 
 
-def _array(value: Any) -> Any:
+def _host_value(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_array(part) for part in value]
+        return [_host_value(part) for part in value]
     return decoded(value) if isinstance(value, Tensor) else value
 
 

@@ -63,7 +63,7 @@ def _check_reduction(name: str, reduction: str, *more: str) -> None:
         raise ValueError(message(name, f"reduction is {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
 
 
-def _reduced(F: Any, name: str, loss: Any, reduction: str) -> Any:
+def _with_reduction(F: Any, name: str, loss: Any, reduction: str) -> Any:
     _check_reduction(name, reduction)
     return loss if reduction == "none" else F.sum(loss) if reduction == "sum" else F.mean(loss)
 
@@ -206,7 +206,7 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
 def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The squared difference."""
     x, target = _same_shape("mse", x, target)
-    return _reduced(F, "mse", F.square(F.sub(x, target)), reduction)
+    return _with_reduction(F, "mse", F.square(F.sub(x, target)), reduction)
 
 
 @composite(
@@ -215,7 +215,7 @@ def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor
 def l1(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The absolute difference."""
     x, target = _same_shape("l1", x, target)
-    return _reduced(F, "l1", F.abs(F.sub(x, target)), reduction)
+    return _with_reduction(F, "l1", F.abs(F.sub(x, target)), reduction)
 
 
 def _smooth_l1_ref(x: np.ndarray, target: np.ndarray, *, beta: float = 1.0, reduction: str = "mean") -> np.ndarray:
@@ -230,7 +230,7 @@ def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction
     if not beta:
         return l1(F, x, target, reduction=reduction)
     d = F.abs(F.sub(x, target))
-    return _reduced(F, "smooth_l1", F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)), reduction)
+    return _with_reduction(F, "smooth_l1", F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)), reduction)
 
 
 @composite(
@@ -271,7 +271,7 @@ def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, redu
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
     x, target, weight = _same_shape("bce", x, target, weight)
     loss = F.bce_elements(x, target)
-    return _reduced(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
+    return _with_reduction(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
 
 
 def _bce_logits_ref(
@@ -300,7 +300,7 @@ def bce_with_logits(
     yes = F.mul(target, F.log_sigmoid(x))
     yes = yes if pos_weight is None else F.mul(yes, pos_weight)
     loss = F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x)))))
-    return _reduced(F, "bce_with_logits", loss if weight is None else F.mul(loss, weight), reduction)
+    return _with_reduction(F, "bce_with_logits", loss if weight is None else F.mul(loss, weight), reduction)
 
 
 def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", log_target: bool = False) -> np.ndarray:
@@ -327,7 +327,7 @@ def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_ta
     else:
         held = F.where(F.eq(target, 0.0), 1.0, target)  # 0 log 0 is 0
         loss = F.mul(target, F.sub(F.log(held), x))
-    return F.mul(F.sum(loss), 1.0 / (x.shape or (1,))[0]) if reduction == "batchmean" else _reduced(F, "kl_div", loss, reduction)
+    return F.mul(F.sum(loss), 1.0 / (x.shape or (1,))[0]) if reduction == "batchmean" else _with_reduction(F, "kl_div", loss, reduction)
 
 
 # ---- similarity
@@ -341,7 +341,7 @@ def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_ta
 def hinge(F: Any, x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
     x, target = _same_shape("hinge", x, target)
-    return _reduced(F, "hinge", F.relu(F.sub(float(margin), F.mul(x, target))), reduction)
+    return _with_reduction(F, "hinge", F.relu(F.sub(float(margin), F.mul(x, target))), reduction)
 
 
 def _cosine_ref(a: np.ndarray, b: np.ndarray, *, axis: int = 1, eps: float = 1e-8) -> np.ndarray:
@@ -395,7 +395,7 @@ def triplet(
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
     anchor, positive, negative = launch.as_tensors("triplet", anchor, positive, negative)
     near, far = (F.norm(F.add(F.sub(anchor, other), eps), p, axis=-1) for other in (positive, negative))
-    return _reduced(F, "triplet", F.relu(F.add(F.sub(near, far), float(margin))), reduction)
+    return _with_reduction(F, "triplet", F.relu(F.add(F.sub(near, far), float(margin))), reduction)
 
 
 def _info_nce_ref(a: np.ndarray, b: np.ndarray, *, temperature: float = 0.07, reduction: str = "mean") -> np.ndarray:
@@ -436,7 +436,7 @@ def contrastive(F: Any, a: Tensor, b: Tensor, target: Tensor, *, margin: float =
     a, b, target = launch.as_tensors("contrastive", a, b, target)
     d = _length(F, F.sub(a, b), -1, 1e-12)
     apart = F.square(F.relu(F.sub(float(margin), d)))
-    return _reduced(F, "contrastive", F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart)), reduction)
+    return _with_reduction(F, "contrastive", F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart)), reduction)
 
 
 for _name, _short in {

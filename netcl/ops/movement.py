@@ -30,14 +30,14 @@ def sizes_of(first: Sizes, more: Sequence[int] = ()) -> tuple[int, ...]:
     return sizes if set(map(type, sizes)) == {int} else tuple(int(n) for n in sizes)
 
 
-def _axes(name: str, axes: Sizes, ndim: int) -> tuple[int, ...]:
+def _checked_axes(name: str, axes: Sizes, ndim: int) -> tuple[int, ...]:
     found = tuple(launch.check_axis(name, axis, ndim) for axis in sizes_of(axes))
     if len(set(found)) != len(found):
         raise ShapeError(message(name, "an axis is named twice", axes=axes))
     return found
 
 
-def _tensor(name: str, x: Any) -> Tensor:
+def _as_tensor(name: str, x: Any) -> Tensor:
     return launch.as_tensors(name, x)[0]
 
 
@@ -51,7 +51,7 @@ def along(ndim: int, axis: int, value: int, other: Any = 0) -> tuple[Any, ...]:
 # ---- the same memory under another shape
 
 
-def _resolve(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...]) -> tuple[int, ...]:
+def _resolved_shape(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape with at most one -1, which takes what is left."""
     if -1 not in shape and math.prod(shape) == size and min(shape, default=0) >= 0:
         return shape
@@ -80,8 +80,8 @@ def reshape(x: Tensor, shape: Sizes, *more: int) -> Tensor:
     >>> reshape(Tensor.arange(6), (2, -1)).shape
     (2, 3)
     """
-    x = _tensor("reshape", x)
-    return x._view(_resolve(sizes_of(shape, more), x.size, x.shape))
+    x = _as_tensor("reshape", x)
+    return x._view(_resolved_shape(sizes_of(shape, more), x.size, x.shape))
 
 
 def _flatten_ref(x, start_axis=0, end_axis=-1):
@@ -96,7 +96,7 @@ def _flatten_ref(x, start_axis=0, end_axis=-1):
 )
 def flatten(F: Any, x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
-    x = _tensor("flatten", x)
+    x = _as_tensor("flatten", x)
     first, last = (launch.check_axis("flatten", axis, x.ndim) for axis in (start_axis, end_axis))
     if first > last:
         raise ShapeError(message("flatten", "the first axis comes after the last", start_axis=start_axis, end_axis=end_axis))
@@ -110,8 +110,8 @@ def flatten(F: Any, x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tenso
 )
 def squeeze(F: Any, x: Tensor, axis: Sizes | None = None) -> Tensor:
     """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
-    x = _tensor("squeeze", x)
-    named = range(x.ndim) if axis is None else _axes("squeeze", axis, x.ndim)
+    x = _as_tensor("squeeze", x)
+    named = range(x.ndim) if axis is None else _checked_axes("squeeze", axis, x.ndim)
     return F.reshape(x, tuple(n for i, n in enumerate(x.shape) if n != 1 or i not in named))
 
 
@@ -122,7 +122,7 @@ def squeeze(F: Any, x: Tensor, axis: Sizes | None = None) -> Tensor:
 )
 def unsqueeze(F: Any, x: Tensor, axis: int) -> Tensor:
     """Insert an axis of size one; shares memory."""
-    x = _tensor("unsqueeze", x)
+    x = _as_tensor("unsqueeze", x)
     at = launch.check_axis("unsqueeze", axis, x.ndim + 1)
     return F.reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
@@ -130,7 +130,7 @@ def unsqueeze(F: Any, x: Tensor, axis: int) -> Tensor:
 @op(vjp=lambda F, g: g, ref=np.copy, samples=[S((3, 5)), S(()), S((0, 2))])
 def clone(x: Tensor) -> Tensor:
     """A copy with memory of its own; gradients flow through it."""
-    return _tensor("clone", x)._copy()
+    return _as_tensor("clone", x)._copy()
 
 
 # ---- permutations
@@ -144,12 +144,12 @@ def clone(x: Tensor) -> Tensor:
 )
 def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     """The axes in another order: what ``permute`` and ``transpose`` do."""
-    x = _tensor("reorder", x)
+    x = _as_tensor("reorder", x)
     if len(order) != x.ndim:
         raise ShapeError(
             message("permute", f"x has {x.ndim} axes and {len(order)} are named", **{"x.shape": x.shape, "axes": tuple(order)})
         )
-    axes, strides = _axes("reorder", order, x.ndim), dense(x.shape)
+    axes, strides = _checked_axes("reorder", order, x.ndim), dense(x.shape)
     return take_block(x, [x.shape[i] for i in axes], 0, [strides[i] for i in axes])
 
 
@@ -168,8 +168,8 @@ def permute(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
     >>> ops.permute(Tensor.zeros((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
-    x = _tensor("permute", x)
-    return F.reorder(x, _axes("permute", sizes_of(axes, more), x.ndim))
+    x = _as_tensor("permute", x)
+    return F.reorder(x, _checked_axes("permute", sizes_of(axes, more), x.ndim))
 
 
 @composite(
@@ -179,7 +179,7 @@ def permute(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
 )
 def transpose(F: Any, x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
     """Two axes exchanged, by default the last two."""
-    x = _tensor("transpose", x)
+    x = _as_tensor("transpose", x)
     a, b = (launch.check_axis("transpose", axis, x.ndim) for axis in (axis0, axis1))
     order = list(range(x.ndim))
     if order:
@@ -216,13 +216,13 @@ def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
 )
 def expand(x: Tensor, shape: Sizes, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
-    x = _tensor("expand", x)
+    x = _as_tensor("expand", x)
     wanted = sizes_of(shape, more)
     extra = len(wanted) - x.ndim
     sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
     if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
         raise ShapeError(message("expand", "x does not broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
-    made = fused_rows.expand(x, sizes)
+    made = fused_rows.deferred_expand(x, sizes)
     return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes)) if made is None else made
 
 
@@ -250,7 +250,7 @@ def _repeated(x: Tensor, times: tuple[int, ...]) -> Tensor:
 )
 def repeat(x: Tensor, repeats: Sizes, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
-    x = _tensor("repeat", x)
+    x = _as_tensor("repeat", x)
     times = sizes_of(repeats, more)
     if len(times) < x.ndim or min(times, default=0) < 0:
         what = f"x has {x.ndim} axes and {len(times)} repeats are given" if len(times) < x.ndim else "repeats cannot be negative"
@@ -265,7 +265,7 @@ def repeat(x: Tensor, repeats: Sizes, *more: int) -> Tensor:
 )
 def tile(F: Any, x: Tensor, repeats: Sizes, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
-    x = _tensor("tile", x)
+    x = _as_tensor("tile", x)
     times = sizes_of(repeats, more)
     return F.repeat(x, (1,) * (x.ndim - len(times)) + times)
 
@@ -281,26 +281,26 @@ def _check_slice(name: str, shape: Sequence[int], starts: Sequence[int], sizes: 
             raise ShapeError(message(name, what, shape=tuple(shape), starts=tuple(starts), sizes=tuple(sizes), steps=tuple(steps)))
 
 
-def _slices(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> tuple[Any, ...]:
+def _slice_indices(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> tuple[Any, ...]:
     """The same as index arrays for ``np.ix_``: plain, and valid for every start and step."""
     return np.ix_(*(np.arange(size) * step + start for start, size, step in zip(starts, sizes, steps, strict=True)))
 
 
 def _unsliced(x: np.ndarray, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> np.ndarray:
     out = np.zeros(shape, x.dtype)
-    out[_slices(starts, x.shape, steps)] = x
+    out[_slice_indices(starts, x.shape, steps)] = x
     return out
 
 
 @op(
     vjp=lambda F, g, x_shape, starts, steps: F.strided_unslice(g, x_shape, starts, steps),
-    ref=lambda x, starts, sizes, steps: x[_slices(starts, sizes, steps)],
+    ref=lambda x, starts, sizes, steps: x[_slice_indices(starts, sizes, steps)],
     samples=[S((5, 7), starts=(1, 6), sizes=(2, 3), steps=(2, -2)), S((4,), starts=(0,), sizes=(0,), steps=(1,))],
     errors=[(S((5,), starts=(3,), sizes=(3,), steps=(1,)), r"\[strided_slice\] a slice reaches beyond the tensor; shape=\(5,\)")],
 )
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Along each axis ``sizes`` elements from ``starts`` on, ``steps`` apart (which may be negative)."""
-    x = _tensor("strided_slice", x)
+    x = _as_tensor("strided_slice", x)
     _check_slice("strided_slice", x.shape, starts, sizes, steps)
     strides = dense(x.shape)
     start = sum(s * stride for s, stride in zip(starts, strides, strict=True))
@@ -315,7 +315,7 @@ def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps:
 )
 def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Zeros of ``shape`` with ``x`` where ``strided_slice`` would have taken it from: the gradient of that op."""
-    x = _tensor("strided_unslice", x)
+    x = _as_tensor("strided_unslice", x)
     _check_slice("strided_unslice", shape, starts, x.shape, steps)
     out = (Tensor.empty if x.size == math.prod(shape) else Tensor.zeros)(tuple(shape), x.dtype, queue=x.queue)
     strides = dense(shape)
@@ -334,12 +334,12 @@ def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], step
 )
 def narrow(F: Any, x: Tensor, axis: int, start: int, length: int) -> Tensor:
     """``length`` elements of one axis, from ``start`` on."""
-    x = _tensor("narrow", x)
+    x = _as_tensor("narrow", x)
     at = _real_axis("narrow", x, axis)
     first = start + x.shape[at] if start < 0 else start
     if length < 0 or not 0 <= first <= x.shape[at] - length:
         raise ShapeError(message("narrow", f"{length} elements from {start} on do not fit", **{"x.shape": x.shape, "axis": axis}))
-    return _part(F, x, at, first, length)
+    return _part_along(F, x, at, first, length)
 
 
 def _real_axis(name: str, x: Tensor, axis: int) -> int:
@@ -348,28 +348,24 @@ def _real_axis(name: str, x: Tensor, axis: int) -> int:
     return launch.check_axis(name, axis, x.ndim)
 
 
-def _part(F: Any, x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
+def _part_along(F: Any, x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
     return F.strided_slice(x, along(x.ndim, axis, start), along(x.ndim, axis, length, x.shape), along(x.ndim, axis, step, 1))
-
-
-def _slice_ref(x, axis=0, start=None, stop=None, step=1):
-    return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
 
 
 @composite(
     name="slice",
-    ref=_slice_ref,
+    ref=lambda x, axis=0, start=None, stop=None, step=1: x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)],
     samples=[S((7, 3), start=1, stop=6, step=2), S((3, 7), axis=1, stop=-2), S((3, 7), axis=-1, step=-2), S((5,), start=4, stop=2)],
     errors=[(S((7, 3), step=0), r"\[slice\] the step cannot be 0")],
 )
 def slice_(F: Any, x: Tensor, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Tensor:
     """``x[start:stop:step]`` along one axis; bounds beyond the ends are cut, as everywhere in Python."""
-    x = _tensor("slice", x)
+    x = _as_tensor("slice", x)
     at = _real_axis("slice", x, axis)
     if step == 0:
         raise ShapeError(message("slice", "the step cannot be 0", axis=axis))
     walk = range(x.shape[at])[slice(start, stop, step)]
-    return _part(F, x, at, walk.start if len(walk) else 0, len(walk), step)
+    return _part_along(F, x, at, walk.start if len(walk) else 0, len(walk), step)
 
 
 @composite(
@@ -379,8 +375,8 @@ def slice_(F: Any, x: Tensor, axis: int = 0, start: int | None = None, stop: int
 )
 def flip(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
     """The order of the elements reversed along the named axes."""
-    x = _tensor("flip", x)
-    named = _axes("flip", sizes_of(axes, more), x.ndim) if x.shape else ()
+    x = _as_tensor("flip", x)
+    named = _checked_axes("flip", sizes_of(axes, more), x.ndim) if x.shape else ()
     starts = tuple(max(n - 1, 0) if i in named else 0 for i, n in enumerate(x.shape))
     return views.own(F.strided_slice(x, starts, x.shape, tuple(-1 if i in named else 1 for i in range(x.ndim))))
 
@@ -388,7 +384,7 @@ def flip(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
 # ---- joining and splitting
 
 
-def _check_alike(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tensor], int]:
+def _check_joinable(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tensor], int]:
     if not xs:
         raise ShapeError(message(name, "at least one tensor is needed"))
     tensors = launch.as_tensors(name, *xs)
@@ -416,7 +412,7 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
     (3, 3)
     """
-    tensors, at = _check_alike("cat", xs, axis)
+    tensors, at = _check_joinable("cat", xs, axis)
     if any(t.dtype != tensors[0].dtype for t in tensors):
         common = reduce(dtypes.promote, (dtypes.DTYPES[t.dtype] for t in tensors))
         tensors = [F.cast(t, common.name) for t in tensors]
@@ -460,7 +456,7 @@ def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     return F.cat([F.unsqueeze(t, at) for t in tensors], at)
 
 
-def _joined(F, g, x_shape, lengths, axis):
+def _joined_gradient(F, g, x_shape, lengths, axis):
     """The gradient of parts: those nobody used are zeros."""
     g = g if isinstance(g, tuple) else (g,)
     known = next(part for part in g if part is not None)
@@ -482,7 +478,7 @@ def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: Sizes, axis: int)
     return [min(int(sizes), n - start) for start in range(0, n, int(sizes))] or [0], at
 
 
-def _parts(x: Tensor, lengths: Sequence[int], axis: int) -> tuple[Tensor, ...]:
+def _split_parts(x: Tensor, lengths: Sequence[int], axis: int) -> tuple[Tensor, ...]:
     starts = np.cumsum([0, *lengths[:-1]]).tolist()
     strides = dense(x.shape)
     shapes = [along(x.ndim, axis, length, x.shape) for length in lengths]
@@ -491,7 +487,7 @@ def _parts(x: Tensor, lengths: Sequence[int], axis: int) -> tuple[Tensor, ...]:
 
 def _split_vjp(F, g, x_shape, sizes, axis):
     lengths, at = _split_lengths("split", x_shape, sizes, axis)
-    return _joined(F, g, x_shape, lengths, at)
+    return _joined_gradient(F, g, x_shape, lengths, at)
 
 
 def _split_ref(x, sizes, axis=0):
@@ -511,8 +507,8 @@ def _split_ref(x, sizes, axis=0):
 )
 def split(x: Tensor, sizes: Sizes, axis: int = 0) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
-    x = _tensor("split", x)
-    return _parts(x, *_split_lengths("split", x.shape, sizes, axis))
+    x = _as_tensor("split", x)
+    return _split_parts(x, *_split_lengths("split", x.shape, sizes, axis))
 
 
 def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -537,7 +533,7 @@ def _unbind_vjp(F, g, axis, order):
 )
 def unbind(x: Tensor, *, axis: int, order: Sequence[int]) -> tuple[Tensor, ...]:
     """The slices along an axis, each with the axes that are left in an order: queries, keys and values of one projection, say."""
-    x = _tensor("unbind", x)
+    x = _as_tensor("unbind", x)
     at = launch.check_axis("unbind", axis, x.ndim)
     if sorted(order) != list(range(x.ndim - 1)):
         raise ShapeError(message("unbind", f"x has {x.ndim - 1} axes besides that of the slices", order=tuple(order)))
@@ -571,7 +567,7 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
 )
 def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """At most ``chunks`` parts of equal size along an axis; the last may be shorter."""
-    x = _tensor("chunk", x)
+    x = _as_tensor("chunk", x)
     if chunks < 1:
         raise ShapeError(message("chunk", "at least one chunk is needed", chunks=chunks))
     at = _real_axis("chunk", x, axis)
@@ -581,8 +577,8 @@ def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
 # ---- rolling
 
 
-def _pairs(name: str, shifts: Sizes, axis: Sizes, ndim: int) -> list[tuple[int, int]]:
-    amounts, axes = sizes_of(shifts), _axes(name, axis, ndim)
+def _shift_pairs(name: str, shifts: Sizes, axis: Sizes, ndim: int) -> list[tuple[int, int]]:
+    amounts, axes = sizes_of(shifts), _checked_axes(name, axis, ndim)
     if len(amounts) != len(axes):
         raise ShapeError(message(name, "one shift per axis is needed", shifts=shifts, axis=axis))
     return list(zip(amounts, axes, strict=True))
@@ -606,10 +602,10 @@ def _negated(shifts: Sizes) -> Sizes:
 )
 def roll(x: Tensor, shifts: Sizes, axis: Sizes | None = None) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
-    x = _tensor("roll", x)
+    x = _as_tensor("roll", x)
     if axis is None:
         return roll(x._view((x.size,)), shifts, 0)._view(x.shape)
-    pairs = {at: amount % max(x.shape[at], 1) for amount, at in _pairs("roll", shifts, axis, x.ndim)}
+    pairs = {at: amount % max(x.shape[at], 1) for amount, at in _shift_pairs("roll", shifts, axis, x.ndim)}
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     strides = dense(x.shape)
     pieces = [_rolled(n, pairs.get(i, 0)) for i, n in enumerate(x.shape)]
@@ -627,8 +623,8 @@ def _rolled(n: int, amount: int) -> list[tuple[int, int, int]]:
 # ---- triangles
 
 
-def _triangle(name: str, x: Any, diagonal: int, upper: bool) -> Tensor:
-    x = _tensor(name, x)
+def _triangle_of(name: str, x: Any, diagonal: int, upper: bool) -> Tensor:
+    x = _as_tensor(name, x)
     if x.ndim < 2:
         raise ShapeError(message(name, "a triangle needs at least two axes", **{"x.shape": x.shape}))
     if x.array is not None:
@@ -653,7 +649,7 @@ _TRIANGLE_SAMPLES = [S((3, 5)), S((5, 3), diagonal=1), S((2, 4, 4), diagonal=-2)
 )
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros above a diagonal."""
-    return _triangle("tril", x, diagonal, upper=False)
+    return _triangle_of("tril", x, diagonal, upper=False)
 
 
 @op(
@@ -664,4 +660,4 @@ def tril(x: Tensor, diagonal: int = 0) -> Tensor:
 )
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros below a diagonal."""
-    return _triangle("triu", x, diagonal, upper=True)
+    return _triangle_of("triu", x, diagonal, upper=True)

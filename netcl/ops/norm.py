@@ -90,7 +90,7 @@ def check_affine(name: str, shape: tuple[int, ...], weight: Tensor | None, bias:
                 raise ShapeError(message(name, f"{title} must have shape {shape}", **{title: t.shape}))
 
 
-def _check_row(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
+def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
     launch.check_dtype(name, x)
     if groups and (x.ndim < 2 or groups < 0 or x.shape[1] % groups):
         raise ShapeError(message(name, f"the channels cannot be split into {groups} groups", x=x.shape))
@@ -198,7 +198,7 @@ def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int
     return 1, 1, math.prod(shape[: len(shape) - axes]), math.prod(shape[len(shape) - axes :])
 
 
-def run_rows(
+def run_norm_rows(
     kernel: str, operands: dict[str, str], defines: dict[str, int], like: Tensor, n_rows: int, n: int, *args: Any, run: int = 0
 ) -> None:
     rows.run_rows(like.queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, n_rows, n, *args, run=run, **defines)
@@ -253,7 +253,7 @@ def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: T
     local = 1 if cpu else 1 << (min(512, most).bit_length() - 1)
     spread = rows.Spread(local, local, (8 if "float64" in operands.values() else 16) if cpu else 1, 1)
     found = rows.row_kernel(queue, __file__, f"norm.cl {FILES['join_sums']}", "join_sums", operands, spread, {})
-    joined = pair((channels,), like, firsts.dtype)
+    joined = empty_pair((channels,), like, firsts.dtype)
     tile = spread.vec * (TILE if local > TILE else 1)
     found(queue, 2 * local * -(-channels // tile), local, firsts, seconds, *joined, parts, channels)
     return joined
@@ -264,7 +264,7 @@ def run_join(kernel: str, operands: dict[str, str], defines: dict[str, int], que
     found(queue, channels, launch.LOCAL_1D, *args)
 
 
-def pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+def empty_pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
     return Tensor.empty(shape, dtype, queue=like.queue), Tensor.empty(shape, dtype, queue=like.queue)
 
 
@@ -288,7 +288,7 @@ def sums(
 ) -> tuple[Tensor, Tensor]:
     """The sums of g xh and of g over each channel: the gradients of weight and bias."""
     defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), **upstream.defines}
-    firsts, seconds = pair((sizes.parts, sizes.channels), x, mean.dtype)
+    firsts, seconds = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     args = (*upstream.args, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
     run_channels("sum_parts", operands, defines, x.queue, sizes, sizes.parts * sizes.channels, *args)
     bias_grad, weight_grad = join_sums(operands, x, firsts, seconds)
@@ -298,7 +298,7 @@ def sums(
 # ---- gradients of gradients
 
 
-class Seen:
+class NormViews:
     """What the second derivatives share: everything in the shapes of a view, over the ops ``F``."""
 
     def __init__(self, F: Any, g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View):
@@ -391,17 +391,17 @@ def _row_norm_vjp(F, g, out1, out2, x, weight, axes, groups, centered, needs):
 
 def _row_norm_grads_vjp(F, g, upstream, x, weight, mean, rstd, axes, groups, centered):
     shapes = (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape)
-    return shaped(F, Seen(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups)).of_grads(g, centered), shapes)
+    return shaped(F, NormViews(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups)).of_grads(g, centered), shapes)
 
 
 def _row_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd, axes, groups, centered):
-    seen = Seen(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups))
+    seen = NormViews(F, upstream, x, weight, mean, rstd, _row_view(x.shape, axes, groups))
     shapes = (x.shape, x.shape, None if weight is None else weight.shape, mean.shape, rstd.shape)
     return shaped(F, seen.of_input_grad(g, centered), shapes)
 
 
 def _row_norm_weight_grad_vjp(F, g, upstream, x, mean, rstd, axes, groups):
-    seen = Seen(F, upstream, x, None, mean, rstd, _row_view(x.shape, axes, groups))
+    seen = NormViews(F, upstream, x, None, mean, rstd, _row_view(x.shape, axes, groups))
     return shaped(F, seen.of_weight_grad(*g), (x.shape, x.shape, mean.shape, rstd.shape))
 
 
@@ -418,19 +418,19 @@ def row_norm(
     Gives the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
     """
     x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
-    _check_row("row_norm", x, weight, bias, axes, groups)
+    _check_row_norm("row_norm", x, weight, bias, axes, groups)
     dtype, stats = sum_dtype(x.dtype), _stats_shape(x.shape, axes, groups)
     if x.backend == "cpu":
         return launch.run_cpu(
             _row_norm_cpu, x, weight, bias, dtype=(x.dtype, dtype, dtype), axes=axes, groups=groups, centered=centered, eps=eps
         )
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
-    mean, rstd = pair(stats, x, dtype)
+    mean, rstd = empty_pair(stats, x, dtype)
     if x.size:
         n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
         defines = defines_of(weight, bias, not groups, centered=centered)
         args = (x, x if weight is None else weight, x if bias is None else bias, y, mean, rstd, n_groups, channels, eps)
-        run_rows("norm_rows", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args, run=n // channels)
+        run_norm_rows("norm_rows", operands_of(x, x, y, weight, bias, mean), defines, x, n_rows, n, *args, run=n // channels)
     return y, mean, rstd
 
 
@@ -441,7 +441,7 @@ def row_norm_grad(
 ) -> Tensor:  # fmt: skip
     """The gradient of :func:`row_norm`'s input."""
     upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grad", upstream, x, weight, mean, rstd)
-    _check_row("row_norm_grad", x, weight, None, axes, groups)
+    _check_row_norm("row_norm_grad", x, weight, None, axes, groups)
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)
         return launch.run_cpu(input_gradient, upstream, x, weight, mean, rstd, dtype=x.dtype, view=view, centered=centered)
@@ -450,7 +450,7 @@ def row_norm_grad(
         n_groups, channels, n_rows, n = _row_sizes(x.shape, axes, groups)
         defines = defines_of(weight, weight, not groups, centered=centered)
         args = (upstream, x, x if weight is None else weight, mean, rstd, y, y, y, n_groups, channels)
-        run_rows("norm_grad_rows", operands_of(upstream, x, y, weight, weight, mean), defines, x, n_rows, n, *args, run=n // channels)
+        run_norm_rows("norm_grad_rows", operands_of(upstream, x, y, weight, weight, mean), defines, x, n_rows, n, *args, run=n // channels)
     return y
 
 
@@ -470,7 +470,7 @@ def row_norm_grads(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """All gradients of :func:`row_norm` in one pass: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grads", upstream, x, weight, mean, rstd)
-    _check_row("row_norm_grads", x, weight, None, axes, groups)
+    _check_row_norm("row_norm_grads", x, weight, None, axes, groups)
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         kinds, view = (x.dtype, mean.dtype, mean.dtype), _row_view(x.shape, axes, groups)
@@ -482,7 +482,7 @@ def row_norm_grads(
     operands = operands_of(upstream, x, y, weight, weight, mean)
     args = (upstream, x, x if weight is None else weight, mean, rstd, y)
     spread = rows.part_spread(x.queue, n_rows, n, operands, args)
-    parts = pair((-(-n_rows // spread.each), n), x, mean.dtype)
+    parts = empty_pair((-(-n_rows // spread.each), n), x, mean.dtype)
     defines = defines_of(weight, weight, True, centered=centered, sums=True)
     found = rows.row_kernel(x.queue, __file__, f"norm.cl {FILES['norm_grad_rows']}", "norm_grad_rows", operands, spread, defines)
     found(x.queue, parts[0].shape[0] * spread.group, spread.local, *args, *parts, 1, 1, n_rows, n, spread.each)
@@ -496,7 +496,7 @@ def row_norm_weight_grad(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
     upstream, x, mean, rstd = launch.as_tensors("row_norm_weight_grad", upstream, x, mean, rstd)
-    _check_row("row_norm_weight_grad", x, None, None, axes, groups)
+    _check_row_norm("row_norm_weight_grad", x, None, None, axes, groups)
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)

@@ -17,7 +17,7 @@ from netcl.ops.strided import copy_block, dense
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
-def _sides(name: str, x_shape: tuple[int, ...], padding: Sequence[int]) -> list[tuple[int, int]]:
+def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]) -> list[tuple[int, int]]:
     """(before, after) for every axis; ``padding`` names the last axis first, as in torch."""
     if any(not isinstance(n, int | np.integer) for n in padding):
         given: Sequence[Any] = padding
@@ -46,7 +46,7 @@ def _constant_pad(x: Tensor, sides: Sequence[tuple[int, int]], value: float) -> 
     return out
 
 
-def _edges(mode: str, n: int, before: int, after: int) -> list[tuple[int, int, int, int]]:
+def _border_fills(mode: str, n: int, before: int, after: int) -> list[tuple[int, int, int, int]]:
     """What fills the border of an axis: (length, first source element, step, first target element)."""
     if mode == "reflect":
         return [(before, before, -1, 0), (after, n - 2, -1, before + n)]
@@ -63,7 +63,7 @@ def _pad_axis(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tenso
         raise ShapeError(message("pad", what, padding=(before, after), axis=axis, **{"x.shape": x.shape}))
     out = Tensor.empty(along(x.ndim, axis, n + before + after, x.shape), x.dtype, queue=x.queue)
     s_strides, d_strides = dense(x.shape), dense(out.shape)
-    for length, first, step, at in [(n, 0, 1, before), *_edges(mode, n, before, after)]:
+    for length, first, step, at in [(n, 0, 1, before), *_border_fills(mode, n, before, after)]:
         walk = along(x.ndim, axis, step * s_strides[axis], s_strides)
         copy_block(along(x.ndim, axis, length, x.shape), x, first * s_strides[axis], walk, out, at * d_strides[axis], d_strides)
     return out
@@ -73,7 +73,7 @@ def _unpad_axis(F, g, axis, before, after, mode):
     """The gradient of :func:`_pad_axis`: every border element goes back to where it came from."""
     n = g.shape[axis] - before - after
     total = F.narrow(g, axis, before, n)
-    for length, first, step, at in _edges(mode, n, before, after):
+    for length, first, step, at in _border_fills(mode, n, before, after):
         if length:
             part = F.narrow(g, axis, at, length)
             part = F.sum(part, axis=axis, keepdims=True) if step == 0 else part
@@ -85,7 +85,7 @@ def _unpad_axis(F, g, axis, before, after, mode):
 def _pad_vjp(F, g, x_shape, padding, mode):
     if mode == "constant":
         return F.pad(g, tuple(-n for n in padding))
-    for axis, (before, after) in reversed(list(enumerate(_sides("pad", x_shape, padding)))):
+    for axis, (before, after) in reversed(list(enumerate(_padding_by_axis("pad", x_shape, padding)))):
         if before or after:
             g = _unpad_axis(F, g, axis, before, after, mode)
     return g
@@ -127,7 +127,7 @@ def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float 
     x = launch.as_tensors("pad", x)[0]
     if mode not in PAD_MODES:
         raise ShapeError(message("pad", "unknown mode", f"known are {', '.join(PAD_MODES)}", mode=repr(mode)))
-    sides = _sides("pad", x.shape, padding)
+    sides = _padding_by_axis("pad", x.shape, padding)
     if mode == "constant":
         return _constant_pad(x, sides, value)
     padded = x

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.conv.arrays import windows
 from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.elementwise import run
 from netcl.ops.images import for_image, from_signal, image, to_signal
@@ -62,7 +62,7 @@ def _blind(size: int, kernel: int, stride: int, pad: int, dilation: int, outs: i
 
 
 @lru_cache(maxsize=1024)
-def _windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Windows:
+def _pool_windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Windows:
     kernels, dilations = pair(name, "kernel_size", kernel, 1), pair(name, "dilation", dilation, 1)
     strides, pads = kernels if stride is None else pair(name, "stride", stride, 1), pair(name, "padding", padding, 0)
     if any(2 * p > d * (k - 1) + 1 for p, k, d in zip(pads, kernels, dilations, strict=True)):
@@ -76,7 +76,7 @@ def _windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, padding
     return Windows(size, outs, kernels, strides, pads, dilations)  # type: ignore[arg-type]
 
 
-def _adaptive(name: str, size: Any, output_size: Any) -> Windows:
+def _adaptive_windows(name: str, size: Any, output_size: Any) -> Windows:
     wanted = output_size if isinstance(output_size, tuple) else (output_size, output_size)
     outs = pair(name, "output_size", tuple(n if want is None else want for n, want in zip(size, wanted, strict=False)), 1)
     if min(size) < 1:
@@ -90,7 +90,7 @@ def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
         raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "size": w.size}))
 
 
-def _run(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
+def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
     """Launch a kernel of ``pool.cl`` that fills ``result``: a row per work-item on CPUs, an element on other devices."""
     if not result.size:
         return
@@ -105,14 +105,9 @@ def _run(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: b
 # ---- in NumPy
 
 
-def _padded_view(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
+def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
     """``(..., outs, outs, kernel, kernel)``: the windows of a padded image."""
-    ends = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in zip(w.outs, w.stride, w.dilation, w.kernel, strict=True)]
-    edges = [(p, max(0, end - p - n)) for p, end, n in zip(w.pad, ends, w.size, strict=True)]
-    x = np.pad(x, ((0, 0), (0, 0), *edges), constant_values=fill)
-    n, c, y, z = x.strides
-    steps = (n, c, y * w.stride[0], z * w.stride[1], y * w.dilation[0], z * w.dilation[1])
-    return as_strided(x, (*x.shape[:2], *w.outs, *w.kernel), steps, writeable=False)
+    return windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation, fill)
 
 
 def _lowest(dtype: np.dtype) -> Any:
@@ -123,11 +118,11 @@ def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
     """The largest values and their places."""
     if w.adaptive:
         return _each_window(x, w)
-    at = _padded_view(np.broadcast_to(np.arange(w.size[0] * w.size[1]).reshape(1, 1, *w.size), (1, 1, *w.size)), w, -1)
+    at = _padded_windows(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)
     at = at.reshape(*w.outs, -1)
-    views = _padded_view(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
-    inside = np.where(at >= 0, 0, 1)  # a tie with padding must not win
-    best = np.argmax(views, axis=-1) if not inside.any() else _argmax_inside(views, inside == 0)
+    views = _padded_windows(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
+    inside = at >= 0  # a tie with padding must not win
+    best = np.argmax(views, axis=-1) if inside.all() else _argmax_inside(views, inside)
     values = np.take_along_axis(views, best[..., None], -1)[..., 0]
     return values, np.take_along_axis(np.broadcast_to(at, views.shape), best[..., None], -1)[..., 0]
 
@@ -167,7 +162,7 @@ def _counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
 
 def cpu_average(x: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
     if not w.adaptive:
-        return _padded_view(x, w, 0).sum(axis=(4, 5)) / _counts(w, count_pad, x.dtype)
+        return _padded_windows(x, w, 0).sum(axis=(4, 5)) / _counts(w, count_pad, x.dtype)
     sums = np.stack([x[:, :, r.start : r.stop].sum(axis=2) for r, _ in w.along(0)], axis=2)
     return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _counts(w, True, x.dtype)
 
@@ -186,7 +181,7 @@ def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> n
 # ---- definitions
 
 
-def _ref(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np.ndarray:
+def _ref_pool(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np.ndarray:
     """``of(pixels of a window, how many it spans)``, for every window."""
     out = np.empty((*x.shape[:2], *w.outs), dtype)
     for i, (rows, high) in enumerate(w.along(0)):
@@ -196,25 +191,25 @@ def _ref(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np.ndar
     return out
 
 
-def _of(
+def _ref_windows(
     name: str, x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Windows:
-    return _windows(name, x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    return _pool_windows(name, x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
 
 
 def _ref_max(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    w = _of("ref", x, kernel_size, stride, padding, dilation, ceil_mode)
-    return _ref(x, w, lambda patch, _: patch.max(axis=(2, 3)), x.dtype)
+    w = _ref_windows("ref", x, kernel_size, stride, padding, dilation, ceil_mode)
+    return _ref_pool(x, w, lambda patch, _: patch.max(axis=(2, 3)), x.dtype)
 
 
 def _ref_average(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-    w = _of("ref", x, kernel_size, stride, padding, 1, ceil_mode)
+    w = _ref_windows("ref", x, kernel_size, stride, padding, 1, ceil_mode)
     if count_include_pad:
-        return _ref(x, w, lambda patch, count: patch.sum(axis=(2, 3)) / count)
-    return _ref(x, w, lambda patch, _: patch.mean(axis=(2, 3)))
+        return _ref_pool(x, w, lambda patch, count: patch.sum(axis=(2, 3)) / count)
+    return _ref_pool(x, w, lambda patch, _: patch.mean(axis=(2, 3)))
 
 
-def _spread(dy: np.ndarray, w: Windows, weight: Any) -> np.ndarray:
+def _ref_spread(dy: np.ndarray, w: Windows, weight: Any) -> np.ndarray:
     """Every gradient, times ``weight``, added to the pixels of its window."""
     dx = np.zeros((*dy.shape[:2], *w.size))
     for i, (rows, high) in enumerate(w.along(0)):
@@ -225,8 +220,8 @@ def _spread(dy: np.ndarray, w: Windows, weight: Any) -> np.ndarray:
 
 
 def _ref_average_grad(dy, *, size, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-    w = _windows("ref", tuple(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
-    return _spread(dy, w, lambda rows, columns, count: 1 / (count if count_include_pad else len(rows) * len(columns)))
+    w = _pool_windows("ref", tuple(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
+    return _ref_spread(dy, w, lambda rows, columns, count: 1 / (count if count_include_pad else len(rows) * len(columns)))
 
 
 def _ref_max_grad(dy, places, *, size, **options):
@@ -252,7 +247,7 @@ def max_pool2d_with_indices(
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
     x = image("max_pool2d", x, ANY)
-    w = _windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    w = _pool_windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
     return _max(x, w)
 
 
@@ -266,7 +261,7 @@ def _max(x: Tensor, w: Windows) -> tuple[Tensor, Tensor]:
         pairs = launch.kernel(x.queue, __file__, "pool_planes.cl", "pool_max_pairs")
         pairs(x.queue, (planes,), (1,), x, y, places, *w.size, *w.outs)
     else:
-        _run("pool_max", w, y, x, y, places)
+        _run_pool("pool_max", w, y, x, y, places)
     return y, places
 
 
@@ -300,7 +295,7 @@ def max_pool2d_input_grad(
 ) -> Tensor:  # fmt: skip
     """The gradient of :func:`max_pool2d` with respect to an image of height and width ``size``, given the places of the maxima."""
     name = "max_pool2d_input_grad"
-    w = _windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    w = _pool_windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
     return _max_grad(name, dy, places, w)
 
 
@@ -317,7 +312,7 @@ def _max_grad(name: str, dy: Any, places: Any, w: Windows) -> Tensor:
         scatter = launch.kernel(dx.queue, __file__, "pool_planes.cl", "pool_max_scatter", {"X": dx.dtype})
         scatter(dx.queue, (planes,), (1,), dy, places, dx, math.prod(w.size), math.prod(w.outs))
     else:
-        _run("pool_max_grad", w, dx, dy, places, dx)
+        _run_pool("pool_max_grad", w, dx, dy, places, dx)
     return dx
 
 
@@ -388,7 +383,7 @@ def avg_pool2d(
     ``count_include_pad=False`` divides by the pixels that lie in the image only.
     """
     x = image("avg_pool2d", x)
-    w = _windows("avg_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
+    w = _pool_windows("avg_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
     return _average(x, w, count_include_pad)
 
 
@@ -396,7 +391,7 @@ def _average(x: Tensor, w: Windows, count_pad: bool = True) -> Tensor:
     if x.backend == "cpu":
         return launch.run_cpu(cpu_average, x, w=w, count_pad=count_pad)
     y = Tensor.empty((*x.shape[:2], *w.outs), x.dtype, queue=x.queue)
-    _run("pool_average", w, y, x, y, count_pad=count_pad)
+    _run_pool("pool_average", w, y, x, y, count_pad=count_pad)
     return y
 
 
@@ -418,7 +413,7 @@ def avg_pool2d_input_grad(
 ) -> Tensor:  # fmt: skip
     """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
     name = "avg_pool2d_input_grad"
-    w = _windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
+    w = _pool_windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
     return _average_grad(name, dy, w, count_include_pad)
 
 
@@ -430,7 +425,7 @@ def _average_grad(name: str, dy: Any, w: Windows, count_pad: bool = True) -> Ten
     if w.adaptive and w.outs == (1, 1):  # every pixel gets the same
         return broadcast_to(run(DIV, (dy, float(math.prod(w.size)))), (*dy.shape[:2], *w.size))
     dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
-    _run("pool_average_grad", w, dx, dy, dx, count_pad=count_pad)
+    _run_pool("pool_average_grad", w, dx, dy, dx, count_pad=count_pad)
     return dx
 
 
@@ -438,15 +433,11 @@ def _average_grad(name: str, dy: Any, w: Windows, count_pad: bool = True) -> Ten
 
 
 def _ref_adaptive(x, output_size, of=np.mean):
-    w = _adaptive("ref", x.shape[2:], frozen(output_size))
-    return _ref(x, w, lambda patch, _: of(patch, axis=(2, 3)))
+    w = _adaptive_windows("ref", x.shape[2:], frozen(output_size))
+    return _ref_pool(x, w, lambda patch, _: of(patch, axis=(2, 3)))
 
 
-def _adaptive_average_vjp(F, g, x_shape):
-    return F.adaptive_avg_pool2d_input_grad(g, size=x_shape[2:])
-
-
-@op(vjp=_adaptive_average_vjp, ref=_ref_adaptive, cpu=cpu_average,
+@op(vjp=lambda F, g, x_shape: F.adaptive_avg_pool2d_input_grad(g, size=x_shape[2:]), ref=_ref_adaptive, cpu=cpu_average,
     samples=[
         S((2, 3, 7, 9), output_size=1),
         S((1, 2, 7, 10), output_size=(3, 4)),
@@ -460,22 +451,18 @@ def _adaptive_average_vjp(F, g, x_shape):
 def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
     """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_avg_pool2d", x)
-    return _average(x, _adaptive("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
+    return _average(x, _adaptive_windows("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
 
 
-def _adaptive_average_grad_vjp(F, g, dy_shape):
-    return F.adaptive_avg_pool2d(g, dy_shape[2:])
-
-
-@op(vjp=_adaptive_average_grad_vjp, cpu=cpu_average_grad,
-    ref=lambda dy, *, size: _spread(dy, _adaptive("ref", size, dy.shape[2:]), lambda rows, columns, count: 1 / count),
+@op(vjp=lambda F, g, dy_shape: F.adaptive_avg_pool2d(g, dy_shape[2:]), cpu=cpu_average_grad,
+    ref=lambda dy, *, size: _ref_spread(dy, _adaptive_windows("ref", size, dy.shape[2:]), lambda rows, columns, count: 1 / count),
     samples=[S((2, 3, 1, 1), size=(7, 9)), S((1, 2, 3, 4), size=(7, 10)), S((1, 2, 5, 4), size=(3, 4))],
     errors=[(S((2, 3, 1), size=(4, 4)), r"\[adaptive_avg_pool2d_input_grad\] x has four axes: ")])  # fmt: skip
 def adaptive_avg_pool2d_input_grad(dy: Tensor, *, size: Pair) -> Tensor:
     """The gradient of :func:`adaptive_avg_pool2d` with respect to an image of height and width ``size``."""
     name = "adaptive_avg_pool2d_input_grad"
     dy = image(name, dy)
-    return _average_grad(name, dy, _adaptive(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
+    return _average_grad(name, dy, _adaptive_windows(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
 
 
 def _adaptive_max_vjp(F, g, out, x_shape):
@@ -486,7 +473,7 @@ def _adaptive_max_vjp(F, g, out, x_shape):
 def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
     x = image("adaptive_max_pool2d", x, ANY)
-    return _max(x, _adaptive("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
+    return _max(x, _adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
 
 
 @op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,
@@ -494,7 +481,7 @@ def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tenso
 def adaptive_max_pool2d_input_grad(dy: Tensor, places: Tensor, *, size: Pair) -> Tensor:
     """The gradient of :func:`adaptive_max_pool2d` with respect to an image of height and width ``size``."""
     name = "adaptive_max_pool2d_input_grad"
-    return _max_grad(name, dy, places, _adaptive(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
+    return _max_grad(name, dy, places, _adaptive_windows(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
 
 
 @composite(ref=lambda x, output_size, return_indices=False: _ref_adaptive(x, output_size, np.max),
@@ -560,7 +547,7 @@ def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
     return to_signal(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), for_image(output_size, 1)))
 
 
-def _planes(name: str, x: Any) -> tuple[int, ...]:
+def _plane_axes(name: str, x: Any) -> tuple[int, ...]:
     if len(x.shape) < 3:
         raise ShapeError(message(name, "x has batch, channels and at least one axis to pool", **{"x.shape": x.shape}))
     return tuple(range(2, len(x.shape)))
@@ -577,7 +564,7 @@ _NO_PLANE = r"\[{}\] x has batch, channels and at least one axis to pool; x.shap
 )
 def global_avg_pool(F: Any, x: Tensor) -> Tensor:
     """The mean of each channel; axes stay with size 1."""
-    return F.mean(x, axis=_planes("global_avg_pool", x), keepdims=True)
+    return F.mean(x, axis=_plane_axes("global_avg_pool", x), keepdims=True)
 
 
 @composite(
@@ -587,4 +574,4 @@ def global_avg_pool(F: Any, x: Tensor) -> Tensor:
 )
 def global_max_pool(F: Any, x: Tensor) -> Tensor:
     """The largest value of each channel; axes stay with size 1."""
-    return F.amax(x, axis=_planes("global_max_pool", x), keepdims=True)
+    return F.amax(x, axis=_plane_axes("global_max_pool", x), keepdims=True)

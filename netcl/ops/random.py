@@ -29,7 +29,7 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _seed = 0
-_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+_streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
 
 
 def philox(start: int, blocks: int, seed: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def philox(start: int, blocks: int, seed: int) -> np.ndarray:
 # ---- streams
 
 
-class Stream:
+class RandomStream:
     """The numbers of one queue: a tensor with the seed and a counter, and the blocks that were drawn since the counter was moved on."""
 
     def __init__(self, queue: Any, seed: int):
@@ -94,12 +94,12 @@ def _packed(seed: int, counter: int) -> np.ndarray:
     return np.array([seed % 2**64, counter % 2**64], np.uint64).view(np.int64)
 
 
-def stream_of(queue: Any) -> Stream:
+def stream_of(queue: Any) -> RandomStream:
     """The stream of a queue, started from the current seed at first use."""
     try:
         return queue._netcl_random
     except AttributeError:
-        queue._netcl_random = Stream(queue, _seed)
+        queue._netcl_random = RandomStream(queue, _seed)
         return queue._netcl_random
 
 
@@ -166,18 +166,18 @@ def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None
 # ---- numbers
 
 
-def _shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
+def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
     sizes = sizes_of(shape[0]) if len(shape) == 1 else sizes_of((), shape)
     if min(sizes, default=0) < 0:
         raise ShapeError(message(name, "sizes cannot be negative", shape=sizes))
     return sizes
 
 
-def _filled(name: str, shape: tuple[Any, ...], dtype: str, queue: Any) -> Tensor:
+def _empty_of(name: str, shape: tuple[Any, ...], dtype: str, queue: Any) -> Tensor:
     row = dtypes.lookup(dtype, name)
     if not row.is_float:
         raise DtypeError(message(name, "random numbers of this kind are floats", "use randint for integers", dtype=row.name))
-    return Tensor.empty(_shape(name, shape), row.name, queue=queue)
+    return Tensor.empty(_checked_shape(name, shape), row.name, queue=queue)
 
 
 def _fill_float(kind: str, out: Tensor) -> Tensor:
@@ -199,19 +199,19 @@ def _macros(dtype: str, reads: bool = False) -> dict[str, Any]:
     return {"WIDE": int(dtype == "float64"), "BITS": min(_BITS[dtype], 24), **dict(zip(names, quads.get(dtype, ()), strict=False))}
 
 
-def _pairs(words: np.ndarray) -> np.ndarray:
+def _word_pairs(words: np.ndarray) -> np.ndarray:
     return words[:, 0::2].astype(np.uint64) | (words[:, 1::2].astype(np.uint64) << _SHIFT)
 
 
-def _uniform(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
+def _uniform_words(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
     if wide:
-        return (_pairs(words) >> np.uint64(11)) * 2.0**-53
+        return (_word_pairs(words) >> np.uint64(11)) * 2.0**-53
     return ((words >> np.uint32(32 - bits)) * 2.0**-bits).astype(np.float32)
 
 
-def _normal(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
+def _normal_words(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
     del bits
-    values = _pairs(words) >> np.uint64(11) if wide else words >> np.uint32(8)
+    values = _word_pairs(words) >> np.uint64(11) if wide else words >> np.uint32(8)
     unit = 2.0**-53 if wide else 2.0**-24
     radius = np.sqrt(-2 * np.log((values[:, 0::2].astype(np.float64) + 1) * unit))
     turn = 2 * np.pi * (values[:, 1::2] * unit)
@@ -219,13 +219,13 @@ def _normal(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
     return both if wide else both.astype(np.float32)
 
 
-_NUMPY = {"uniform": _uniform, "normal": _normal}
+_NUMPY = {"uniform": _uniform_words, "normal": _normal_words}
 
 
-def _draws(stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+def _draws(stream: RandomStream, shape: tuple[int, ...]) -> np.ndarray:
     """The next float32 numbers of a stream on the NumPy backend, for decisions."""
     size = math.prod(shape)
-    return _uniform(stream.words(-(-size // 4)), False, 24).reshape(-1)[:size].reshape(shape)
+    return _uniform_words(stream.words(-(-size // 4)), False, 24).reshape(-1)[:size].reshape(shape)
 
 
 @op(vjp=None, ref=None)
@@ -235,13 +235,13 @@ def rand(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
     >>> rand(2, 3).shape
     (2, 3)
     """
-    return _fill_float("uniform", _filled("rand", shape, dtype, queue))
+    return _fill_float("uniform", _empty_of("rand", shape, dtype, queue))
 
 
 @op(vjp=None, ref=None)
 def randn(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
     """Values of the standard normal distribution."""
-    return _fill_float("normal", _filled("randn", shape, dtype, queue))
+    return _fill_float("normal", _empty_of("randn", shape, dtype, queue))
 
 
 def _high_word(a: np.ndarray, b: int) -> np.ndarray:
@@ -265,12 +265,12 @@ def randint(low: int = 0, high: int | None = None, shape: Sizes = (), *, dtype: 
     if not limits.min <= low < high <= limits.max + 1:
         what = f"needs low < high, both within {row.name}"
         raise ShapeError(message("randint", what, low=low, high=high))
-    out = Tensor.empty(_shape("randint", (shape,)), row.name, queue=queue)
+    out = Tensor.empty(_checked_shape("randint", (shape,)), row.name, queue=queue)
     stream, blocks, width = stream_of(out.queue), -(-out.size // 2), (high - low) % 2**64
     if out.array is None:
         stream.draw("integers", blocks, {"OUT": row.name}, {}, out, out.size, low, width - 2**64 if width >= 2**63 else width)
         return out
-    offsets = _high_word(_pairs(stream.words(blocks)), width).reshape(-1)[: out.size]
+    offsets = _high_word(_word_pairs(stream.words(blocks)), width).reshape(-1)[: out.size]
     values = (offsets + np.uint64(low % 2**64)).view(np.int64)
     return Tensor._of_array(values.astype(row.storage).reshape(out.shape), row.name, out.queue)
 
@@ -295,7 +295,7 @@ def bernoulli(p: Tensor) -> Tensor:
 @op(vjp=None, ref=None)
 def keep_mask(shape: Sizes = (), p: float = 0.5, *, queue: Any = None) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
-    out = Tensor.empty(_shape("keep_mask", (shape,)), "uint8", queue=queue)
+    out = Tensor.empty(_checked_shape("keep_mask", (shape,)), "uint8", queue=queue)
     stream, blocks = stream_of(out.queue), -(-out.size // 4)
     if out.array is None:
         stream.draw("keep_mask", blocks, {}, {}, out, out.size, float(p))

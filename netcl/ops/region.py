@@ -20,15 +20,15 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import fusion, row_source
 from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_source
-from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, prepare
+from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, plan_body
 from netcl.ops.expression import PythonText
 from netcl.ops.fusion import Space, TraceNode
+from netcl.ops.reduce import UFUNCS
 from netcl.ops.registry import is_truth
-from netcl.ops.row_source import Step
+from netcl.ops.row_source import RowOp
 
 log = logging.getLogger("netcl")
 FAST_MATH = ("-cl-fast-relaxed-math",)
-_UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
 
 
 class Region(NamedTuple):
@@ -43,9 +43,9 @@ class Region(NamedTuple):
     shape: tuple[int, ...]
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[RowOp, ...]:
         """The key in words; made only for kernels that are new."""
-        return tuple(Step(*parts) for parts in self.key)
+        return tuple(RowOp(*parts) for parts in self.key)
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, .
     lines: list[tuple[str, ast.expr]] = []
     scalars: list[str] = []
     rounds = {}
-    for k, step in enumerate(Step(*parts) for parts in key):
+    for k, step in enumerate(RowOp(*parts) for parts in key):
         lines += row_source.step_lines(k, step)
         scalars += row_source.number_names(k, step)
         if step.rounds:
@@ -159,7 +159,7 @@ def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, .
     return Body(tuple(f"v{j}" for j in range(leaves)), tuple(scalars), tuple(lines), tuple(f"s{k}" for k in kept), rounds)
 
 
-def _options(region: Region) -> tuple[str, ...]:
+def _build_options(region: Region) -> tuple[str, ...]:
     mode = region.order[0].mode
     return FAST_MATH if mode is not None and mode.fast_math else ()
 
@@ -167,7 +167,7 @@ def _options(region: Region) -> tuple[str, ...]:
 def _chain_cl(region: Region) -> list[Tensor]:
     queue, real, shape = region.order[0].queue, region.order[0].real, region.shape
     outputs = tuple(DTYPES[node.dtype] for node in region.kept)
-    options = _options(region)
+    options = _build_options(region)
     state = program.state(queue)
     if len(region.order) == 1 and not options:
         return [_single(region.order[0], state)]
@@ -176,7 +176,7 @@ def _chain_cl(region: Region) -> list[Tensor]:
     if plan is None:
         body = chain_body(region.key, len(region.leaves), region.slots)
         arguments = (region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
-        plan = cached_plan(state, key, lambda: prepare(*arguments))
+        plan = cached_plan(state, key, lambda: plan_body(*arguments))
     _show(plan.kernel)
     if len(outputs) == 1:
         return [computed(plan, queue, (*region.leaves, *region.numbers))]
@@ -192,7 +192,7 @@ def _single(node: TraceNode, state: Any) -> Tensor:
     plan = state["plans"].get(key) if "plans" in state else None
     if plan is None:
         arguments = (node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
-        plan = cached_plan(state, key, lambda: prepare(*arguments))
+        plan = cached_plan(state, key, lambda: plan_body(*arguments))
     _show(plan.kernel)
     return computed(plan, node.queue, (*values, *node.numbers))
 
@@ -223,17 +223,17 @@ def _rows_cl(region: Region) -> list[Tensor]:
     assert region.space is not None
     queue = region.order[0].queue
     plan = row_source.plan(
-        region.steps, region.slots, region.order[0].real, region.space, region.leaves, queue, _options(region), region.name
+        region.steps, region.slots, region.order[0].real, region.space, region.leaves, queue, _build_options(region), region.name
     )
     results = [Tensor.empty(plan.kept_shape(i, node.shape), plan.stored[i], queue=queue) for i, node in enumerate(region.kept)]
     real = int if region.order[0].real in ("int", "long") else float
     room = [Tensor.empty((plan.groups * plan.room, plan.inner), STORED[region.order[0].real], queue=queue)] if plan.room else []
     plan.kernel(queue, plan.items, plan.local, *region.leaves, *results, *room, *(real(n) for n in region.numbers), *plan.sizes)
     _show(plan.kernel)
-    return _joined(plan, region, results)
+    return _join_columns(plan, region, results)
 
 
-def _joined(plan: Any, region: Region, results: list[Tensor]) -> list[Tensor]:
+def _join_columns(plan: Any, region: Region, results: list[Tensor]) -> list[Tensor]:
     """Sums over columns, of which every work-item left a part, in one further launch."""
     queue = region.order[0].queue
     parts = [i for i, node in enumerate(region.kept) if node.kind == "columns"]
@@ -261,7 +261,7 @@ def _rows_numpy(region: Region) -> list[Tensor]:
             if step.kind == "map":
                 (value,) = numpy_function(step.body, real)(*x, *(as_compute(next(numbers), real) for _ in step.body.scalars))
             elif step.kind == "fold":
-                value = _UFUNCS[step.body.combine].reduce(
+                value = UFUNCS[step.body.combine].reduce(
                     np.broadcast_to(x[0], space.shape), axis=folded, keepdims=True, dtype=COMPUTE[real]
                 )
             else:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from netcl.core.errors import message
-from netcl.ops.functions import FUNCTIONS, Function
+from netcl.ops.functions import FUNCTIONS, FormulaFunction
 
 Amp = Literal["half", "float", "keep"]
 Result = Literal["same", "bool", "float", "sum"]
@@ -64,16 +64,16 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
         raise ValueError(message(op, f"{text!r}: {name} takes {expected} arguments", given=len(node.args)))
 
 
-def names(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
+def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
     """Every name an expression reads, through its shared sub-expressions as well."""
     found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FUNCTIONS)
     shared = let or {}
     for name in found & set(shared):
-        found |= names(shared[name], shared)
+        found |= names_read_by(shared[name], shared)
     return frozenset(found)
 
 
-def called(node: ast.Call) -> Function:
+def called(node: ast.Call) -> FormulaFunction:
     """The function a checked call names."""
     assert isinstance(node.func, ast.Name)
     return FUNCTIONS[node.func.id]
@@ -105,7 +105,7 @@ def _number_names(node: ast.AST, wanted: str = "n") -> set[str]:
 
 
 def _check_names(op: str, text: str, known: Iterable[str]) -> None:
-    unknown = sorted(names(text) - set(known))
+    unknown = sorted(names_read_by(text) - set(known))
     if unknown:
         raise ValueError(message(op, f"{text!r}: unknown name {unknown[0]!r}", f"known are {', '.join(sorted(known))}"))
 
@@ -171,7 +171,7 @@ class Pointwise:
         """Tensors that the gradient of input ``index`` reads."""
         tensors = {"out", *(f"v{i}" for i in range(self.arity))}
         text = self.vjp[index]
-        return names(text, self.let) & tensors if text else frozenset()
+        return names_read_by(text, self.let) & tensors if text else frozenset()
 
     @cached_property
     def promoting(self) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ class Pointwise:
             known.add(name)
         for text in (self.fwd, *filter(None, self.vjp)):
             parse(text, self.name)
-        if "out" in names(self.fwd, self.let):
+        if "out" in names_read_by(self.fwd, self.let):
             raise ValueError(message(self.name, "fwd must not read 'out'", fwd=repr(self.fwd)))
         _check_names(self.name, self.fwd, known)
         for text in filter(None, self.vjp):
@@ -327,7 +327,7 @@ class Sample:
             return shape
         if isinstance(shape, list):
             return [self._array(rng, i, part, dtype) for part in shape]
-        low, high, kind = (_pick(value, i) for value in (self.low, self.high, self.dtypes))
+        low, high, kind = (_item_of(value, i) for value in (self.low, self.high, self.dtypes))
         if kind in (None, "float32"):
             kind = dtype or "float32"
         if kind == "bool":
@@ -337,7 +337,7 @@ class Sample:
         return rng.uniform(low, high, shape).astype("float32" if kind == "bfloat16" else kind)
 
 
-def _pick(value: Any, i: int) -> Any:
+def _item_of(value: Any, i: int) -> Any:
     return value[i] if isinstance(value, tuple | list) else value
 
 

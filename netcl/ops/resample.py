@@ -28,7 +28,7 @@ def _one_of(name: str, label: str, value: Any, legal: Sequence[str]) -> None:
 # ---- one axis in NumPy
 
 
-def _places(size: int, outs: int, step: float, linear: bool, align: bool, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _neighbors(size: int, outs: int, step: float, linear: bool, align: bool, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Per output: the pixel before it, the pixel after it, and the latter's share."""
     out = np.arange(outs)
     if not linear:
@@ -42,7 +42,7 @@ def _places(size: int, outs: int, step: float, linear: bool, align: bool, dtype:
 
 
 def _along(x: np.ndarray, axis: int, outs: int, step: float, linear: bool, align: bool) -> np.ndarray:
-    low, high, share = _places(x.shape[axis], outs, step, linear, align, x.dtype.type)
+    low, high, share = _neighbors(x.shape[axis], outs, step, linear, align, x.dtype.type)
     if not linear:
         return np.take(x, low, axis)
     share = share.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
@@ -50,7 +50,7 @@ def _along(x: np.ndarray, axis: int, outs: int, step: float, linear: bool, align
 
 
 def _back(dy: np.ndarray, axis: int, size: int, step: float, linear: bool, align: bool) -> np.ndarray:
-    low, high, share = _places(size, dy.shape[axis], step, linear, align, dy.dtype.type)
+    low, high, share = _neighbors(size, dy.shape[axis], step, linear, align, dy.dtype.type)
     g = np.moveaxis(dy, axis, 0)
     dx = np.zeros((size, *g.shape[1:]), dy.dtype)
     share = share.reshape(-1, *([1] * (g.ndim - 1)))
@@ -97,7 +97,7 @@ def _ref_resample_grad(dy, *, size, steps, mode="nearest", align_corners=False):
 
 def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=False):
     images = x[:, :, None] if x.ndim == 3 else x
-    size, steps = _target("ref", images.shape[2:], x.ndim, frozen(size), frozen(scale_factor), mode, align_corners)
+    size, steps = _target_size("ref", images.shape[2:], x.ndim, frozen(size), frozen(scale_factor), mode, align_corners)
     kind = "nearest" if mode == "nearest" else "bilinear"
     y = _ref_resample(images, size=size, steps=steps, mode=kind, align_corners=align_corners)
     return y[:, :, 0] if x.ndim == 3 else y
@@ -106,7 +106,7 @@ def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corn
 # ---- interpolation
 
 
-def _kernel(name: str, image: Tensor, grid: Tensor) -> Any:
+def _resample_kernel(name: str, image: Tensor, grid: Tensor) -> Any:
     """A kernel of ``resample.cl``. One program serves them all, so results have the dtype of what they belong to."""
     real, y = dtypes.DTYPES[image.dtype].c_compute, grid.dtype if name == "sample_grid_grid_grad" else image.dtype
     operands = {"X": image.dtype, "D": image.dtype, "G": grid.dtype, "Y": y}
@@ -117,13 +117,13 @@ def _how(mode: str, align_corners: bool, padding_mode: str = "zeros") -> int:
     return (mode == "bilinear") + 2 * align_corners + 4 * (padding_mode == "border")
 
 
-def _run(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
+def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
     """Launch a kernel of ``resample.cl`` that fills ``result``: a row per work-item on CPUs, an element on other devices."""
     if not result.size:
         return result
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
     span = across if launch.on_cpu_device(queue) else 1
-    built = _kernel(kernel, source, source)
+    built = _resample_kernel(kernel, source, source)
     parts = [part for step in steps for part in (float(np.float32(step)), step - float(np.float32(step)))]
     items = planes * result.shape[2] * -(-across // span)
     built(queue, (items,), (1 if span > 1 else launch.LOCAL_1D,), source, result, planes, *size, *outs, *parts, _how(mode, align), span)
@@ -146,7 +146,7 @@ def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", al
     if x.backend == "cpu":
         return launch.run_cpu(cpu_resample, x, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
     y = Tensor.empty((*x.shape[:2], *wanted), x.dtype, queue=x.queue)
-    return _run("resample", x, y, x.shape[2:], wanted, steps, mode, align_corners)
+    return _run_resample("resample", x, y, x.shape[2:], wanted, steps, mode, align_corners)
 
 
 def _resample_grad_vjp(F, g, dy_shape, steps, mode, align_corners):
@@ -166,10 +166,10 @@ def resample2d_input_grad(dy: Tensor, *, size: Pair, steps: Steps, mode: str = "
     if dy.backend == "cpu":
         return launch.run_cpu(cpu_resample_grad, dy, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
     dx = Tensor.empty((*dy.shape[:2], *wanted), dy.dtype, queue=dy.queue)
-    return _run("resample_grad", dy, dx, wanted, dy.shape[2:], steps, mode, align_corners)
+    return _run_resample("resample_grad", dy, dx, wanted, dy.shape[2:], steps, mode, align_corners)
 
 
-def _per_axis(name: str, label: str, value: Any, ndim: int) -> tuple[Any, ...]:
+def _resampled_axes(name: str, label: str, value: Any, ndim: int) -> tuple[Any, ...]:
     """One value per axis that is resampled: two of an image, the second of a signal."""
     values = value if isinstance(value, tuple) else (value,) * (ndim - 2)
     if len(values) != ndim - 2:
@@ -177,7 +177,7 @@ def _per_axis(name: str, label: str, value: Any, ndim: int) -> tuple[Any, ...]:
     return values if ndim == 4 else (None, *values)
 
 
-def _target(
+def _target_size(
     name: str, size: Any, ndim: int, wanted: Any, factor: Any, mode: str, align: bool
 ) -> tuple[tuple[int, int], tuple[float, float]]:
     """The result's height and width, and the distance of its neighbours in input pixels."""
@@ -186,7 +186,7 @@ def _target(
         raise ShapeError(message(name, "exactly one of size and scale_factor is needed", size=wanted, scale_factor=factor))
     if align and mode == "nearest":
         raise ShapeError(message(name, "align_corners has a meaning for linear modes only", mode=repr(mode)))
-    given = _per_axis(name, "size" if factor is None else "scale_factor", wanted if factor is None else factor, ndim)
+    given = _resampled_axes(name, "size" if factor is None else "scale_factor", wanted if factor is None else factor, ndim)
     outs, steps = [], []
     for n, value in zip(size, given, strict=True):
         out = n if value is None else int(value) if factor is None else math.floor(n * value)
@@ -233,7 +233,7 @@ def interpolate(
         raise ShapeError(message("interpolate", "x has three or four axes", **{"x.shape": x.shape}))
     signal = len(x.shape) == 3
     images = from_signal(F, x) if signal else x
-    outs, steps = _target("interpolate", images.shape[2:], len(x.shape), frozen(size), frozen(scale_factor), mode, align_corners)
+    outs, steps = _target_size("interpolate", images.shape[2:], len(x.shape), frozen(size), frozen(scale_factor), mode, align_corners)
     kind = "nearest" if mode == "nearest" else "bilinear"
     y = F.resample2d(images, size=outs, steps=steps, mode=kind, align_corners=align_corners)
     return to_signal(F, y) if signal else y
@@ -392,7 +392,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: s
         return launch.run_cpu(cpu_grid_sample, x, grid, **_flags(mode, padding_mode, align_corners))
     y = Tensor.empty((*x.shape[:2], *grid.shape[1:3]), x.dtype, queue=x.queue)
     points = grid.shape[1] * grid.shape[2]
-    kernel = _kernel("sample_grid", x, grid)
+    kernel = _resample_kernel("sample_grid", x, grid)
     kernel(x.queue, (grid.shape[0] * points,), (launch.LOCAL_1D,), x, grid, y, *x.shape, points, _how(mode, align_corners, padding_mode))
     return y
 
@@ -430,7 +430,7 @@ def grid_sample_input_grad(
     dx = Tensor.empty((*dy.shape[:2], *wanted), sums, queue=dy.queue)
     local, points = 1 if launch.on_cpu_device(dy.queue) else launch.LOCAL_1D, dy.shape[2] * dy.shape[3]
     numbers = (*dy.shape[:2], *wanted, points, _how(mode, align_corners, padding_mode))
-    _kernel("sample_grid_grad", dy, grid)(dy.queue, (math.prod(dy.shape[:2]),), (local,), dy, grid, dx, *numbers)
+    _resample_kernel("sample_grid_grad", dy, grid)(dy.queue, (math.prod(dy.shape[:2]),), (local,), dy, grid, dx, *numbers)
     return dx if sums == dy.dtype else cast(dx, dy.dtype)
 
 
@@ -465,7 +465,7 @@ def grid_sample_grid_grad(
     result = Tensor.empty(grid.shape, grid.dtype, queue=x.queue)
     points = grid.shape[1] * grid.shape[2]
     numbers = (*x.shape, points, _how(mode, align_corners, padding_mode))
-    kernel = _kernel("sample_grid_grid_grad", x, grid)
+    kernel = _resample_kernel("sample_grid_grid_grad", x, grid)
     kernel(x.queue, (grid.shape[0] * points,), (launch.LOCAL_1D,), dy, x, grid, result, *numbers)
     return result
 

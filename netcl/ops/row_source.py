@@ -17,10 +17,10 @@ from netcl.core.tensor import Tensor
 from netcl.ops import rows
 from netcl.ops.codegen import SEPARATE, Body, Layout, Port, helper_functions, renamed, rounded, scalar_load, statements, value_functions
 from netcl.ops.elementwise import merged_axes, steps_of
+from netcl.ops.launch import index_type
 from netcl.ops.reduce import LIMITS, rotated
 from netcl.ops.registry import parse
 
-_MOST_INT = 2**31 - 2**17
 #: What a CPU rather reads again than computes again.
 _SLOW = {"EXP", "EXPM1", "LOG", "LOG1P", "LOG2", "SIN", "COS", "TAN", "ATAN2", "TANH", "SINH", "COSH", "ERF", "FMOD", "REMAINDER",
          "FLOORDIV", "POW"}  # fmt: skip
@@ -33,7 +33,7 @@ class Fold(NamedTuple):
     neutral: str
 
 
-class Step(NamedTuple):
+class RowOp(NamedTuple):
     """One op of a region: ``refs`` name the leaves (``v0``..) and steps (``s0``..) it reads; an empty one is a number."""
 
     kind: str
@@ -45,13 +45,13 @@ class Step(NamedTuple):
     narrow: bool
 
 
-def number_names(k: int, step: Step) -> list[str]:
+def number_names(k: int, step: RowOp) -> list[str]:
     """What the numbers of a step are called: those in place of inputs, then its parameters."""
     scalars = step.body.scalars if isinstance(step.body, Body) else ()
     return [f"n{k}_{i}" for i, ref in enumerate(step.refs) if not ref] + [f"{name}_{k}" for name in scalars]
 
 
-def step_lines(k: int, step: Step) -> list[tuple[str, ast.expr]]:
+def step_lines(k: int, step: RowOp) -> list[tuple[str, ast.expr]]:
     """The assignments of a formula, under names of its own; the last one gives ``s<k>``."""
     body: Body = step.body
     table = {name: ref or f"n{k}_{i}" for i, (name, ref) in enumerate(zip(body.inputs, step.refs, strict=True))}
@@ -69,7 +69,7 @@ class _Row:
     ``keeps`` are values that one pass leaves in memory of the work-item's own and later ones read there: slow ones, on CPUs.
     """
 
-    def __init__(self, steps: Sequence[Step], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, keeps: bool):
+    def __init__(self, steps: Sequence[RowOp], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, keeps: bool):
         self.steps, self.kept, self.real = steps, kept, real
         self.ports = {port.name: port for port in ports}
         self.level = dict.fromkeys(self.ports, 0)
@@ -168,7 +168,7 @@ class _Row:
         return text
 
 
-def _is_slow(step: Step) -> bool:
+def _is_slow(step: RowOp) -> bool:
     if step.kind != "map":
         return False
     called = (node.func.id for _, tree in step.body.lines for node in ast.walk(tree) if isinstance(node, ast.Call))  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ def _offsets(ports: Sequence[Port], rank: int) -> list[str]:
     return text
 
 
-def _parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], layout: Layout) -> str:
+def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], layout: Layout) -> str:
     real = row.real
     text = [f"__global const {p.dtype.c_storage}* p_{p.name}" for p in ports]
     text += [f"__global {p.dtype.c_storage}* q_{p.name}" for _, p in row.kept]
@@ -239,7 +239,7 @@ def _wrapped(parameters: Sequence[str]) -> str:
 
 
 def source(
-    name: str, steps: tuple[Step, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
+    name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
     """The program of a region over rows, with the one kernel ``rows_<name>``; and how many rows it wants to keep per work-item.
 
@@ -272,7 +272,7 @@ def source(
 {combines}
 {SEPARATE}
 __kernel{required} void rows_{name}(
-    {_parameters(ports, row, numbers, layout)}) {{
+    {_row_parameters(ports, row, numbers, layout)}) {{
 {shared}  const INT item = {where[0]};
   const int lane = {where[1]};
   const INT first = item * each, last = min(first + each, rows);
@@ -316,7 +316,7 @@ def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> r
 
 
 def plan(
-    steps: tuple[Step, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
+    steps: tuple[RowOp, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
     name: str,
 ) -> Plan:  # fmt: skip
     """Decide everything about a region over rows of certain shapes; builds the kernel if it is new."""
@@ -326,20 +326,18 @@ def plan(
     if key not in plans:
         if len(plans) >= 1024:
             plans.clear()
-        plans[key] = _plan(steps, slots, real, space, leaves, queue, options, name)
+        plans[key] = _row_plan(steps, slots, real, space, leaves, queue, options, name)
     return plans[key]
 
 
-def _plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: Any, name: str) -> Plan:
+def _row_plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: Any, name: str) -> Plan:
     count, inner = math.prod(space.lead), math.prod(space.shape[len(space.lead) :])
     columns = tuple(steps[k].kind == "columns" for k in slots)
     spread = spread_of(queue, count, inner, real, any(columns))
     shapes = [(1,) * (len(space.shape) - x.ndim) + x.shape for x in leaves]
     moves = [any(n != 1 for n in shape[len(space.lead) :]) for shape in shapes]
     groups = merged_axes(space.lead, [shape[: len(space.lead)] for shape in shapes])
-    layout = Layout(
-        len(groups), spread.vec, inner % spread.vec == 0, "int" if count * inner < _MOST_INT else "long", rows.device_of(queue)[0]
-    )
+    layout = Layout(len(groups), spread.vec, inner % spread.vec == 0, index_type(count * inner), rows.device_of(queue)[0])
     ports = tuple(Port(f"v{j}", DTYPES[x.dtype], moved) for j, (x, moved) in enumerate(zip(leaves, moves, strict=True)))
     stored = tuple(STORED[real] if steps[k].kind == "columns" else steps[k].dtype for k in slots)
     kept = tuple((k, Port(f"s{k}", DTYPES[dtype], not steps[k].narrow)) for k, dtype in zip(slots, stored, strict=True))

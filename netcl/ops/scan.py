@@ -17,16 +17,15 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.codegen import Layout, value_functions
 from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, tensor
-from netcl.ops.launch import check_double
+from netcl.ops.launch import check_double, index_type
 from netcl.ops.reduce import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.ops.registry import S, op
 
 _SOURCE = (Path(__file__).parent / "scan.cl").read_text()
-_MOST_INT = 2**31 - 2**17
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another
 
 
-def _shape3(name: str, x: Tensor, axis: Any) -> Shape3:
+def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
     if axis is None:
         return Shape3(1, x.size, 1)
     axes = axes_of(name, axis, x.shape)
@@ -38,10 +37,10 @@ def _shape3(name: str, x: Tensor, axis: Any) -> Shape3:
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 
 
-def _kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
+def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
     check_double(name, queue, (source, target))
     state = program.state(queue)
-    index = "int" if n < _MOST_INT else "long"
+    index = index_type(n)
     key = (name, "scan", source, target, compute, index, minimum)
     if key not in state:
         values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
@@ -71,21 +70,17 @@ def _local(queue: Any, items: int) -> int:
 # ---- cumsum
 
 
-def _cumsum_vjp(F: Any, g: Any, axis: int | None, reverse: bool) -> Any:
-    return F.cumsum(g, axis=axis, reverse=not reverse)
-
-
 def _reference_cumsum(x: np.ndarray, axis: int | None = None, reverse: bool = False) -> np.ndarray:
     return np.flip(np.cumsum(np.flip(x, axis), axis), -1 if axis is None else axis) if reverse else np.cumsum(x, axis)
 
 
-@op(vjp=_cumsum_vjp, ref=_reference_cumsum, amp="float", tol=4,
+@op(vjp=lambda F, g, axis, reverse: F.cumsum(g, axis=axis, reverse=not reverse), ref=_reference_cumsum, amp="float", tol=4,
     samples=[S((257,), axis=0), S((3, 5, 7), axis=1), S((3, 5), axis=-1, reverse=True), S((4000,), axis=0), S((0, 3), axis=1), S((6,))],
     errors=[(S((2, 3), axis=2), r"\[cumsum\] axis 2 is out of range; x.shape=\(2, 3\)")])  # fmt: skip
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
     x = tensor("cumsum", x)
-    shape = _shape3("cumsum", x, axis)
+    shape = _scan_shape("cumsum", x, axis)
     row = DTYPES[x.dtype]
     result, compute = (row, row.c_compute) if row.is_float else (DTYPES["int64"], "long")
     target_shape = (x.size,) if axis is None else x.shape
@@ -111,7 +106,7 @@ def _cumsum_numpy(x: Tensor, axis: int | None, reverse: bool, compute: str, resu
 def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: bool) -> None:
     """One launch; or, cut into slices: the sum of each slice, what comes before each, the walk through all."""
     queue = x.queue
-    kernel = _kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
+    kernel = _scan_kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
     length, slices = _slicing(shape, queue)
     before = x
     if slices > 1:
@@ -124,7 +119,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
     queue = x.queue
     totals = sums_of_slices(x, shape, compute, length)
     before = Tensor.empty(totals.shape, totals.dtype, queue=queue)
-    kernel = _kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
+    kernel = _scan_kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
     sizes = (shape.rows, slices, shape.inner, slices, 1)
     items = shape.rows * shape.inner
     kernel(queue, items, _local(queue, items), totals, totals, before, *sizes, int(reverse), 1)
@@ -136,7 +131,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
 
 def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     x = tensor(name, x)
-    shape = _shape3(name, x, axis)
+    shape = _scan_shape(name, x, axis)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(name, axis, x.shape)
     result_shape = folded_shape(x.shape, axes, keepdims)
     size = math.prod(result_shape)
@@ -160,7 +155,7 @@ def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tup
 
 def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
     queue = x.queue
-    kernel = _kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
+    kernel = _scan_kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
     length, slices = _slicing(shape, queue)
     columns = shape.rows * shape.inner
     local = _local(queue, columns * slices)

@@ -17,7 +17,7 @@ _GRAD_SAMPLES = [S((3, 5), (3, 5)), S((2, 257), (2, 257)), S((2, 3, 17), (2, 3, 
 _BAD_AXIS = [(S((2, 3), axis=2), r"axis 2 is out of range for 2 axes; it must be in -2..1")]
 
 
-def _run(op_name: str, kernel: str, axis: int, operands: dict[str, Tensor], log: bool) -> Tensor:
+def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tensor], log: bool) -> Tensor:
     """Launch a kernel over rows or columns of the first operand's shape."""
     first, *others = operands.values()
     axis = launch.check_axis(op_name, axis, first.ndim)
@@ -90,14 +90,14 @@ def _log_softmax_cpu(x: np.ndarray, axis: int) -> np.ndarray:
 
 def _softmax_grad_cpu(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     g, y = np.broadcast_arrays(g, y)
-    return y * (g - np.atleast_1d(g * y).sum(axis, keepdims=True).reshape(_folded(y.shape, axis)))
+    return y * (g - np.atleast_1d(g * y).sum(axis, keepdims=True).reshape(_axis_folded(y.shape, axis)))
 
 
 def _log_softmax_grad_cpu(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
-    return g - np.exp(y) * np.atleast_1d(g).sum(axis, keepdims=True).reshape(_folded(y.shape, axis))
+    return g - np.exp(y) * np.atleast_1d(g).sum(axis, keepdims=True).reshape(_axis_folded(y.shape, axis))
 
 
-def _folded(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+def _axis_folded(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return tuple(1 if i == axis % len(shape) else size for i, size in enumerate(shape))
 
 
@@ -126,12 +126,12 @@ def _log_softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> t
     return F.sub(g, F.sum(weighted, **along)), F.neg(F.mul(weighted, F.sum(upstream, **along)))
 
 
-def _forward(op_name: str, x: Any, axis: int, cpu: Any, log: bool) -> Tensor:
+def _softmax_forward(op_name: str, x: Any, axis: int, cpu: Any, log: bool) -> Tensor:
     (x,) = launch.as_tensors(op_name, x)
     if x.backend == "cpu":
         launch.check_dtype(op_name, x)
         return launch.run_cpu(cpu, x, axis=launch.check_axis(op_name, axis, x.ndim))
-    return _run(op_name, "softmax", axis, {"X": x}, log)
+    return _run_softmax(op_name, "softmax", axis, {"X": x}, log)
 
 
 @op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
@@ -142,7 +142,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     >>> ops.softmax([[0.0, 0.0]]).tolist()
     [[0.5, 0.5]]
     """
-    return _forward("softmax", x, axis, _softmax_cpu, log=False)
+    return _softmax_forward("softmax", x, axis, _softmax_cpu, log=False)
 
 
 @op(vjp=_log_softmax_vjp, ref=_log_softmax_ref, cpu=_log_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
@@ -153,14 +153,14 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     >>> ops.log_softmax([[0.0, -1000.0]]).tolist()
     [[0.0, -1000.0]]
     """
-    return _forward("log_softmax", x, axis, _log_softmax_cpu, log=True)
+    return _softmax_forward("log_softmax", x, axis, _log_softmax_cpu, log=True)
 
 
 def _grad(op_name: str, upstream: Any, y: Any, axis: int, cpu: Any, log: bool) -> Tensor:
     upstream, y = launch.as_tensors(op_name, upstream, y)
     if upstream.backend == "cpu":
         return launch.run_cpu(cpu, upstream, y, dtype=y.dtype, axis=launch.check_axis(op_name, axis, y.ndim))
-    return _run(op_name, "softmax_grad", axis, {"X": upstream, "P": y}, log)
+    return _run_softmax(op_name, "softmax_grad", axis, {"X": upstream, "P": y}, log)
 
 
 @op(vjp=_softmax_grad_vjp, ref=_softmax_grad_ref, cpu=_softmax_grad_cpu, amp="float", samples=_GRAD_SAMPLES)

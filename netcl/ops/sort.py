@@ -29,20 +29,20 @@ class Ordered(NamedTuple):
     indices: Tensor
 
 
-def _kind(dtype: str) -> dict[str, Any]:
+def _key_macros(dtype: str) -> dict[str, Any]:
     row = dtypes.DTYPES[dtype]
     wide = row.itemsize == 8
     return {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 0}
 
 
-def _kernel(queue: Any, name: str, dtype: str) -> Any:
-    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, _kind(dtype))
+def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
+    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, _key_macros(dtype))
 
 
-def _keys(x: Tensor, descending: bool = False) -> Tensor:
+def _sort_keys(x: Tensor, descending: bool = False) -> Tensor:
     """Unsigned numbers in the order of the values of ``x``, in a tensor of as many bytes."""
     keys = Tensor.empty(x.shape, "int64" if dtypes.DTYPES[x.dtype].itemsize == 8 else "int32", queue=x.queue)
-    _kernel(x.queue, "make_keys", x.dtype)(x.queue, x.size, launch.LOCAL_1D, x, keys, x.size, int(descending))
+    _sort_kernel(x.queue, "make_keys", x.dtype)(x.queue, x.size, launch.LOCAL_1D, x, keys, x.size, int(descending))
     return keys
 
 
@@ -51,13 +51,13 @@ def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
     queue, dtype = keys.queue, "int64" if keys.dtype == "int64" else "int32"
     sorted_, order = (Tensor.empty((rows, n), kind, queue=queue) for kind in (dtype, "int32"))
     items = rows * -(-n // BLOCK)
-    _kernel(queue, "sort_blocks", dtype)(queue, items, launch.LOCAL_1D, keys, sorted_, order, rows, n)
+    _sort_kernel(queue, "sort_blocks", dtype)(queue, items, launch.LOCAL_1D, keys, sorted_, order, rows, n)
     on_cpu = launch.on_cpu_device(queue)
     chunk = min(_CHUNK[on_cpu], n)
     run, spare = BLOCK, None
     while run < n:
         spare = spare or tuple(Tensor.empty((rows, n), kind, queue=queue) for kind in (dtype, "int32"))
-        merge = _kernel(queue, "merge_runs", dtype)
+        merge = _sort_kernel(queue, "merge_runs", dtype)
         merge(queue, rows * -(-n // chunk), 1 if on_cpu else launch.LOCAL_1D, sorted_, order, *spare, rows, n, run, chunk)
         (sorted_, order), spare = spare, (sorted_, order)
         run *= 2
@@ -102,9 +102,9 @@ def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     back = [*range(at), *range(at + 1, x.ndim), at]
     moved = x if at == x.ndim - 1 else reorder(x, back)
     n = moved.shape[-1]
-    _, order = sort_keys(_keys(moved, descending), x.size // n, n)
+    _, order = sort_keys(_sort_keys(moved, descending), x.size // n, n)
     out = Tensor.empty(moved.shape, "int64", queue=x.queue)
-    _kernel(x.queue, "to_long", x.dtype)(x.queue, x.size, launch.LOCAL_1D, order, out, x.size)
+    _sort_kernel(x.queue, "to_long", x.dtype)(x.queue, x.size, launch.LOCAL_1D, order, out, x.size)
     return out if moved is x else reorder(out, np.argsort(back).tolist())
 
 
@@ -153,7 +153,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
         return take_block(order, along(x.ndim, at, k, x.shape), 0, dense(x.shape))
     back = [*range(at), *range(at + 1, x.ndim), at]
     moved = x if at == x.ndim - 1 else reorder(x, back)
-    out = _top_rows(_keys(moved, largest), x.size // n, n, k)._view((*moved.shape[:-1], k))
+    out = _top_rows(_sort_keys(moved, largest), x.size // n, n, k)._view((*moved.shape[:-1], k))
     return out if moved is x else reorder(out, np.argsort(back).tolist())
 
 
@@ -164,11 +164,11 @@ def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
     chunk = max(4 * k, -(-n // max(1, items // rows)), 512)
     parts = max(1, n // chunk)
     best, from_ = (Tensor.empty((rows, parts * k), kind, queue=queue) for kind in (keys.dtype, "int32"))
-    kernel = _kernel(queue, "least_of_parts", keys.dtype)
+    kernel = _sort_kernel(queue, "least_of_parts", keys.dtype)
     kernel(queue, rows * parts, 1 if on_cpu else launch.LOCAL_1D, keys, best, from_, rows, n, parts, chunk, k)
     _, order = sort_keys(best, rows, parts * k)
     out = Tensor.empty((rows, k), "int64", queue=queue)
-    _kernel(queue, "pick", keys.dtype)(queue, out.size, launch.LOCAL_1D, order, from_, out, out.size, parts * k, k)
+    _sort_kernel(queue, "pick", keys.dtype)(queue, out.size, launch.LOCAL_1D, order, from_, out, out.size, parts * k, k)
     return out
 
 
@@ -208,8 +208,8 @@ def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
         return launch.run_cpu(lambda a, b: np.isin(a, b, invert=invert), x, values, dtype="bool")
     if x.size == 0 or values.size == 0:
         return Tensor.full(x.shape, invert, "bool", queue=x.queue)
-    known, _ = sort_keys(_keys(values), 1, values.size)
+    known, _ = sort_keys(_sort_keys(values), 1, values.size)
     out = Tensor.empty(x.shape, "bool", queue=x.queue)
-    args = (_keys(x), known, out, x.size, values.size, int(invert))
-    _kernel(x.queue, "search", x.dtype)(x.queue, x.size, launch.LOCAL_1D, *args)
+    args = (_sort_keys(x), known, out, x.size, values.size, int(invert))
+    _sort_kernel(x.queue, "search", x.dtype)(x.queue, x.size, launch.LOCAL_1D, *args)
     return out

@@ -16,13 +16,12 @@ from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
+from netcl.ops.elementwise import MOST_PLANS
 
 ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
-_MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 _TILE, _ROWS = 32, 8
 _LEAST_TILE = 8  # along both axes; below it a tile is mostly edge
 _CPU_RUN = 1 << 16  # bytes a work-item copies in one go on a CPU
-_MOST_INT = 2**31 - 2**20
 _CPU_ITEM = 1 << 14  # bytes of whole rows that a work-item copies on a CPU
 _RANKS = (4, 8)
 _GROUP = 256  # work-items of a GPU's group
@@ -109,15 +108,15 @@ class _Plan(NamedTuple):
     args: tuple[int, ...]
 
 
-def _reach(copy: Copy) -> int:
+def _largest_index(copy: Copy) -> int:
     """The largest element number either side touches, or work-item number."""
     far = (sum((a.size - 1) * max(0, stride) for a, stride in ((a, a[side]) for a in copy.axes)) for side in (1, 2))
     return max(copy.source, copy.target, *(start + n for start, n in zip((copy.source, copy.target), far, strict=True)),
                math.prod(a.size for a in copy.axes))  # fmt: skip
 
 
-def _kernel(queue: Any, name: str, copy: Copy) -> Any:
-    index = "int" if _reach(copy) < _MOST_INT else "long"
+def _copy_kernel(queue: Any, name: str, copy: Copy) -> Any:
+    index = launch.index_type(_largest_index(copy))
     return launch.kernel(queue, __file__, "strided.cl", name, {}, {"T": ELEMENTS[copy.itemsize], "INDEX": index})
 
 
@@ -132,10 +131,10 @@ def _plans(queue: Any, copy: Copy) -> list[_Plan]:
             for i in range(first.size)
         )
         return [plan for part in parts for plan in _plans(queue, part)]
-    return [_grid(queue, copy) or _rows(queue, copy) or _plain(queue, copy)]
+    return [_grid_copy(queue, copy) or _row_copy(queue, copy) or _plain_copy(queue, copy)]
 
 
-def _grid(queue: Any, copy: Copy) -> _Plan | None:
+def _grid_copy(queue: Any, copy: Copy) -> _Plan | None:
     """A plan in three dimensions, for copies of few axes on GPUs."""
     axes = copy.axes
     if launch.on_cpu_device(queue) or not 1 <= len(axes) <= 4:
@@ -153,34 +152,34 @@ def _grid(queue: Any, copy: Copy) -> _Plan | None:
     if max(rows, outer) > _MOST_GROUPS:
         return None
     args = (copy.source, copy.target, *sizes[1:], *(a.source for a in axes), *(a.target for a in axes))
-    return _Plan(_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args)
+    return _Plan(_copy_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args)
 
 
-def _rows(queue: Any, copy: Copy) -> _Plan | None:
+def _row_copy(queue: Any, copy: Copy) -> _Plan | None:
     """A plan of some rows per work-item, or of parts of long rows, for copies of few axes on CPUs."""
     if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
         return None
     axes = (Axis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
     inner, rows = axes[3].size, math.prod(axis.size for axis in axes[:3])
-    chunk, _ = _chunk(queue, inner, copy.itemsize)
+    chunk, _ = _elements_per_item(queue, inner, copy.itemsize)
     count = max(1, _CPU_ITEM // (chunk * copy.itemsize))
     sizes = (chunk, count, rows, *(axis.size for axis in axes[1:]))
     args = (copy.source, copy.target, *sizes, *(a.source for a in axes), *(a.target for a in axes))
-    return _Plan(_kernel(queue, "copy_rows", copy), -(-rows // count) * -(-inner // chunk), 1, args)
+    return _Plan(_copy_kernel(queue, "copy_rows", copy), -(-rows // count) * -(-inner // chunk), 1, args)
 
 
-def _plain(queue: Any, copy: Copy) -> _Plan:
+def _plain_copy(queue: Any, copy: Copy) -> _Plan:
     rank = next(r for r in _RANKS if len(copy.axes) <= r)
     axes = (Axis(1, 0, 0),) * (rank - len(copy.axes)) + copy.axes
     inner = axes[-1].size
     rows = math.prod(axis.size for axis in axes[:-1])
-    chunk, local = _chunk(queue, inner, copy.itemsize)
+    chunk, local = _elements_per_item(queue, inner, copy.itemsize)
     sizes = (rows, *(axis.size for axis in axes[1:]))
     args = (copy.source, copy.target, chunk, *sizes, *(a.source for a in axes), *(a.target for a in axes))
-    return _Plan(_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args)
+    return _Plan(_copy_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args)
 
 
-def _chunk(queue: Any, inner: int, itemsize: int) -> tuple[int, int]:
+def _elements_per_item(queue: Any, inner: int, itemsize: int) -> tuple[int, int]:
     """Elements per work-item and work-items per group."""
     if not launch.on_cpu_device(queue):
         return 1, 4 * launch.LOCAL_1D
@@ -203,8 +202,8 @@ def _transposition(queue: Any, copy: Copy) -> _Plan | None:
     args = (copy.source, copy.target, fast.size, slow.size, slow.source, fast.target, batch[1].size, batch[2].size,
             *(axis.source for axis in batch), *(axis.target for axis in batch))  # fmt: skip
     if launch.on_cpu_device(queue):
-        return _Plan(_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks))
-    return _Plan(_kernel(queue, "transpose_local", copy), (blocks * _TILE, _ROWS), (_TILE, _ROWS), args)
+        return _Plan(_copy_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks))
+    return _Plan(_copy_kernel(queue, "transpose_local", copy), (blocks * _TILE, _ROWS), (_TILE, _ROWS), args)
 
 
 def alignment(*tensors: Tensor) -> int:
@@ -218,7 +217,7 @@ def alignment(*tensors: Tensor) -> int:
 def remember(state: Any, op: str, key: Any, plan: Any) -> Any:
     """Keep a plan in the state of a context; the oldest of an op goes when there are too many."""
     kept = state.setdefault((op, "kept"), [])
-    if len(kept) >= _MOST_PLANS:
+    if len(kept) >= MOST_PLANS:
         state.pop(kept.pop(0), None)
     kept.append(key)
     state[key] = plan
@@ -235,7 +234,7 @@ def copy_block(
     if 0 in sizes:
         return
     if dst.array is not None:
-        _block(dst, sizes, d_start, d_strides)[...] = _block(src, sizes, s_start, s_strides)
+        _strided_array(dst, sizes, d_start, d_strides)[...] = _strided_array(src, sizes, s_start, s_strides)
         return
     queue = dst.queue
     key = ("strided", src.dtype, tuple(sizes), s_start, tuple(s_strides), d_start, tuple(d_strides), alignment(src, dst))
@@ -249,7 +248,7 @@ def copy_block(
         plan.kernel(queue, plan.global_size, plan.local_size, src, dst, *plan.args)
 
 
-def _block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> np.ndarray:
+def _strided_array(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> np.ndarray:
     array = x.array
     assert array is not None
     steps = [stride * array.itemsize for stride in strides]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
@@ -27,7 +27,7 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
 from netcl.ops import codegen, launch, views
 from netcl.ops.expression import c_name
-from netcl.ops.registry import names, parse
+from netcl.ops.registry import names_read_by, parse
 
 SLOTS = (4, 16, 64)  # tensors of a launch; few sizes, so that few kernels are compiled
 RESERVED = 160  # bytes of kernel parameters kept for the table, the factor and the numbers
@@ -69,7 +69,7 @@ class Rule:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """The tensors whose values the formula uses."""
-        used = frozenset().union(*(names(text) for text in self.lines.values()))
+        used = frozenset().union(*(names_read_by(text) for text in self.lines.values()))
         return tuple(name for name in self.tensors if name in used)
 
     @cached_property
@@ -121,7 +121,7 @@ class Plan(NamedTuple):
     batches: tuple[Batch, ...]
 
 
-class Spread(NamedTuple):
+class BlockSpread(NamedTuple):
     """How a device is given work: work-items of a group, vector width, elements of a block."""
 
     local: int
@@ -129,13 +129,13 @@ class Spread(NamedTuple):
     block: int
 
 
-def _spread(queue: Any, total: int) -> Spread:
+def _device_spread(queue: Any, total: int) -> BlockSpread:
     if launch.on_cpu_device(queue):
         least, most = CPU_BLOCKS
         share = total // (4 * handle_of(queue).profile.max_compute_units)
-        return Spread(1, CPU_WIDTH, min(max(share, least), most) // CPU_WIDTH * CPU_WIDTH)
+        return BlockSpread(1, CPU_WIDTH, min(max(share, least), most) // CPU_WIDTH * CPU_WIDTH)
     limit = min(GPU_LOCAL, program.state(queue).max_work_group)
-    return Spread(1 << (limit.bit_length() - 1), GPU_WIDTH, GPU_BLOCK)
+    return BlockSpread(1 << (limit.bit_length() - 1), GPU_WIDTH, GPU_BLOCK)
 
 
 def slots_for(queue: Any, roles: int, count: int) -> int:
@@ -172,7 +172,7 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda values: (values[index],)
 
 
-def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
+def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
     """The plan for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
     plans = program.state(queue).setdefault(("update", "plans"), {})
     key = (*key, tuple([t.shape for t in roles[0]]))
@@ -181,7 +181,7 @@ def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], progra
         if len(plans) >= PLANS:
             plans.clear()
         sizes = [t.size for t in roles[0]]
-        spread = _spread(queue, sum(sizes))
+        spread = _device_spread(queue, sum(sizes))
         slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
         plan = plans[key] = Plan(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
     return plan
@@ -190,12 +190,12 @@ def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[Spread, int], progra
 # ---- kernels
 
 
-def _kernel(
+def _update_kernel(
     queue: Any,
     rule: Rule,
     kinds: Sequence[dtypes.DType],
     given: Sequence[dtypes.DType],
-    spread: Spread,
+    spread: BlockSpread,
     slots: int,
     defines: Mapping[str, Any],
 ) -> program.Kernel:
@@ -222,7 +222,7 @@ def rule_source(
     width = layout.width
     values = codegen.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
     lines = codegen.statements(rule.body, compute)
-    words = _words(rule, of, given, compute, slots, lines)
+    words = _word_macros(rule, of, given, compute, slots, lines)
     words["AHEAD"] = " ".join(codegen.prefetches((f"t_{name} + i" for name in rule.reads), layout))
     text = _HEADER.sub("", primitives.cl_source(__file__, "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
@@ -230,7 +230,7 @@ def rule_source(
     return f"{values}\n{codegen.helper_functions(chr(10).join(lines))}\n{head}{_WORDS.sub(lambda word: words[word[0]], text)}"
 
 
-def _words(
+def _word_macros(
     rule: Rule, of: Mapping[str, dtypes.DType], given: Sequence[dtypes.DType], compute: str, slots: int, lines: Sequence[str]
 ) -> dict[str, str]:
     """What the words of ``update.cl`` stand for."""
@@ -271,7 +271,7 @@ def apply(
     are the other numbers of ``rule.given``: nothing waits for their values. Tensors of different devices or dtypes are launched
     apart.
     """
-    for queue, kinds, part in _places(roles):
+    for queue, kinds, part in _by_place(roles):
         if launch.is_numpy(queue):
             _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
@@ -284,7 +284,7 @@ def apply(
         wrote(written)
 
 
-def _places(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
+def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
     """The tensors of each device and combination of dtypes."""
     if not roles[0]:
         return
@@ -304,12 +304,12 @@ def _apply_opencl(
     rule: Rule, queue: Any, kinds: tuple[str, ...], roles: Sequence[Sequence[Tensor]], scalars: Sequence[float],
     numbers: Mapping[str, Tensor | float],
 ) -> None:  # fmt: skip
-    given = [x if isinstance(x, Tensor) else _number(queue, x) for x in (numbers[name] for name in rule.given)]
+    given = [x if isinstance(x, Tensor) else _device_number(queue, x) for x in (numbers[name] for name in rule.given)]
     of_given = tuple(x.dtype for x in given)
 
-    def make(spread: Spread, slots: int) -> program.Kernel:
+    def make(spread: BlockSpread, slots: int) -> program.Kernel:
         rows, more = ([dtypes.DTYPES[name] for name in of] for of in (kinds, of_given))
-        return _kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
+        return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
 
     plan = _plan(queue, (rule, kinds, of_given), make, roles)
     for batch in plan.batches:
@@ -317,7 +317,7 @@ def _apply_opencl(
         plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
 
 
-def _number(queue: Any, value: float) -> Tensor:
+def _device_number(queue: Any, value: float) -> Tensor:
     """A number on the device; the one of "no factor" is kept."""
     if value != 1.0:
         return Tensor.from_host(queue, np.float32(value))
@@ -340,7 +340,7 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
         for run in _runs([t.size for t in roles[0]]):
             results = function(*(_gathered(flat[name], run, rows[name], kind) for name in rule.reads), *numbers)
             for name, result in zip(rule.writes, results, strict=True):
-                _scatter(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
+                _scatter_runs(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
 
 
 Run = list[tuple[int, slice, slice]]
@@ -368,7 +368,7 @@ def _gathered(arrays: Sequence[np.ndarray], run: Run, row: dtypes.DType, kind: n
     return dtypes.decode(stored, row).astype(kind, copy=False)
 
 
-def _scatter(arrays: Sequence[np.ndarray], run: Run, stored: np.ndarray) -> None:
+def _scatter_runs(arrays: Sequence[np.ndarray], run: Run, stored: np.ndarray) -> None:
     for i, part, at in run:
         arrays[i][part] = stored[at] if stored.ndim else stored
 
@@ -419,6 +419,14 @@ _ENDS = {"norm_2": 2, "norm_1": 1, "norm_inf": 0, "norm_p": 3, "nonfinite": 4}
 _MAXIMA = ("norm_inf",)
 
 
+def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
+    """Tensors by the context they live in: the functions of this module take those of one."""
+    found: dict[Any, list[Tensor]] = {}
+    for t in tensors:
+        found.setdefault(t.context, []).append(t)
+    return found
+
+
 def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
     """The norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
 
@@ -432,7 +440,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.i
     if not order > 0:
         raise ShapeError(message("norm", "the order of a norm is a positive number or infinity", order=order))
     known = {1.0: "norm_1", 2.0: "norm_2", math.inf: "norm_inf"}
-    return _fold(known.get(order, "norm_p"), tensors, order if math.isfinite(order) else 1.0, max_norm)
+    return _folded_norm(known.get(order, "norm_p"), tensors, order if math.isfinite(order) else 1.0, max_norm)
 
 
 def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
@@ -441,10 +449,10 @@ def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
     >>> nonfinite([Tensor.from_host([1.0, float("inf")])]).item()
     1.0
     """
-    return _fold("nonfinite", tensors, 1.0, math.inf)[0]
+    return _folded_norm("nonfinite", tensors, 1.0, math.inf)[0]
 
 
-def _fold(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -> tuple[Tensor, Tensor]:
+def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     if not tensors:
         raise ShapeError(message(name, "there are no tensors to fold"))
     first = tensors[0]
@@ -454,7 +462,7 @@ def _fold(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -
             where = {"first": first.device.device_name, "other": t.device.device_name}
             raise DeviceError(message(name, "the tensors live on different devices", "fold those of each device apart", **where))
     wide = any(t.dtype == "float64" for t in tensors)
-    fold = _fold_numpy if first.backend == "cpu" else _fold_opencl
+    fold = _norm_numpy if first.backend == "cpu" else _fold_opencl
     return fold(name, tensors, "float64" if wide else "float32", order, max_norm)
 
 
@@ -465,8 +473,8 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         same = [t for t in tensors if t.dtype == dtype]
 
-        def make(spread: Spread, slots: int, dtype: str = dtype) -> program.Kernel:
-            return _kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
+        def make(spread: BlockSpread, slots: int, dtype: str = dtype) -> program.Kernel:
+            return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
 
         plans.append((_plan(queue, (rule, dtype, kind), make, [same]), same))
     count = sum(batch.groups for plan, _ in plans for batch in plan.batches)
@@ -481,7 +489,7 @@ def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, 
     return total, factor
 
 
-def _fold_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
+def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     total = np.float64(0)
     with np.errstate(all="ignore"):
         for dtype in dict.fromkeys(t.dtype for t in tensors):

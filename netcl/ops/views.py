@@ -24,7 +24,7 @@ from netcl.ops.strided import broadcast_strides, copy_block, dense, take_block
 _PRUNED_FROM = 32  # entries of a weak list, from which on it is pruned as often as its length has doubled
 
 
-class History:
+class SharedHistory:
     """What autograd knows of the memory that a base and its views share: where the gradient of the base goes, and who is attached."""
 
     __slots__ = ("attached", "edge", "leaf", "shape", "size")
@@ -56,7 +56,7 @@ class Place:
     __slots__ = ("history", "offset", "source", "strides")
 
     def __init__(
-        self, offset: int, strides: tuple[int, ...] | None, history: History | None = None, source: weakref.ref[Tensor] | None = None
+        self, offset: int, strides: tuple[int, ...] | None, history: SharedHistory | None = None, source: weakref.ref[Tensor] | None = None
     ):  # fmt: skip
         self.offset, self.strides, self.history, self.source = offset, strides, history, source
 
@@ -92,13 +92,13 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
         x._place = Place(0, None)
     place = x._place
     if place.history is None:
-        place.history = History(x.size if place.strides is None else _end(x))
+        place.history = SharedHistory(x.size if place.strides is None else _base_size(x))
         _note(place.history.attached, x)
     history = place.history
     if place.strides is None:
         history.comes_from(x)
     if strides is not None:
-        _copied(x, view, Place(*composed(x, offset, strides), history))
+        _join_family(x, view, Place(*composed(x, offset, strides), history))
     elif view._place is None:
         view._place = place
     elif view._place.strides is None and place.strides is not None:
@@ -108,7 +108,7 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
     _note(history.attached, view)
 
 
-def _end(view: Tensor) -> int:
+def _base_size(view: Tensor) -> int:
     """How many elements the memory of a base has at least, by a view that holds a copy."""
     return 1 + view._place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view._place.strides, strict=True))
 
@@ -138,7 +138,7 @@ def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple
     return place.offset + along(offset), tuple(along(n) for n in strides)
 
 
-def _copied(x: Tensor, view: Tensor, place: Place) -> None:
+def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
     """Make ``view``, which holds a copy of a part of ``x``, a member of the family of ``x``."""
     written = x._writes()
     if written.base is None:
@@ -149,7 +149,7 @@ def _copied(x: Tensor, view: Tensor, place: Place) -> None:
     _note(written.copies, view)
 
 
-def _same(owner: Any) -> Any:
+def _owner_itself(owner: Any) -> Any:
     return owner
 
 
@@ -165,7 +165,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
         memory_owner = memory_owner if weak else x.array  # a part of an array of the caller's
     elif memory_owner is None:
         memory_owner, weak = x.pool_handle or x.buffer, x.pool_handle is not None
-    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else partial(_same, memory_owner)
+    held: Callable[[], Any] = weakref.ref(memory_owner) if weak else partial(_owner_itself, memory_owner)
     del memory_owner
 
     def find() -> Tensor | None:
@@ -279,7 +279,7 @@ def _is_stale(view: Tensor) -> bool:
     return type(view._source) is Reread and view._source.stale
 
 
-def _memory(t: Tensor) -> Any:
+def _memory_object(t: Tensor) -> Any:
     return t.buffer if t.array is None else memory_of(t.array)
 
 
@@ -362,7 +362,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
 def _rebuilt(written: Writes, t: Tensor) -> Tensor:
     """Memory for a base without an owner, with the parts that its views still show."""
     views = _copies(written)
-    base = Tensor.empty((max(_end(view) for view in views),), t.dtype, queue=t.queue)
+    base = Tensor.empty((max(_base_size(view) for view in views),), t.dtype, queue=t.queue)
     for view in views:
         copy_block(view.shape, view, 0, dense(view.shape), base, view._place.offset, view._place.strides)
     base._written = written
@@ -377,7 +377,7 @@ def check_write(t: Tensor) -> None:
         return
     if place.source is not None:
         other = place.source()
-        if other is not None and not _is_stale(other) and _memory(other) is _memory(t):
+        if other is not None and not _is_stale(other) and _memory_object(other) is _memory_object(t):
             what = "cannot write in place to the copy of a view that shares its memory with the view"
             raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
         place.source = None
@@ -450,7 +450,7 @@ def _block_ref(x: np.ndarray, size: Sequence[int], stride: Sequence[int], storag
     return flat[at]
 
 
-def _scatter_ref(x: np.ndarray, src: np.ndarray, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> np.ndarray:
+def _strided_scatter_ref(x: np.ndarray, src: np.ndarray, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> np.ndarray:
     places = _block_ref(np.arange(x.size).reshape(x.shape), size, stride, storage_offset)
     out = x.copy().reshape(-1)
     out[places] = src
@@ -476,15 +476,15 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
     return take_block(x, tuple(size), storage_offset, tuple(stride))
 
 
-def _scatter_vjp(F: Any, g: Any, size: Any, stride: Any, storage_offset: int, needs: Any) -> Any:
+def _strided_scatter_vjp(F: Any, g: Any, size: Any, stride: Any, storage_offset: int, needs: Any) -> Any:
     zeros = Tensor.zeros(tuple(size), g.dtype, queue=g.queue)
     old = F.as_strided_scatter(g, zeros, size, stride, storage_offset) if needs[0] else None
     return old, F.as_strided(g, size, stride, storage_offset) if needs[1] else None
 
 
 @op(
-    vjp=_scatter_vjp,
-    ref=_scatter_ref,
+    vjp=_strided_scatter_vjp,
+    ref=_strided_scatter_ref,
     samples=[S((3, 4), (4, 3), size=(4, 3), stride=(1, 4)), S((5, 4), (2, 2), size=(2, 2), stride=(8, -2), storage_offset=3)],
     errors=[(S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the block reaches beyond the tensor")],
 )

@@ -29,13 +29,6 @@ def _check_order(op: str, norm_type: Any) -> float:
     return float(norm_type)
 
 
-def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    found: dict[object, list[Tensor]] = {}
-    for t in tensors:
-        found.setdefault(t.context, []).append(t)
-    return list(found.values())
-
-
 def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
     """The norm over several devices, from the norms of each: all are started before the first is read."""
     norms = [total.item() for total in [update.norm(tensors, order)[0] for tensors in devices]]
@@ -47,7 +40,7 @@ def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
 
 def clip_factor(gradients: Sequence[Tensor], max_norm: float, order: float = 2.0) -> tuple[Tensor, Tensor | float]:
     """The norm of all gradients and the factor that brings it down to ``max_norm``, both on the device if there is one only."""
-    devices = _by_device(gradients)
+    devices = list(update.by_context(gradients).values())
     if len(devices) == 1:
         return update.norm(gradients, order, max_norm)
     total = _host_norm(devices, order)
@@ -76,7 +69,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2
     gradients, order = _gradients(op, parameters, max_norm=max_norm), _check_order(op, norm_type)
     if not gradients:
         return 0.0
-    total = _host_norm(_by_device(gradients), order)
+    total = _host_norm(list(update.by_context(gradients).values()), order)
     if error_if_nonfinite and not math.isfinite(total):
         remedy = "skip this step, or find the first bad op with netcl.autograd.detect_anomaly()"
         raise FloatingPointError(message(op, "the norm of the gradients is not finite", remedy, norm=total))
@@ -95,7 +88,7 @@ def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: fl
     gradients, order = _gradients(op, parameters, max_norm=max_norm), _check_order(op, norm_type)
     if not gradients:
         return Tensor.zeros(())
-    devices = _by_device(gradients)
+    devices = list(update.by_context(gradients).values())
     if len(devices) > 1:
         places = [tensors[0].device.device_name for tensors in devices]
         raise DeviceError(message(op, "the gradients live on different devices", "use clip_grad_norm", devices=places))

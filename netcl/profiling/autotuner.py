@@ -165,7 +165,7 @@ class _Search:
     def __init__(self, tuner: Autotuner, problem: Problem):
         self.tuner, self.problem = tuner, problem
         self.family = tuner.families[problem.op]
-        self.candidates = _known_first(tuner, _allowed(self.family.configurations(problem)), _key(self.family, problem))
+        self.candidates = _known_first(tuner, _allowed(self.family.configurations(problem)), _store_key(self.family, problem))
         self.check = _Check(self.family, problem, tuner.queue)
         self.trials: list[Trial] = []
 
@@ -188,7 +188,7 @@ class _Search:
         """The winner, kept in the store."""
         best, policy = self._final(seconds_left)
         chosen = tuning.to_json(best.config) if best.config is not self.candidates[0] else None
-        key, complete = _key(self.family, self.problem), len(self.trials) == len(self.candidates)
+        key, complete = _store_key(self.family, self.problem), len(self.trials) == len(self.candidates)
         entry = {
             "config": chosen,
             "seconds": best.seconds,
@@ -227,7 +227,7 @@ class _Check:
     def __init__(self, family: Family, problem: Problem, queue: Any):
         self.family, self.problem = family, problem
         self.operands = family.operands(problem, queue)
-        part = _part(problem)
+        part = _small_part(problem)
         self.part, self.part_operands = part, self.operands if part is problem else family.operands(part, queue)
         self.exact = family.reference(part, *self.part_operands)
         self.bound = family.tolerance(part, *self.part_operands)
@@ -253,7 +253,7 @@ def _beyond(result: np.ndarray, exact: np.ndarray, bound: float) -> str:
     return "" if error <= bound else f"wrong: off by {error:.3g}, allowed is {bound:.3g}"
 
 
-def _part(problem: Problem) -> Problem:
+def _small_part(problem: Problem) -> Problem:
     """A problem small enough for a reference: its first size (rows, images) reduced."""
     work = math.prod(problem.shape) * problem.flags.get("batches", 1)
     first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))
@@ -317,9 +317,9 @@ def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
     usual = selector.tuned
 
     def note(problem: Problem) -> KernelConfig | None:
-        asked = _complete(problem)
+        asked = _with_all_flags(problem)
         if asked is not None and _same_device(asked.profile, profile):
-            work, _ = found.get(key := _key(FAMILIES[asked.op], asked), (0.0, asked))
+            work, _ = found.get(key := _store_key(FAMILIES[asked.op], asked), (0.0, asked))
             found[key] = (work + math.prod(asked.shape) * asked.flags.get("batches", 1), asked)
         return usual(problem)
 
@@ -355,18 +355,18 @@ def tuned(problem: Problem) -> KernelConfig | None:
 
     Under ``NETCL_AUTOTUNE`` what is not yet measured is measured now, as long as the budget lasts.
     """
-    asked = _complete(problem)
+    asked = _with_all_flags(problem)
     if asked is None:
         return None
     mode, seconds = env.value("NETCL_AUTOTUNE")
     if mode != "off":
         _search_unasked(asked, mode, UNASKED_BUDGET if seconds is None else seconds)
     entry = recall(asked)
-    return _usable(entry, asked) if entry else None
+    return _usable_entry(entry, asked) if entry else None
 
 
 def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
-    key, handle = _key(FAMILIES[problem.op], problem), get_active_device()
+    key, handle = _store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(program.launch_observers)  # who records or profiles wants the user's launches
     least = LEAST_BUILD_AT_LAUNCH if problem.profile.has_quirk("compiles_at_launch") else LEAST_BUILD
@@ -388,7 +388,7 @@ def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
             _unasked.spent += time.perf_counter() - start
 
 
-def _complete(problem: Problem) -> Problem | None:
+def _with_all_flags(problem: Problem) -> Problem | None:
     """The problem with every flag of its family; ``None`` for what is not tuned."""
     family = FAMILIES.get(problem.op)
     if family is None or problem.dtype not in _TUNED_DTYPES or 0 in problem.shape:
@@ -400,7 +400,7 @@ def _same_device(one: Any, other: Any) -> bool:
     return (one.platform, one.name, one.driver_version) == (other.platform, other.name, other.driver_version)
 
 
-def _key(family: Family, problem: Problem) -> str:
+def _store_key(family: Family, problem: Problem) -> str:
     """The name of a problem's class in the store. Looser sums allow other kernels, so the precision is part of it."""
     return json.dumps([*family.problem_class(problem), get_matmul_precision()])
 
@@ -408,7 +408,7 @@ def _key(family: Family, problem: Problem) -> str:
 def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
     """The entry of a problem's class, or of the nearest class that differs in sizes only, and little."""
     entries = tuning.store.entries(problem.profile)
-    key = _key(FAMILIES[problem.op], problem)
+    key = _store_key(FAMILIES[problem.op], problem)
     if key in entries or not near or not entries:
         return entries.get(key)
     wanted = _class_of(key)
@@ -417,7 +417,7 @@ def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
 
 
 def _class_of(key: str) -> list[Any]:
-    """What :func:`_key` made a key of; empty for a key that is none of ours."""
+    """What :func:`_store_key` made a key of; empty for a key that is none of ours."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
@@ -437,7 +437,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
     return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
 
 
-def _usable(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | None:
+def _usable_entry(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | None:
     """The configuration of an entry, if the family still offers it for this very problem."""
     if not entry.get("config"):
         return None

@@ -79,7 +79,7 @@ class Observer:
         if self._redirected:
             program.launch_queue, self._redirected = None, False
         for launch, event, offset in self._running:
-            self.launches.append(_timed(launch, event, offset))
+            self.launches.append(_with_times(launch, event, offset))
         self._running.clear()
         self.launches.sort(key=lambda launch: launch.start)
 
@@ -93,12 +93,12 @@ class Observer:
                 offset = self._offsets[id(queue)] = time.perf_counter() - self._origin - 1e-9 * event.profile.end
             launch = Launch(kernel.name, handle_of(queue).device_name, 0.0, 0.0, tuple(sizes), local, *work_of(kernel, args))
             if twin:
-                self.launches.append(_timed(launch, event, offset))
+                self.launches.append(_with_times(launch, event, offset))
             else:
                 self._running.append((launch, event, offset))
 
 
-def _timed(launch: Launch, event: Any, offset: float) -> Launch:
+def _with_times(launch: Launch, event: Any, offset: float) -> Launch:
     event.wait()
     start, end = (1e-9 * t + offset for t in (event.profile.start, event.profile.end))
     return replace(launch, start=start, end=end)

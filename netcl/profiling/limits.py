@@ -120,34 +120,34 @@ def limits(queue: Any) -> Limits | None:
     return state["profiling", "limits"]
 
 
-def _sizes(queue: Any, units: int) -> list[int]:
+def _cache_sizes(queue: Any, units: int) -> list[int]:
     """Powers of two, from what the first caches hold to what no cache does."""
     profile = handle_of(queue).profile
     largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
-    sizes, last = [_power(SMALLEST * units)], _power(largest)
+    sizes, last = [_lower_power(SMALLEST * units)], _lower_power(largest)
     while sizes[-1] * GROWTH < last:
         sizes.append(sizes[-1] * GROWTH)
     return [*sizes, last] if sizes[-1] < last else sizes
 
 
-def _power(number: int) -> int:
+def _lower_power(number: int) -> int:
     """The largest power of two that is no larger."""
     return 1 << (number.bit_length() - 1)
 
 
 def _bandwidths(queue: Any, on_cpu: bool, units: int) -> tuple[tuple[int, float], ...]:
-    sizes, width = _sizes(queue, units), 16 if on_cpu else 4
+    sizes, width = _cache_sizes(queue, units), 16 if on_cpu else 4
     source = (_ON_CPU if on_cpu else _ELSEWHERE) + _MOVING
     copy, read = (program.get(queue, source, name) for name in ("limit_copy", "limit_read"))
     x, y = (Tensor.full((sizes[-1] // 8,), 1.0, queue=queue) for _ in range(2))
     rates = []
     for size in sizes:
         count = size // 8 // width
-        items = min(count // 4, _power(4 * units if on_cpu else 2048 * units))
+        items = min(count // 4, _lower_power(4 * units if on_cpu else 2048 * units))
         rounds = max(1, MOVED // size)
         out, local = Tensor.empty((items * width,), queue=queue), 1 if on_cpu else min(64, items)
         calls = [(copy, (x, y, count // items, rounds)), (read, (x, y, out, count // items, rounds))]
-        best = _best(queue, [(kernel, items, local, args) for kernel, args in calls])
+        best = _shortest_times(queue, [(kernel, items, local, args) for kernel, args in calls])
         rates.append(rounds * size / min(best.values()))
     # A smaller size is never slower: where it seems so, something else ran meanwhile.
     return tuple((size, max(rates[i:])) for i, size in enumerate(sizes))
@@ -160,12 +160,12 @@ def _arithmetic(queue: Any, on_cpu: bool, units: int) -> float:
         head = f"#define REAL float{width}\n#define LOAD vload{width}\n#define STORE vstore{width}\n" if on_cpu else ""
         kernel = program.get(queue, head + _COMPUTING[on_cpu], "limit_multiply_add")
         out, x = (Tensor.full((max(64, (busy + 2) * width),), 1e-6, queue=queue) for _ in range(2))
-        best = _best(queue, [(kernel, busy, 1 if on_cpu else 64, (out, x, steps))])
+        best = _shortest_times(queue, [(kernel, busy, 1 if on_cpu else 64, (out, x, steps))])
         rates.append(16.0 * width * steps * busy / best[kernel.name])
     return max(rates)
 
 
-def _best(queue: Any, calls: Sequence[tuple[Any, int, int, tuple[Any, ...]]]) -> Mapping[str, float]:
+def _shortest_times(queue: Any, calls: Sequence[tuple[Any, int, int, tuple[Any, ...]]]) -> Mapping[str, float]:
     """The shortest time of each kernel in a few rounds."""
     observer = Observer()
     observer.begin()

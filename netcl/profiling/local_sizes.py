@@ -66,17 +66,17 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
     for local in [safe, *(c for c in candidates(sizes, built.kernel.max_work_group) if c != safe)]:
         if times and time.perf_counter() - start > budget:
             break
-        if _same(_outcome(built, queue, sizes, local, args, tensors, before), expected):
+        if _same_results(_outcome(built, queue, sizes, local, args, tensors, before), expected):
             times[local] = timing.measure(partial(built.run, queue, sizes, local, *args), repeat=5, warmup=1, queue=queue).best
-    _restore(tensors, before)
-    return _keep(queue, built, sizes, safe, times)
+    _put_back(tensors, before)
+    return _keep_fastest(queue, built, sizes, safe, times)
 
 
-def _keep(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, times: Mapping[Sizes, float]) -> Sizes:
+def _keep_fastest(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, times: Mapping[Sizes, float]) -> Sizes:
     """The fastest local size, or the usual one where none is clearly faster, kept in the store and in memory."""
     best = min(times, key=lambda local: times[local]) if times else usual
     chosen = best if times and times[best] < timing.MARGIN * times.get(usual, math.inf) else usual
-    tuning.store.put(handle_of(queue).profile, _key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
+    tuning.store.put(handle_of(queue).profile, _kernel_key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
     built.kernel.program.state[built.slot(sizes)] = chosen
     return chosen
 
@@ -87,7 +87,7 @@ def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> 
     The candidates write to memory of their own: the output may be an input, too.
     """
     whole = (1 << max(sizes[0] - 1, 0).bit_length(),)
-    known = built.kernel.program.state.get(built.slot(whole)) or tuned(queue, built, whole)
+    known = built.kernel.program.state.get(built.slot(whole)) or known_local_size(queue, built, whole)
     (*inputs, out, count), tuner = args, built.spec.tuner
     nbytes = out.nbytes if isinstance(out, Tensor) else getattr(out, "size", 0)
     if known is not None or not nbytes or tuner is None:
@@ -103,22 +103,22 @@ def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> 
         times[local] = timing.measure(run, repeat=5, warmup=1, queue=queue).best
         if time.perf_counter() - start > TUNER_BUDGET:
             break
-    return _keep(queue, built, whole, usual, times)
+    return _keep_fastest(queue, built, whole, usual, times)
 
 
-def _restore(tensors: Sequence[Tensor], before: Sequence[np.ndarray]) -> None:
+def _put_back(tensors: Sequence[Tensor], before: Sequence[np.ndarray]) -> None:
     for tensor, values in zip(tensors, before, strict=True):
         tensor.from_host(values)
 
 
 def _outcome(built: BuiltKernel, queue: Any, sizes: Sizes, local: Sizes, args: Sequence[Any], tensors: Sequence[Tensor],
              before: Sequence[np.ndarray]) -> list[np.ndarray]:  # fmt: skip
-    _restore(tensors, before)
+    _put_back(tensors, before)
     built.run(queue, sizes, local, *args)
     return [tensor.to_host().copy() for tensor in tensors]
 
 
-def _same(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+def _same_results(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
     def close(a: np.ndarray, b: np.ndarray) -> bool:
         x, y = a.astype(np.float64), b.astype(np.float64)
         largest = float(np.max(np.abs(y), initial=0.0, where=np.isfinite(y)))
@@ -127,17 +127,17 @@ def _same(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
     return all(close(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def _key(built: BuiltKernel, sizes: Sizes) -> str:
+def _kernel_key(built: BuiltKernel, sizes: Sizes) -> str:
     text = hashlib.sha256("\0".join([built.kernel.program.source, *built.kernel.program.options]).encode()).hexdigest()[:16]
     return json.dumps(["kernel", built.name, text, *sizes])
 
 
-def tuned(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
+def known_local_size(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
     """The local size kept for a kernel and sizes; else, for a kernel with a tuner and the ``args`` of a launch, what that measures."""
-    local = tuning.store.entries(handle_of(queue).profile).get(_key(built, sizes), {}).get("local")
+    local = tuning.store.entries(handle_of(queue).profile).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
         return None if args is None else _tune(queue, built, sizes, args)
     return tuple(local)
 
 
-dispatch.fill("tuned_local_size", tuned)
+dispatch.fill("tuned_local_size", known_local_size)

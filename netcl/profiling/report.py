@@ -56,11 +56,11 @@ def rows_of(launches: Sequence[Launch], limits: Limits | None = None) -> list[Ke
     for launch in launches:
         found.setdefault(launch.name, []).append(launch)
     total = sum(launch.seconds for launch in launches) or 1.0
-    rows = [_row(name, of, total, limits) for name, of in found.items()]
+    rows = [_kernel_row(name, of, total, limits) for name, of in found.items()]
     return sorted(rows, key=lambda row: -row.seconds)
 
 
-def _row(name: str, launches: Sequence[Launch], total: float, limits: Limits | None) -> KernelRow:
+def _kernel_row(name: str, launches: Sequence[Launch], total: float, limits: Limits | None) -> KernelRow:
     seconds, moved, flops = (sum(getattr(launch, of) for launch in launches) for of in ("seconds", "bytes", "flops"))
     gbs = moved / seconds / 1e9 if seconds else None
     gflops = flops / seconds / 1e9 if seconds and flops else None

@@ -26,10 +26,10 @@ def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[
     queues = list(dict.fromkeys(launch.queue for launch in launches))
     rows = [_name("process_name", _DEVICE, 0, "kernels")]
     rows += [_name("thread_name", _DEVICE, track, queue) for track, queue in enumerate(queues)]
-    rows += [_complete(launch.name, _DEVICE, queues.index(launch.queue), launch.start, launch.end, _facts(launch)) for launch in launches]
+    rows += [_event(launch.name, _DEVICE, queues.index(launch.queue), launch.start, launch.end, _facts(launch)) for launch in launches]
     if spans:
         rows += [_name("process_name", _HOST, 0, "host"), _name("thread_name", _HOST, 0, "regions")]
-        rows += [_complete(span.name, _HOST, 0, span.start, span.end, {}) for span in spans]
+        rows += [_event(span.name, _HOST, 0, span.start, span.end, {}) for span in spans]
     return rows
 
 
@@ -43,7 +43,7 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _complete(name: str, process: int, thread: int, start: float, end: float, facts: dict[str, Any]) -> dict[str, Any]:
+def _event(name: str, process: int, thread: int, start: float, end: float, facts: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": round(1e6 * start, 3), "dur": round(1e6 * (end - start), 3)}  # the format counts microseconds
     return {"name": name, "ph": "X", "cat": "host" if process == _HOST else "kernel", "pid": process, "tid": thread, **times, "args": facts}
 

@@ -37,7 +37,7 @@ def replace_file(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _digest(key: str, binary: bytes) -> bytes:
+def _binary_digest(key: str, binary: bytes) -> bytes:
     """Binds a binary to its key: a file that was given another's name does not run in its place."""
     return hashlib.sha256(key.encode() + b"\0" + binary).digest()
 
@@ -70,7 +70,7 @@ class ProgramCache:
         if not data:
             return None
         digest, binary = data[len(_MAGIC) : len(_MAGIC) + _DIGEST], data[len(_MAGIC) + _DIGEST :]
-        if not data.startswith(_MAGIC) or _digest(key, binary) != digest:
+        if not data.startswith(_MAGIC) or _binary_digest(key, binary) != digest:
             self.reject(key, "the file is damaged or of another program")
             return None
         return binary
@@ -90,7 +90,7 @@ class ProgramCache:
         if path is None:
             return
         try:
-            replace_file(path, _MAGIC + _digest(key, binary) + binary)
+            replace_file(path, _MAGIC + _binary_digest(key, binary) + binary)
         except OSError as error:
             log.info("[cache] a compiled program was not saved: %s", error)
         self._saved += 1

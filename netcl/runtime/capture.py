@@ -404,14 +404,14 @@ class CompiledFunction:
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str, fixed: Fixed) -> bool:
         """Whether this recording tells the story of the one before. If not, the function is refused, unless memory moved, an argument was
         also reached by another way, or functions were replaced: then it is recorded again."""
-        story = [*recorder.story(), _told(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
+        story = [*recorder.story(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
         before, program.story = program.story, story
         moved = [t.buffer is not old for t, old in zip(tensors, program.buffers, strict=False)]
         program.buffers = [t.buffer for t in tensors]
-        replaced = not _same(program.fixed, fixed)
+        replaced = not _same_fixed(program.fixed, fixed)
         unlike, excused = "", True
         if before is not None:
-            unlike, excused = _unlike(before, story, recorder, partial(program.excuses, program.graph is not None))
+            unlike, excused = _first_difference(before, story, recorder, partial(program.excuses, program.graph is not None))
         program.fixed, program.owners = fixed, {id(v.buffer): v.owners for v in recorder.values if v.kind == OUTSIDE}
         if unlike and not (excused or replaced):
             self._refuse_for_good(f"two runs differ: {unlike}{hidden and f' ({hidden})'}")
@@ -446,37 +446,37 @@ class CompiledFunction:
             log.warning("%s", text)
 
 
-def _outputs(result: Any, recorder: Recorder) -> Any:
+def _remembered_outputs(result: Any, recorder: Recorder) -> Any:
     """A result with what is remembered of each tensor in its place."""
     if isinstance(result, Tensor):
         return recorder.output(result)
     if isinstance(result, (list, tuple)):
-        parts = [_outputs(part, recorder) for part in result]
+        parts = [_remembered_outputs(part, recorder) for part in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
     if type(result) is dict:
-        return {key: _outputs(part, recorder) for key, part in result.items()}
+        return {key: _remembered_outputs(part, recorder) for key, part in result.items()}
     if result is not None and not isinstance(result, (bool, int, str)):
         recorder.host_work(f"the result holds a {type(result).__name__}")
     return result
 
 
-def _told(tree: Any) -> Any:
+def _comparable_result(tree: Any) -> Any:
     """A result in a form that two runs of a step agree on."""
     if isinstance(tree, Output):
         return (tree.value.known_as(), tree.shape, tree.dtype)
     if isinstance(tree, (list, tuple)):
-        return tuple(_told(part) for part in tree)
-    return tuple((key, _told(part)) for key, part in tree.items()) if type(tree) is dict else repr(tree)
+        return tuple(_comparable_result(part) for part in tree)
+    return tuple((key, _comparable_result(part)) for key, part in tree.items()) if type(tree) is dict else repr(tree)
 
 
-def _copied(result: Any, recorder: Recorder) -> Any:
+def _own_copy(result: Any, recorder: Recorder) -> Any:
     """A result in memory of its own: what was recorded is overwritten by the next replay."""
     if isinstance(result, Tensor):
         return result._copy() if recorder.value_of(result.buffer).kind in (MADE, CONSTANT) else result
     if isinstance(result, (list, tuple)):
-        parts = [_copied(part, recorder) for part in result]
+        parts = [_own_copy(part, recorder) for part in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    return {key: _copied(part, recorder) for key, part in result.items()} if type(result) is dict else result
+    return {key: _own_copy(part, recorder) for key, part in result.items()} if type(result) is dict else result
 
 
 class _Run:
@@ -484,20 +484,20 @@ class _Run:
 
     def __init__(self, result: Any, recorder: Recorder):
         self.result = result
-        self.tree = _outputs(result, recorder)
+        self.tree = _remembered_outputs(result, recorder)
 
     def copy_result(self, recorder: Recorder) -> None:
-        self.result = _copied(self.result, recorder)
+        self.result = _own_copy(self.result, recorder)
 
 
-def _unlike(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:
+def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:
     what, excused = difference(before[:-2], now[:-2], recorder.nodes, excuses)
     if what or before[-2:] == now[-2:]:
         return what, excused
     return f"what they return or leave behind, {before[-2]}, then {now[-2]}", False
 
 
-def _same(old: Fixed, new: Fixed) -> bool:
+def _same_fixed(old: Fixed, new: Fixed) -> bool:
     """Whether classes, libraries and functions are what they were."""
     pairs = [(a, b) for i in (0, 1) for one, other in zip(old[i], new[i], strict=False) for a, b in zip(one, other, strict=True)]
     return [*map(len, old)] == [*map(len, new)] and all(a is b or (type(a) is str and a == b) for a, b in pairs)
@@ -566,11 +566,11 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
     >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
     [16.0, 16.0]
     """
-    return _block(inputs) if function is None else CompiledFunction(function, strict=True)
+    return _captured_block(inputs) if function is None else CompiledFunction(function, strict=True)
 
 
 @contextmanager
-def _block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
+def _captured_block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
     if any(isinstance(t.queue, CPUQueue) for t in inputs):
         raise CaptureError(message("capture_graph", "there is nothing to record on the NumPy backend", "use an OpenCL device"))
     if recording.active.recorder is not None:
@@ -578,7 +578,7 @@ def _block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
     graph, recorder = Graph(), Recorder(inputs)
     with recorder:
         yield graph
-        tree = _outputs(graph.result, recorder)
+        tree = _remembered_outputs(graph.result, recorder)
     recorder.finish()
     if recorder.problem or recorder.queue is None:
         raise CaptureError(message("capture_graph", f"the block cannot be replayed: {recorder.problem or 'it launches nothing'}"))

@@ -47,7 +47,7 @@ Place = tuple[Any, str | None]  # a closure's cell and None, or a dictionary of 
 Path = tuple[str, ...]
 
 
-def bound(place: Place) -> Any:
+def value_at(place: Place) -> Any:
     """What is there now; ``None`` for a name that is not bound."""
     holder, name = place
     if name is not None:
@@ -77,7 +77,7 @@ _OF_SELF = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER
 _FIRST = ""  # stands for the first argument, whatever its name: in a method, whose the method is
 
 
-def _reads(code: CodeType) -> _Reads:
+def _names_read(code: CodeType) -> _Reads:
     """Of a function and those inside it; what is only set, or always before it is read, is left out, and so are methods of things without a
     name of their own."""
     local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
@@ -124,7 +124,7 @@ def _reads(code: CodeType) -> _Reads:
         reads.loose.add("*")
     for part in code.co_consts:
         if isinstance(part, CodeType):
-            _include(reads, _reads(part), local)
+            _include(reads, _names_read(part), local)
     return reads
 
 
@@ -314,7 +314,7 @@ class Search:
         self._note_values(function.__defaults__ or (), called)
         for name in function.__kwdefaults__ or ():
             self._note((function.__kwdefaults__, name), (), called)
-        reads = _reads(function.__code__)
+        reads = _names_read(function.__code__)
         self.loose |= reads.loose
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         self.sets_loose |= reads.sets_loose
@@ -344,7 +344,7 @@ class Search:
                 self._note((self._held(value), ""), (), called)
 
     def _note(self, place: Place, path: Path, called: str) -> None:
-        value = bound(place)
+        value = value_at(place)
         if is_a(value, ModuleType) and not of_user(value.__name__):
             self._note_library(value, path, called)
             return

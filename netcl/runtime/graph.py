@@ -84,10 +84,10 @@ class Node:
 
     def story(self) -> tuple[Any, ...]:
         """The node in a form that is equal for two recordings of the same step."""
-        return (self.kind, self.kernel, self.sizes, self.local, tuple(_told(arg) for arg in self.args))
+        return (self.kind, self.kernel, self.sizes, self.local, tuple(_shown_argument(arg) for arg in self.args))
 
 
-def _told(arg: Any) -> Any:
+def _shown_argument(arg: Any) -> Any:
     if isinstance(arg, Value):
         return arg.known_as()
     if isinstance(arg, Number):
@@ -124,7 +124,7 @@ def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
 
 
 @dataclass(eq=False)
-class Block:
+class MemoryBlock:
     """Memory that values take turns in and, where it ``cuts``, lie side by side in. ``lease`` is there before, or comes later."""
 
     nbytes: int
@@ -145,7 +145,7 @@ class Block:
     def takes(self, at: int, nbytes: int) -> bool:
         return at + nbytes <= self.nbytes and (at == 0 or self.cuts)
 
-    def add(self, value: Value, at: int, nbytes: int, last: int | None = None) -> Block:
+    def add(self, value: Value, at: int, nbytes: int, last: int | None = None) -> MemoryBlock:
         self.members.append((value, at))
         self.taken.append((value.first, value.last if last is None else last, at, at + nbytes))
         self.nbytes = max(self.nbytes, at + nbytes)
@@ -158,15 +158,15 @@ class Block:
 
 
 def share(
-    values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[Block] = (), cuts: bool = False, most: int = 1 << 62
-) -> list[Block]:
+    values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[MemoryBlock] = (), cuts: bool = False, most: int = 1 << 62
+) -> list[MemoryBlock]:
     """The blocks for values that live only inside a step: the largest value first, each into the smallest block with room all its life.
 
     ``size_of`` says what so many bytes take, since pools round up; ``there`` are blocks that exist anyway. Where memory ``cuts``,
     new blocks grow, up to ``most`` bytes.
     """
     blocks = list(there)
-    new: list[Block] = []
+    new: list[MemoryBlock] = []
     for value in sorted(values, key=lambda v: (-size_of(v.nbytes), v.first)):
         nbytes = size_of(value.nbytes)
         places = [(block, block.room(value, nbytes)) for block in blocks if block.nbytes >= nbytes]
@@ -174,7 +174,7 @@ def share(
         if block is None and new and cuts:
             block, at = new[-1], new[-1].room(value, nbytes)
         if block is None or at + nbytes > max(most, block.nbytes):
-            block, at = Block(nbytes, cuts=cuts), 0
+            block, at = MemoryBlock(nbytes, cuts=cuts), 0
             new.append(block)
             blocks.append(block)
         block.add(value, at, nbytes)
@@ -270,21 +270,21 @@ class Graph:
                 value.lease = lease
                 self._leases.append(lease)
                 if value.kind == MADE and value.first >= 0 and lease.pool is pool and value.buffer.size >= lease.bucket:
-                    left.append(Block(lease.bucket, lease, pool.cuts).add(value, 0, lease.bucket, len(self.nodes)))
+                    left.append(MemoryBlock(lease.bucket, lease, pool.cuts).add(value, 0, lease.bucket, len(self.nodes)))
             elif value in self._known:
                 self._keep_filled(value)
             elif value not in self._fresh and value.first >= 0:
                 passing.append(value)
         self._share(passing, left)
 
-    def _share(self, passing: Sequence[Value], left: Sequence[Block]) -> None:
+    def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
         """Memory for passing values. What the step leaves behind is free for them until the step writes it; graphs of one queue take turns
         on the rest, for nothing in it outlives a replay."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
             others = list(shared)
-            there = [Block(lease.bucket, lease, True) for lease in (*others, *pool.gaps())] if pool.cuts else []
+            there = [MemoryBlock(lease.bucket, lease, True) for lease in (*others, *pool.gaps())] if pool.cuts else []
             new = share(passing, pool.bucket_of, (*left, *there), pool.cuts, pool.limit)
             for block, lease in zip(new, lease_blocks(self.queue, [block.nbytes for block in new], [] if there else others), strict=True):
                 block.lease = lease

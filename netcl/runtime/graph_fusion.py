@@ -55,24 +55,24 @@ def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
         return made
     if model.training:
         raise ShapeError(message("fuse_graph", "the model is training", "call model.eval() first"))
-    model, folded = _folded(model, example)
+    model, folded = _folded_copy(model, example)
     made = compile(model, fuse=True)
     made.__dict__["folded"] = folded
     return made
 
 
-def _folded(model: Any, example: tuple[Any, ...]) -> tuple[Any, list[str]]:
+def _folded_copy(model: Any, example: tuple[Any, ...]) -> tuple[Any, list[str]]:
     """A copy with every fold that leaves the outputs as they are; a layer whose output goes elsewhere too is left alone."""
     pairs = _pairs_called(model, example) if example else _neighbours(model)
     made = copy.deepcopy(model)
     for first, norm in pairs:
-        _fold(made, first, norm)
+        _fold_norm(made, first, norm)
     if not example or _agree(model, made, example):
         return made, [first for first, _ in pairs]
     made, kept = copy.deepcopy(model), []
     for first, norm in pairs:
         trial = copy.deepcopy(made)
-        _fold(trial, first, norm)
+        _fold_norm(trial, first, norm)
         if _agree(model, trial, example):
             made = trial
             kept.append(first)
@@ -96,7 +96,7 @@ def _is_linear(module: Any) -> bool:
     return sizes and isinstance(weight, Tensor) and weight.ndim >= 2 and not getattr(module, "transposed", False)
 
 
-def _fits(layer: Any, norm: Any) -> bool:
+def _channels_match(layer: Any, norm: Any) -> bool:
     """Whether there are as many channels as filters."""
     return layer.weight.shape[0] == norm.num_features
 
@@ -122,7 +122,7 @@ def _neighbours(model: Any) -> list[tuple[str, str]]:
     layers = list(_in_order(model)) if _runs_in_order(model) else []
     used = Counter(id(layer) for _, layer in layers)
     used.update(id(part) for module in model.modules() for part in vars(module).values() if isinstance(part, Tensor))
-    pairs = [(a, b) for a, b in pairwise(layers) if _is_linear(a[1]) and _is_norm(b[1]) and _fits(a[1], b[1])]
+    pairs = [(a, b) for a, b in pairwise(layers) if _is_linear(a[1]) and _is_norm(b[1]) and _channels_match(a[1], b[1])]
     alone = [pair for pair in pairs if all(used[id(m)] == 1 and _as_it_was_made(m) for _, m in pair)]
     return [(a, b) for (a, first), (b, _) in alone if all(used[id(part)] == 1 for part in (first.weight, first.bias) if part is not None)]
 
@@ -147,7 +147,7 @@ def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]
                 made_by[id(output)] = (name, module)
             elif args and id(args[0]) in made_by:
                 first, layer = made_by[id(args[0])]
-                if _fits(layer, module) and (_by_channel(layer) or args[0].ndim == 2):
+                if _channels_match(layer, module) and (_by_channel(layer) or args[0].ndim == 2):
                     pairs.append((first, name))
 
         return listen
@@ -155,23 +155,23 @@ def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]
     modules = [(name, module) for name, module in model.named_modules() if _is_linear(module) or _is_norm(module)]
     handles = [module.register_forward_hook(listener(name, module)) for name, module in modules]
     try:
-        _run(model, example)
+        _run_example(model, example)
     finally:
         for handle in handles:
             handle.remove()
     return [(first, norm) for first, norm in pairs if calls[first] == 1 and calls[norm] == 1]
 
 
-def _run(model: Any, example: tuple[Any, ...]) -> list[Tensor]:
+def _run_example(model: Any, example: tuple[Any, ...]) -> list[Tensor]:
     with dispatch.call("no_grad"):
         return tensors_in(model(*example))
 
 
 def _agree(model: Any, other: Any, example: tuple[Any, ...]) -> bool:
-    return all(_close(a, b) for a, b in zip(_run(model, example), _run(other, example), strict=True))
+    return all(_outputs_close(a, b) for a, b in zip(_run_example(model, example), _run_example(other, example), strict=True))
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def _outputs_close(a: Tensor, b: Tensor) -> bool:
     x, y = a.to_host().astype(np.float64), b.to_host().astype(np.float64)
     return bool(np.abs(x - y).max(initial=0.0) <= CLOSE.get(a.dtype, OTHERS_CLOSE) * np.abs(x).max(initial=0.0))
 
@@ -179,7 +179,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 # ---- folding
 
 
-def _fold(model: Any, first: str, norm: str) -> None:
+def _fold_norm(model: Any, first: str, norm: str) -> None:
     """``(w x + b - mean) / sqrt(var + eps) * gamma + beta`` as ``w' x + b'``; the norm then passes its input on."""
     modules = dict(model.named_modules())
     layer, of = modules[first], modules[norm]

@@ -90,19 +90,19 @@ def timing_region(name: str, into: PerfCounter | None = None, queue: Any = None)
     >>> mine["forward"].calls
     1
     """
-    _finish(queue)
+    _finish_queue(queue)
     begin = time.perf_counter()
     try:
         yield
     finally:
-        _finish(queue)
+        _finish_queue(queue)
         end = time.perf_counter()
         (counter if into is None else into).add(name, end - begin)
         for listener in listeners:
             listener(name, begin, end)
 
 
-def _finish(queue: Any) -> None:
+def _finish_queue(queue: Any) -> None:
     if queue is None:
         return
     target = getattr(queue, "queue", queue)

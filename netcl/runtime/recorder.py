@@ -176,7 +176,7 @@ class Recorder:
 
     def read(self, what: str) -> None:
         if not self.problem:
-            self.problem = f"it reads values on the host ({what} at {_site()}), and what it does next may depend on them"
+            self.problem = f"it reads values on the host ({what} at {_running_line()}), and what it does next may depend on them"
 
     def host_work(self, what: str) -> None:
         self.problem = self.problem or f"it runs Python that a replay would leave out: {what}"
@@ -269,7 +269,7 @@ def difference(
     for i, (one, other, node) in enumerate(zip(a, b, nodes, strict=False)):
         name = f"{node.name} of {node.op}" if node.op else node.name
         if one[:-1] != other[:-1]:
-            return f"command {i} was {getattr(one[1], 'name', one[0])}, then {name}{_sizes(one, other)}", False
+            return f"command {i} was {getattr(one[1], 'name', one[0])}, then {name}{_other_sizes(one, other)}", False
         for at, (old, new) in enumerate(zip(one[-1], other[-1], strict=False)):
             if old != new:
                 what = f"argument {at} of command {i} ({name}) was {_short(old)}, then {_short(new)}"
@@ -279,7 +279,7 @@ def difference(
     return (elsewhere, True) if len(a) == len(b) else (f"it enqueued {len(a)} commands, then {len(b)}: {_first_more(a, b, nodes)}", False)
 
 
-def _sizes(one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
+def _other_sizes(one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
     return f" over {one[2]}, then {other[2]} items" if one[1] is other[1] and one[2] != other[2] else ""
 
 
@@ -310,7 +310,7 @@ def _op() -> str:
     return found
 
 
-def _site() -> str:
+def _running_line() -> str:
     """The line of the user's program that is running."""
     line = user_line()
     return f"{line.filename}:{line.lineno}"

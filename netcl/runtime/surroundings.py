@@ -36,7 +36,7 @@ from netcl.runtime.contract import (
     stored_names,
     tensors_of,
 )
-from netcl.runtime.followed import Path, Place, Search, Seen, bound
+from netcl.runtime.followed import Path, Place, Search, Seen, value_at
 
 _OF_OWN = (*PLAIN, list, dict)
 
@@ -51,7 +51,7 @@ class Left:
         self.name = path[-1] if path else place[1] or ""
 
     def _at(self, path: Path) -> Any:
-        value = bound(self._place)
+        value = value_at(self._place)
         for name in path:
             value = attribute(value, name)
         return value
@@ -83,7 +83,7 @@ class Surroundings:
     def __call__(self, arguments: Sequence[Any] = ()) -> tuple[tuple[Any, ...], list[Any]]:
         self._told, self._kept, self._depths = [], [], {}
         for place, paths in self._watched:
-            root = bound(place)
+            root = value_at(place)
             self._tell(root, 0)
             for path in paths:
                 self._follow(root, path)
@@ -100,7 +100,7 @@ class Surroundings:
 
     def _vetted(self, vet: Vet, arguments: Sequence[Any]) -> str:
         for place, paths in self._watched:
-            root, name = bound(place), self._search.names.get((id(place[0]), place[1]), "a value")
+            root, name = value_at(place), self._search.names.get((id(place[0]), place[1]), "a value")
             found = vet(root, name)
             for path in () if found else paths:
                 value, called = root, name

@@ -15,7 +15,7 @@ from netcl.io.archive import filling
 from netcl.trainer.callbacks import Callback, Logs
 
 
-def _plain(logs: Logs) -> dict[str, Any]:
+def _finite_numbers(logs: Logs) -> dict[str, Any]:
     """The single numbers of logs. JSON knows no NaN: such a number is left out as null."""
     return {name: value if math.isfinite(value) else None for name, value in logs.items() if isinstance(value, int | float)}
 
@@ -41,7 +41,7 @@ class JSONLLogger(Callback):
         self._write("epoch", logs)
 
     def _write(self, kind: str, logs: Logs) -> None:
-        row = {"kind": kind, "step": self.trainer.step, **_plain(logs), "time": round(time.perf_counter() - self._began, 3)}
+        row = {"kind": kind, "step": self.trainer.step, **_finite_numbers(logs), "time": round(time.perf_counter() - self._began, 3)}
         with filling(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -68,7 +68,7 @@ class CSVLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [*self._earlier(epoch), {name: str(value) for name, value in _plain(logs).items()}]
+        rows = [*self._earlier(epoch), {name: str(value) for name, value in _finite_numbers(logs).items()}]
         with filling(self.path), self.path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]), restval="", extrasaction="ignore")
             writer.writeheader()
@@ -112,6 +112,6 @@ class TensorBoard(Callback):
         self._writer.close()
 
     def _add(self, prefix: str, logs: Logs, at: int) -> None:
-        for name, value in _plain(logs).items():
+        for name, value in _finite_numbers(logs).items():
             if name != "epoch" and value is not None:
                 self._writer.add_scalar(prefix + name, value, at)

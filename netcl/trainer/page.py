@@ -72,7 +72,7 @@ def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
     results = read_json(folder, "results.json")
     with _reading(folder, "results.json"):
         place, classes = results["environment"], [str(name) for name in results["classes"]]
-        head = [f"<p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>", _facts(results)]
+        head = [f"<p class='dim'>{html.escape(place['device'])}, {html.escape(place['finished'])}</p>", _facts_html(results)]
         text = _section("Text", f"<pre>{html.escape(results['text'])}</pre>") if "text" in results else ""
         where = _section("Environment", _table(place))
     with _reading(folder, "samples.npz"):
@@ -98,7 +98,7 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>"
 
 
-def _facts(results: Mapping[str, Any]) -> str:
+def _facts_html(results: Mapping[str, Any]) -> str:
     numbers = {f"test {name}": f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for name, value in results["test"].items()}
     numbers |= {"steps": f"{results['steps']:,}", "parameters": f"{results['parameters']:,}", "training": f"{results['seconds']:.1f} s"}
     return f'<div class="facts">{"".join(f"<div>{name}<b>{value}</b></div>" for name, value in numbers.items())}</div>'

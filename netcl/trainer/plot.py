@@ -51,7 +51,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "", fain
     if not everything:
         return ""
     xs, ys = ([point[i] for point in everything] for i in (0, 1))
-    frame = _Frame((min(xs), max(xs)), _widened(min(ys), max(ys)))
+    frame = _Frame((min(xs), max(xs)), _with_margin(min(ys), max(ys)))
     strokes = [
         frame.line(name, points, colour, name in faint) for (name, points), colour in zip(lines.items(), _cycle(len(lines)), strict=True)
     ]
@@ -66,7 +66,7 @@ def _cycle(count: int) -> list[str]:
     return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
 
 
-def _widened(low: float, high: float) -> tuple[float, float]:
+def _with_margin(low: float, high: float) -> tuple[float, float]:
     room = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
     return low - room if low - room > 0 or low < 0 else 0.0, high + room
 
@@ -141,9 +141,9 @@ def png(image: np.ndarray) -> str:
     raw = b"".join(b"\0" + row.tobytes() for row in rows)  # each row begins with the number of its filter: none
     kind = 2 if image.ndim == 3 else 0
     header = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, kind, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(raw, 9)) + _chunk(b"IEND", b"")
+    content = b"\x89PNG\r\n\x1a\n" + _png_chunk(b"IHDR", header) + _png_chunk(b"IDAT", zlib.compress(raw, 9)) + _png_chunk(b"IEND", b"")
     return "data:image/png;base64," + base64.b64encode(content).decode()
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
+def _png_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

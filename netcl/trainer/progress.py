@@ -18,10 +18,10 @@ WIDE = 100  # columns from which a bar has room beside the numbers
 _PLAIN_SECONDS = 10.0  # between two plain lines of one epoch
 
 
-def numbers(logs: Mapping[str, Any]) -> str:
+def numbers_line(logs: Mapping[str, Any]) -> str:
     """The numbers of logs in one line: ``loss 0.4031  accuracy 0.8912``.
 
-    >>> numbers({"epoch": 3, "loss": 0.403123, "lr": 0.0003})
+    >>> numbers_line({"epoch": 3, "loss": 0.403123, "lr": 0.0003})
     'loss 0.4031  lr 0.0003'
     """
     shown = {name: value for name, value in logs.items() if name not in ("epoch", "batch", "seconds", "samples_per_second")}
@@ -62,15 +62,15 @@ class Progress(Callback):
         if not self.trainer.log_due or self.style == "off":
             return
         if self._bar:
-            self._bar.move(batch + 1, numbers(logs))
+            self._bar.move(batch + 1, numbers_line(logs))
         elif time.monotonic() - self._said > _PLAIN_SECONDS:
             of = f"/{self.trainer.batches}" if self.trainer.batches else ""
-            self._say(f"{self._title(self.trainer.epoch)}, batch {batch + 1}{of}: {numbers(logs)}")
+            self._say(f"{self._title(self.trainer.epoch)}, batch {batch + 1}{of}: {numbers_line(logs)}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         if self._bar:
             self._bar.end()
-        self._say(f"{self._title(epoch)}  {numbers(logs)}  ({logs['seconds']:.1f} s)")
+        self._say(f"{self._title(epoch)}  {numbers_line(logs)}  ({logs['seconds']:.1f} s)")
 
     def on_train_end(self, logs: Logs) -> None:
         if self._bar:

@@ -54,7 +54,8 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         if ours.size > 1:  # weights are those of the seed, whatever the number of ranks; what ranks drop out is not the same
             distributed.manual_seed(recipe.seed, ours)
         train, test = make_loaders(recipe, data, handle.queue, ours)
-        own = [_Config(place, recipe), *_writers(place), *callbacks] if ours.rank == 0 else [Progress("off")]
+        writers = [_Config(place, recipe), JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
+        own = [*writers, *callbacks] if ours.rank == 0 else [Progress("off")]
         always = [_Rates(), keeper, LRMonitor(), NaNGuard()]
         trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, *always])
         with train, test:
@@ -105,10 +106,6 @@ class _Rates(Callback):
             rates = schedule.rates(False)
         for group, rate, decay in zip(self.trainer.optimizer.param_groups, rates, self.decays, strict=True):
             group.update(lr=rate, weight_decay=decay)
-
-
-def _writers(place: Path) -> list[Callback]:
-    return [JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
 
 
 def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:

@@ -93,12 +93,12 @@ class Trainer:
         self.model, self.optimizer = model, optimizer
         if device_queue is not None:
             model.to(device_queue)
-        _check_optimizer(model, optimizer)
+        _check_has_parameters(model, optimizer)
         self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
         self.metrics = [make_metric(metric) for metric in metrics]
         self.grad_clip, self.accumulation_steps = grad_clip, accumulation_steps
         self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema
-        self._autocast, self.scaler = _precision(mixed_precision)
+        self._autocast, self.scaler = _precision_of(mixed_precision)
         learn = self._whole_step if accumulation_steps == 1 else self._gradients
         self._learn: Callable[[Any, Any], tuple[Any, Tensor]] = compiled(learn) if compile else learn
         own = [] if any(isinstance(callback, Progress) for callback in callbacks) else [Progress()]
@@ -207,7 +207,7 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad()
         skipped = 0 if hasattr(train, "load_state_dict") else self.batch
-        for x, y in map(_pair, islice(iter(train), skipped, None)):
+        for x, y in map(_inputs_and_targets, islice(iter(train), skipped, None)):
             self.callbacks("on_train_batch_begin", self.batch, {})
             logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.train_on_batch(x, y)}, self.metrics)
             self.batch += 1
@@ -307,7 +307,7 @@ class Trainer:
             metric.reset()
         self.callbacks("on_test_begin", {})
         with ag.no_grad(), evaluating(self.model), self.averaged():
-            for i, (x, y) in enumerate(map(_pair, data)):
+            for i, (x, y) in enumerate(map(_inputs_and_targets, data)):
                 batches += 1
                 self.callbacks("on_test_batch_begin", i, {})
                 targets = self._tensor(y)
@@ -437,7 +437,7 @@ def _check_whole(op: str, **values: Any) -> None:
             raise ValueError(message(op, f"{name} is a whole number from 1 on", **{name: repr(value)}))
 
 
-def _check_optimizer(model: Any, optimizer: Any) -> None:
+def _check_has_parameters(model: Any, optimizer: Any) -> None:
     own = {id(p) for p in model.parameters()}
     given = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
     if own and not any(id(p) in own for p in given):
@@ -450,7 +450,7 @@ def _check_batches(op: str, count: int) -> None:
         raise ValueError(message(op, "the data has no batches", "an iterator can be run through only once: pass a list"))
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
+def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     """A batch as inputs and targets."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
@@ -470,7 +470,7 @@ def _scalars(metrics: Sequence[Metric]) -> dict[str, float]:
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
-def _precision(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
+def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
     """The context of forward passes, and the scaler of the loss (float16 alone needs one)."""
     if not mixed:
         return nullcontext, None

@@ -72,7 +72,7 @@ def test_an_encoding_that_lacks_a_sign(tmp_path):
 
 
 def test_the_widest_column_gives_way(monkeypatch):
-    monkeypatch.setattr(command, "columns", lambda: 24)
+    monkeypatch.setattr(command, "terminal_columns", lambda: 24)
     text = command.table(("name", "meaning"), [("short", "several words that do not fit")])
     assert text == "name   meaning\nshort  several words\n       that do not fit"
     rows = [("0:0", "Oclgrind Simulator", "0.1 GB"), ("cpu", "NumPy", "")]

@@ -56,8 +56,8 @@ def test_what_a_call_is_told_makes_its_kind(cl_device, repeats):
 
 
 def test_a_switch_reaches_calls_that_are_repeated_or_replayed(cl_device, repeats, monkeypatch):
-    x, w, planned, plan = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans._plan
-    monkeypatch.setattr(plans, "_plan", lambda job, *rest: planned.append(job.kind) or plan(job, *rest))
+    x, w, planned, plan = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans._launch_of
+    monkeypatch.setattr(plans, "_launch_of", lambda job, *rest: planned.append(job.kind) or plan(job, *rest))
     step = compiled(lambda x: ops.conv2d(x, w))
     for turn, switch in enumerate("0101", 1):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)

@@ -149,9 +149,9 @@ def test_numbers_alone_stay_numbers():
 
 
 def _composer():
-    from netcl.ops.expression import Compose
+    from netcl.ops.expression import ThroughOps
 
-    return Compose({}, Numbers())
+    return ThroughOps({}, Numbers())
 
 
 # ---- shapes, dtypes and launches

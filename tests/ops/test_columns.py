@@ -83,9 +83,9 @@ def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
 
 def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):
     job = job_of(plans.FORWARD, (2, 4, 8, 8), (4, 4, 3, 3))
-    assert columns.fits(job, cl_queue) and plans.plan(job, cl_queue, CONFIG).prepare is not None
+    assert columns.has_room(job, cl_queue) and plans.plan(job, cl_queue, CONFIG).prepare is not None
     monkeypatch.setattr(columns, "MOST_VALUES", 4 * 9 * 2 * 36 - 1)
-    assert not columns.fits(job, cl_queue)
+    assert not columns.has_room(job, cl_queue)
     other = dataclasses.replace(CONFIG, local_size_1d=64)  # a plan that was not made before
     assert plans.plan(job, cl_queue, other).prepare is None
 

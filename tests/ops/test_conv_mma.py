@@ -49,7 +49,7 @@ def test_a_configuration_names_tile_and_parts():
 
 @pytest.mark.parametrize(("channels", "whole", "run"), [(3, 1, 1), (8, 1, 1), (32, 4, 4), (64, 8, 4), (72, 9, 9), (20, 3, 3)])
 def test_chunks_of_a_pixel(channels, whole, run):
-    assert mma.chunks(job(FORWARD, 1, channels, 8, 16)) == whole and mma.run_of(whole, 4) == run
+    assert mma.chunks(job(FORWARD, 1, channels, 8, 16)) == whole and mma.chunk_run(whole, 4) == run
 
 
 def test_the_gathered_side_of_an_input_gradient_is_that_of_the_filters():

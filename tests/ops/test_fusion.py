@@ -18,7 +18,7 @@ def test_weights_that_never_change_do_not_gather_notes(device):
     function = ag.jit_compile(lambda x: x * w)
     for _ in range(200):
         function(x)
-    assert len(fusion._readers[id(fusion._memory(w))]) < 100
+    assert len(fusion._readers[id(fusion._shared_values(w))]) < 100
 
 
 class Interrupted(dict):
@@ -50,7 +50,7 @@ def test_a_thread_that_tidies_up_loses_no_note_of_another(device, monkeypatch):
             left.append(x * 2.0)
 
     turn = threading.Thread(target=leave)
-    monkeypatch.setattr(fusion, "_readers", Interrupted({id(fusion._memory(x)): []}, turn))
+    monkeypatch.setattr(fusion, "_readers", Interrupted({id(fusion._shared_values(x)): []}, turn))
     fusion._shrink()
     turn.join()
     x.fill_(5.0)

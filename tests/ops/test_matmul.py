@@ -101,7 +101,7 @@ POLICY = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 128, 128, 16, 8, extr
 def test_blocks_leave_few_units_of_a_gpu_idle(m, n, k, cl_device):
     """Work-groups fill whole waves of them: the slots that the last one leaves empty are a small part of all."""
     gpu = dataclasses.replace(cl_device.profile, **GPU)
-    block = gemm._block(Product(m, n, k, False, False, *("float32",) * 3, aligned=True), POLICY, gpu)
+    block = gemm._best_block(Product(m, n, k, False, False, *("float32",) * 3, aligned=True), POLICY, gpu)
     groups = block.splits * math.ceil(m / block.m) * math.ceil(n / block.n)
     slots = math.ceil(groups / 132) * 132
     assert groups / slots > 0.85, block
@@ -357,7 +357,7 @@ def test_amx_is_invisible_where_it_is_not_asked_for(cl_device, monkeypatch):
     monkeypatch.delenv("NETCL_AMX", raising=False)
     assert amx.tier(cl_device.queue, p, cl_device.profile) is None
     monkeypatch.setenv("NETCL_AMX", "1")
-    wanted = "amx" if cl_device.device_type == "cpu" and amx.granted() and amx._checked(cl_device.queue) else None
+    wanted = "amx" if cl_device.device_type == "cpu" and amx.granted() and amx._driver_works(cl_device.queue) else None
     assert amx.tier(cl_device.queue, p, cl_device.profile) == wanted
 
 
@@ -375,7 +375,7 @@ def test_amx_splits_only_where_the_bound_holds(monkeypatch):
 @pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
 @pytest.mark.parametrize(("terms", "dtype"), [(1, "bfloat16"), (2, "float32")])
 def test_amx_products(terms, dtype, trans_a, trans_b, cl_device, rng):
-    if not (cl_device.device_type == "cpu" and amx.granted() and amx._checked(cl_device.queue)):
+    if not (cl_device.device_type == "cpu" and amx.granted() and amx._driver_works(cl_device.queue)):
         pytest.skip("the device has no AMX")
     m, n, k = 45, 70, 130
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))

@@ -90,13 +90,13 @@ def test_rounded_float32_is_left_to_the_tier_below():
     ],
 )
 def test_tiles_fit_the_product(p, wanted):
-    tile, _ = wgmma.best(p, 132)
+    tile, _ = wgmma.best_tile(p, 132)
     assert (tile.m, tile.n, tile.swapped, tile.splits) == wanted
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_few_tiles_share_a_long_sum(dtype):
-    tile, _ = wgmma.best(product_of(384, 384, 16384, dtype), 132)
+    tile, _ = wgmma.best_tile(product_of(384, 384, 16384, dtype), 132)
     assert 100 <= tile.splits * -(-384 // tile.m) * -(-384 // tile.n) <= 264 and tile.splits > 1
 
 
@@ -106,7 +106,7 @@ def test_stages_fit_local_memory(dtype, tile):
     parts = 2 if dtype == "float32" else 1
     assert tile.stages * 128 * (128 + parts * tile.columns) <= 224 * 1024 and tile.stages >= 4
     assert tile.columns % 64 == 0 and (tile.m if not tile.swapped else tile.n) == wgmma.ROWS
-    assert wgmma.best(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1) == tile
+    assert wgmma.best_tile(product_of(512, 512, 512, dtype), 132, tile.config())[0]._replace(splits=1) == tile
 
 
 def test_a_tuner_is_offered_the_tiles(hopper):
@@ -164,7 +164,7 @@ def test_products(dtype, tile, trans_a, trans_b, splits, units, rng, exact_produ
     a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
     finish = Finish(dtype, activation="relu", result="float32")
     extras = Extras(finish, Tensor.from_host(units, bias))
-    plan = wgmma.plan(units, gemm._describe(a, b, trans_a, trans_b, extras.bias, finish, False), tile._replace(splits=splits))
+    plan = wgmma.plan(units, gemm._product_of(a, b, trans_a, trans_b, extras.bias, finish, False), tile._replace(splits=splits))
     results = [gemm.run(plan, units, a, b, extras, Tensor.empty((m, n), queue=units)).to_host() for _ in range(5)]
     exact = exact_product(a, b, trans_a, trans_b) + bias
     exact = np.where(exact < 0, 0, exact)
@@ -180,7 +180,7 @@ def test_batches_with_strides(dtype, units, rng, exact_product):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32), dtype) for shape in ((3, 4, 136, 40), (4, 40, 72)))
     exact = exact_product(a, b, False, False)
     for tile in wgmma.TILES[4 if dtype == "float32" else 2][1:3]:
-        plan = wgmma.plan(units, gemm._describe(a, b, False, False, None, Finish(dtype), False), tile)
+        plan = wgmma.plan(units, gemm._product_of(a, b, False, False, None, Finish(dtype), False), tile)
         got = gemm.run(plan, units, a, b, None, Tensor.empty((3, 4, 136, 72), dtype, queue=units)).to_host()
         np.testing.assert_allclose(got, exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
 

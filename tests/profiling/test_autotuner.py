@@ -91,9 +91,9 @@ def test_a_winner_is_found_again_also_by_neighbours(cl_device, monkeypatch):
     family = families.FAMILIES["matmul"]
     problem = family.problem(64, 32, 32, profile=cl_device.profile)
     winner = family.configurations(problem)[-1]
-    tuning.store.put(cl_device.profile, autotuner._key(family, problem), {"config": tuning.to_json(winner), "seconds": 1.0})
+    tuning.store.put(cl_device.profile, autotuner._store_key(family, problem), {"config": tuning.to_json(winner), "seconds": 1.0})
 
-    for strange in ("no list", "3", autotuner._key(family, problem).replace("64", "1" + "0" * 400)):
+    for strange in ("no list", "3", autotuner._store_key(family, problem).replace("64", "1" + "0" * 400)):
         tuning.store.put(cl_device.profile, strange, {"config": None})
 
     def asked(*sizes, **flags):
@@ -109,7 +109,7 @@ def test_a_winner_is_found_again_also_by_neighbours(cl_device, monkeypatch):
 def test_what_a_family_does_not_offer_is_not_taken_from_a_store(cl_device, monkeypatch):
     family = families.FAMILIES["conv2d"]
     problem = family.problem(1, 8, 9, 9, 8, 3, 3, pad=1, profile=cl_device.profile)
-    key = autotuner._key(family, problem)
+    key = autotuner._store_key(family, problem)
     for config in ({"variant": "CONV2D_NAIVE", "extra": {"MR": 999}}, {"variant": "GONE"}, [1], 5):
         tuning.store.put(cl_device.profile, key, {"config": config, "seconds": 1.0})
         assert autotuner.tuned(problem) is None

@@ -41,7 +41,7 @@ def test_what_was_measured_is_taken_where_no_size_is_named(cl_device, monkeypatc
     x, y = (Tensor.zeros((48,), queue=queue) for _ in range(2))
     spec = KernelSpec("kept", src=TILED.src.replace("tiled", "kept"))
     built = spec.build(queue)
-    tuning.store.put(cl_device.profile, local_sizes._key(built, (48,)), {"local": [4]})
+    tuning.store.put(cl_device.profile, local_sizes._kernel_key(built, (48,)), {"local": [4]})
     assert built._local(queue, (48,), None) == (4,) and built._local(queue, (96,), None) == (96,)
     spec.run(queue, 48, None, x, y)
     assert (y.to_host() == 1).all()

@@ -20,7 +20,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import random
 from netcl.runtime.capture import CaptureError, capture_graph
-from netcl.runtime.graph import MADE, Block, Value, share
+from netcl.runtime.graph import MADE, MemoryBlock, Value, share
 
 RECORDED = 3  # calls until a function is replayed
 
@@ -553,7 +553,7 @@ def test_memory_is_planned_by_lifetimes():
     assert sum(block.nbytes for block in blocks) == 190  # 180 live at once at the most; 400 are made
 
     left_behind = Value(MADE, None, 100, None, 6, 5, 5)  # written by node 5 and read after the step: free before
-    (smaller,) = share(values[:3], there=[Block(100).add(left_behind, 0, 100, 10)])
+    (smaller,) = share(values[:3], there=[MemoryBlock(100).add(left_behind, 0, 100, 10)])
     assert smaller.nbytes == 80
 
 
@@ -561,7 +561,7 @@ def test_values_lie_side_by_side_where_memory_can_be_cut():
     rng = np.random.default_rng(0)
     lives = [(int(n), int(first), int(first + length)) for n, first, length in rng.integers(1, 50, (60, 3))]
     values = [Value(MADE, None, nbytes, None, i, first, last) for i, (nbytes, first, last) in enumerate(lives)]
-    old = Block(70, cuts=True)
+    old = MemoryBlock(70, cuts=True)
     (new,) = share(values, there=[old], cuts=True)
     assert len(old.members) > 1 and len(old.members) + len(new.members) == len(values) and old.used <= 70
     for block in (old, new):

@@ -182,7 +182,7 @@ def _install_interrupt_handler() -> None:
     if signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False) != -1:
         return  # an event loop owns the wake-up file; it also returns to Python by itself
     back = threading.Event()
-    threading.Thread(target=_watch, args=(reader, writer, back), name="netcl-interrupt", daemon=True).start()
+    threading.Thread(target=_watch_interrupts, args=(reader, writer, back), name="netcl-interrupt", daemon=True).start()
 
     def handler(signum: int, frame: Any) -> None:
         global _interrupted_at
@@ -193,7 +193,7 @@ def _install_interrupt_handler() -> None:
     signal.signal(signal.SIGINT, handler)
 
 
-def _watch(reader: socket.socket, writer: socket.socket, back: threading.Event) -> None:
+def _watch_interrupts(reader: socket.socket, writer: socket.socket, back: threading.Event) -> None:
     """Wait for Ctrl-C; leave with 130 if a second one comes, or if the main thread stays inside the driver too long."""
     del writer  # referenced so that the wake-up file stays open
     while True:

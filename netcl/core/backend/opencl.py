@@ -42,7 +42,7 @@ class Transfer(_TransferFields):
 
 
 @lru_cache(maxsize=256)
-def _pattern(dtype: str, value: float, sign: float) -> np.ndarray:
+def _fill_pattern(dtype: str, value: float, sign: float) -> np.ndarray:
     del sign  # tells 0.0 from -0.0, which are equal as keys
     row = dtypes.DTYPES[dtype]
     return dtypes.encode(np.full(_FILL_STEP // row.itemsize, value, row.host), row)
@@ -152,7 +152,7 @@ class OpenCLBackend:
 
     def fill(self, buffer: Any, nbytes: int, dtype: dtypes.DType, value: float = 0) -> None:
         """Every element of the first ``nbytes`` gets ``value``."""
-        pattern = _pattern(dtype.name, value, math.copysign(1.0, value))
+        pattern = _fill_pattern(dtype.name, value, math.copysign(1.0, value))
         whole = nbytes - nbytes % _FILL_STEP
         for part, start, count in ((pattern, 0, whole), (pattern[:1], whole, nbytes - whole)):
             if count:

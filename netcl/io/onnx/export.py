@@ -42,7 +42,7 @@ def export_onnx(
     if not samples:
         raise refusal(OP, "a sample of every input is needed", "pass one array or tensor per input")
     run = trace(model, samples, RULES, dynamic_batch)
-    state = _state(model)
+    state = _parameters_and_buffers(model)
     inputs = _names("input", run.inputs, input_names, state)
     outputs = _names("output", run.outputs, output_names, {*state, *inputs})
     graph = Graph(run, state, inputs, outputs, dynamic_batch)
@@ -53,7 +53,7 @@ def export_onnx(
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
         raise refusal(OP, "the graph is not valid ONNX", reason=str(fault)) from fault
     if check and importlib.util.find_spec("onnxruntime"):
-        _compare(made, run)
+        _compare_runs(made, run)
     with archive.replacing(path) as file:
         file.write(made.SerializeToString())
 
@@ -69,7 +69,7 @@ def _names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Co
     return [f"model_{name}" if name in taken else name for name in names]
 
 
-def _state(model: Any) -> dict[str, Tensor]:
+def _parameters_and_buffers(model: Any) -> dict[str, Tensor]:
     if not hasattr(model, "named_parameters"):
         return {}
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -109,7 +109,7 @@ def _proto(onnx: Any, graph: Graph, run: Trace, outputs: Sequence[str], dynamic:
     return helper.make_model(body, producer_name="netcl", opset_imports=opsets, ir_version=IR_VERSION)
 
 
-def _compare(made: Any, run: Trace) -> None:
+def _compare_runs(made: Any, run: Trace) -> None:
     """Run the graph in onnxruntime over both sets of values."""
     runtime = importlib.import_module("onnxruntime")
     quiet = runtime.SessionOptions()

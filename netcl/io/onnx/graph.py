@@ -32,7 +32,7 @@ class Name(str):
         return self
 
 
-def _storage(t: Tensor) -> tuple[Any, ...]:
+def _storage_key(t: Tensor) -> tuple[Any, ...]:
     place = id(t.pool_handle or t.buffer) if t.array is None else t.array.__array_interface__["data"][0]
     return place, t.shape, t.dtype
 
@@ -52,9 +52,9 @@ class Graph:
         self._small: dict[tuple[str, bytes, tuple[int, ...]], Name] = {}
         self._numbers: Counter[str] = Counter()
         self._state: dict[Any, str] = {id(tensor): name for name, tensor in state.items()} | {
-            _storage(tensor): name for name, tensor in state.items()
+            _storage_key(tensor): name for name, tensor in state.items()
         }
-        self._others = _pairs(run)
+        self._others = _twin_tensors(run)
         self._batch: Name | None = None
         for tensor, name in zip(run.inputs, input_names, strict=True):
             self.bind(tensor, Name(name, tensor.dtype))
@@ -63,7 +63,7 @@ class Graph:
 
     def bind(self, tensor: Tensor, name: Name) -> None:
         """Give a value of the trace a name."""
-        self._names[id(tensor)] = self._memory[_storage(tensor)] = name
+        self._names[id(tensor)] = self._memory[_storage_key(tensor)] = name
 
     def fresh(self, kind: str) -> str:
         """A name that is not used yet."""
@@ -74,11 +74,11 @@ class Graph:
 
     def value(self, x: Any, dtype: str | None = None) -> Name:
         """The name of a tensor, or of a number as a constant, in a dtype."""
-        name = self._tensor(x) if isinstance(x, Tensor) else self.constant(np.asarray(x, _numpy(dtype or "float32")))
+        name = self._tensor(x) if isinstance(x, Tensor) else self.constant(np.asarray(x, _numpy_dtype(dtype or "float32")))
         return self.cast(name, dtype or name.dtype)
 
     def _tensor(self, x: Tensor) -> Name:
-        found = self._names.get(id(x)) or self._memory.get(_storage(x))
+        found = self._names.get(id(x)) or self._memory.get(_storage_key(x))
         if found is None:
             found = self._constant_tensor(x)
             self._names[id(x)] = found
@@ -86,9 +86,9 @@ class Graph:
 
     def _constant_tensor(self, x: Tensor) -> Name:
         """A weight, or a constant of the model: the same in both runs, or it is none."""
-        state = self._state.get(id(x)) or self._state.get(_storage(x))
+        state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
-        if state is None and (other is None or not _same(x, other)):
+        if state is None and (other is None or not _same_values(x, other)):
             what = "a value was computed outside of the ops, or depends on the batch"
             raise refusal(OP, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = Name(state or self.fresh("constant"), x.dtype)
@@ -173,11 +173,11 @@ class Graph:
         return library().helper.make_tensor(name, type_of(self._types[name]), array.shape, data, raw=True)
 
 
-def _numpy(dtype: str) -> Any:
+def _numpy_dtype(dtype: str) -> Any:
     return tree.bfloat16() if dtype == "bfloat16" else dtypes.DTYPES[dtype].storage
 
 
-def _pairs(run: Trace) -> dict[int, Tensor]:
+def _twin_tensors(run: Trace) -> dict[int, Tensor]:
     """Every tensor that goes into a call, with its twin of the second run."""
     found: dict[int, Tensor] = {}
     for call in run.calls:
@@ -187,5 +187,5 @@ def _pairs(run: Trace) -> dict[int, Tensor]:
     return found
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same_values(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and np.array_equal(tree.host_bits(a), tree.host_bits(b)))

@@ -217,7 +217,7 @@ def _concat(node: Node, *xs: Tensor) -> Tensor:
 
 
 @handles("Split", sizes=(1,))
-def _split(node: Node, x: Tensor, lengths: Any = None) -> Any:
+def _split_along(node: Node, x: Tensor, lengths: Any = None) -> Any:
     axis, given = node.get("axis", 0), node.get("split") if lengths is None else _ints(lengths)
     if given is None:
         each = -(-x.shape[axis] // node.get("num_outputs", len(node.outputs)))
@@ -274,7 +274,7 @@ def _shape(node: Node, x: Tensor) -> np.ndarray:
 
 
 @handles("Size")
-def _size(node: Node, x: Tensor) -> np.ndarray:
+def _element_count(node: Node, x: Tensor) -> np.ndarray:
     return np.array(x.size, np.int64)
 
 

@@ -30,29 +30,25 @@ def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
     Its float weights are parameters under their names in the file, so a model that netcl exported has the state dict it had. A
     model with operators that are not known is refused with the names of all of them.
     """
-    onnx = library()
+    onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     try:
         model = onnx.ModelProto.FromString(Path(regular(path, OP)).read_bytes())
         onnx.checker.check_model(model)
-    except (onnx.checker.ValidationError, *_decode_errors()) as fault:
+    except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
         raise refusal(OP, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
-    _check(onnx, model, path)
+    _check_is_supported(onnx, model, path)
     with nn.parameter.placed(device):
-        return OnnxModel(*_taken(onnx, model, path))
-
-
-def _decode_errors() -> tuple[type[Exception], ...]:
-    return importlib.import_module("google.protobuf.message").DecodeError, ValueError
+        return OnnxModel(*_model_parts(onnx, model, path))
 
 
 def _first_line(fault: Exception) -> str:
     return (str(fault).strip() or type(fault).__name__).splitlines()[0]
 
 
-def _check(onnx: Any, model: Any, path: object) -> None:
+def _check_is_supported(onnx: Any, model: Any, path: object) -> None:
     if not model.graph.node and not model.graph.output:
         raise refusal(OP, "the file is damaged or not an ONNX model", file=path)
-    unknown = Counter(_kind(node) for node in model.graph.node if _kind(node) not in HANDLERS)
+    unknown = Counter(_op_kind(node) for node in model.graph.node if _op_kind(node) not in HANDLERS)
     if unknown:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
         raise refusal(
@@ -67,16 +63,16 @@ def _check(onnx: Any, model: Any, path: object) -> None:
         )
 
 
-def _kind(node: Any) -> str:
+def _op_kind(node: Any) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
-def _taken(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[str, np.ndarray], list[str], list[str]]:
+def _model_parts(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[str, np.ndarray], list[str], list[str]]:
     """Nodes, weights, names of inputs and of outputs."""
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     try:
         weights = {entry.name: numbers(onnx.numpy_helper.to_array(entry)) for entry in model.graph.initializer}
-        nodes = [Node(_kind(n), n.input, n.output, _attributes(onnx, n), opset) for n in model.graph.node]
+        nodes = [Node(_op_kind(n), n.input, n.output, _attributes(onnx, n), opset) for n in model.graph.node]
     except (ValueError, TypeError, KeyError) as fault:  # of a type of elements that there is not
         raise refusal(OP, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
     for entry in model.graph.initializer:

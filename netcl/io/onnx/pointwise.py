@@ -13,7 +13,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.graph import Graph, Name, Unsupported
 from netcl.io.onnx.trace import Call
-from netcl.ops.expression import Compose, fold
+from netcl.ops.expression import ThroughOps, fold
 from netcl.ops.registry import Choice, Pointwise, parse
 
 _NUMBERS = {
@@ -135,13 +135,13 @@ def by_row(graph: Graph, row: Pointwise, params: dict[str, Any], given: list[Any
     nodes = Nodes(graph, dtype)
     if nodes.knows(row.name) and not params:
         return graph.cast(getattr(nodes, row.name)(*given), out)
-    return formula(graph, row.fwd, given, params, dict(row.let), dtype, out)
+    return formula_nodes(graph, row.fwd, given, params, dict(row.let), dtype, out)
 
 
-def formula(graph: Graph, text: str, given: list[Any], params: dict[str, Any], let: dict[str, str], dtype: str, out: str) -> Name:
+def formula_nodes(graph: Graph, text: str, given: list[Any], params: dict[str, Any], let: dict[str, str], dtype: str, out: str) -> Name:
     """The nodes of an expression over values ``v0``, ``v1``.. and parameters."""
     names = {f"v{i}": x for i, x in enumerate(given)}
-    algebra = Compose({**names, **params}, Nodes(graph, dtype), let)
+    algebra = ThroughOps({**names, **params}, Nodes(graph, dtype), let)
     algebra.dtype = dtype
     value = fold(parse(text), algebra)
     return graph.cast(value if isinstance(value, Name) else graph.value(value, dtype), out)

@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.graph import Graph, Name, Unsupported
-from netcl.io.onnx.pointwise import Nodes, by_row, formula, pointwise
+from netcl.io.onnx.pointwise import Nodes, by_row, formula_nodes, pointwise
 from netcl.io.onnx.trace import Call
 from netcl.ops import registry
 from netcl.ops.conv.geometry import frozen, paddings
@@ -46,7 +46,7 @@ def _filled(graph: Graph, shape: Sequence[int], value: float, dtype: str) -> Nam
 
 
 @rule("reshape", "flatten", "squeeze", "unsqueeze")
-def _reshape(graph: Graph, call: Call) -> Name:
+def _export_reshape(graph: Graph, call: Call) -> Name:
     mine, other = call.out.shape, call.other.out.shape
     free = [axis for axis in range(len(mine)) if mine[axis] != other[axis]]
     inferred = len(free) == 1 and 0 not in mine
@@ -55,7 +55,7 @@ def _reshape(graph: Graph, call: Call) -> Name:
 
 
 @rule("reorder")
-def _reorder(graph: Graph, call: Call) -> Name:
+def _export_reorder(graph: Graph, call: Call) -> Name:
     axes = [axis % call.out.ndim for axis in call["order"]]
     if not axes:
         return graph.node("Identity", [graph.value(call["x"])], call.out.dtype)
@@ -63,7 +63,7 @@ def _reorder(graph: Graph, call: Call) -> Name:
 
 
 @rule("expand")
-def _expand(graph: Graph, call: Call) -> Name:
+def _export_expand(graph: Graph, call: Call) -> Name:
     shape = (1,) * (call.out.ndim - call["x"].ndim) + call["x"].shape
     twin = (1,) * (call.out.ndim - call["x"].ndim) + call.other["x"].shape
     kept = [n == out for n, out in zip(shape, call.out.shape, strict=True)]
@@ -72,12 +72,12 @@ def _expand(graph: Graph, call: Call) -> Name:
 
 
 @rule("joined", "cat")
-def _joined(graph: Graph, call: Call) -> Name:
+def _export_joined(graph: Graph, call: Call) -> Name:
     return graph.node("Concat", [graph.value(x, call.out.dtype) for x in call["xs"]], call.out.dtype, axis=call["axis"] % call.out.ndim)
 
 
 @rule("split")
-def _split(graph: Graph, call: Call) -> list[Name]:
+def _export_split(graph: Graph, call: Call) -> list[Name]:
     axis = call["axis"] % call.out.ndim
     lengths = [[out.shape[axis] for out in run.outputs] for run in (call, call.other)]
     if lengths[0] != lengths[1]:
@@ -88,7 +88,7 @@ def _split(graph: Graph, call: Call) -> list[Name]:
 
 
 @rule("unbind")
-def _unbind(graph: Graph, call: Call) -> list[Name]:
+def _export_unbind(graph: Graph, call: Call) -> list[Name]:
     axis, dtype, count = call["axis"] % call["x"].ndim, call.out.dtype, len(call.outputs)
     if count != len(call.other.outputs):
         raise Unsupported("slices along the batch (dynamic_batch=False)")
@@ -99,7 +99,7 @@ def _unbind(graph: Graph, call: Call) -> list[Name]:
 
 
 @rule("bound")
-def _bound(graph: Graph, call: Call) -> Name:
+def _export_bound(graph: Graph, call: Call) -> Name:
     axis, dtype, back = call["axis"] % call.out.ndim, call.out.dtype, np.argsort(call["order"]).tolist()
     turned = [graph.node("Transpose", [graph.value(x)], dtype, perm=back) for x in call["xs"]]
     parts = [graph.node("Unsqueeze", [x, graph.integers([axis])], dtype) for x in turned]
@@ -107,7 +107,7 @@ def _bound(graph: Graph, call: Call) -> Name:
 
 
 @rule("strided_slice")
-def _strided_slice(graph: Graph, call: Call) -> Name:
+def _export_strided_slice(graph: Graph, call: Call) -> Name:
     x, rows = call["x"], []
     for axis, (start, size, step) in enumerate(zip(call["starts"], call["sizes"], call["steps"], strict=True)):
         whole = start == 0 and step == 1 and size == x.shape[axis] and call.other["sizes"][axis] == call.other["x"].shape[axis]
@@ -123,7 +123,7 @@ def _strided_slice(graph: Graph, call: Call) -> Name:
 
 
 @rule("pad")
-def _pad(graph: Graph, call: Call) -> Name:
+def _export_pad(graph: Graph, call: Call) -> Name:
     x, given = call["x"], list(call["padding"])
     modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
     if call["mode"] not in modes or call["mode"] == "circular":
@@ -136,7 +136,7 @@ def _pad(graph: Graph, call: Call) -> Name:
 
 
 @rule("repeat")
-def _repeat(graph: Graph, call: Call) -> Name:
+def _export_repeat(graph: Graph, call: Call) -> Name:
     x = call["x"]
     shape = (1,) * (call.out.ndim - x.ndim) + x.shape
     name = graph.value(x) if len(shape) == x.ndim else graph.node("Reshape", [graph.value(x), graph.integers(shape)], x.dtype)
@@ -145,7 +145,7 @@ def _repeat(graph: Graph, call: Call) -> Name:
 
 
 @rule("roll")
-def _roll(graph: Graph, call: Call) -> Name:
+def _export_roll(graph: Graph, call: Call) -> Name:
     x, name = call["x"], graph.value(call["x"])
     if call["axis"] is None:
         raise Unsupported("roll without an axis")
@@ -161,19 +161,19 @@ def _roll(graph: Graph, call: Call) -> Name:
 
 
 @rule("tril", "triu")
-def _triangle(graph: Graph, call: Call) -> Name:
+def _export_triangle(graph: Graph, call: Call) -> Name:
     return graph.node(
         "Trilu", [graph.value(call["x"]), graph.constant(np.int64(call["diagonal"]))], call.out.dtype, upper=int(call.name == "triu")
     )
 
 
 @rule("cast")
-def _cast(graph: Graph, call: Call) -> Name:
+def _export_cast(graph: Graph, call: Call) -> Name:
     return graph.cast(graph.value(call["x"]), call.out.dtype)
 
 
 @rule("clone")
-def _clone(graph: Graph, call: Call) -> Name:
+def _export_clone(graph: Graph, call: Call) -> Name:
     return graph.node("Identity", [graph.value(call["x"])], call.out.dtype)
 
 
@@ -193,19 +193,19 @@ def _reduced(graph: Graph, kind: str, x: Name, axes: Sequence[int], keepdims: bo
 
 
 @rule(*_REDUCTIONS)
-def _reduction(graph: Graph, call: Call) -> Name:
+def _export_reduction(graph: Graph, call: Call) -> Name:
     return _reduced(graph, _REDUCTIONS[call.name], graph.value(call["x"], call.out.dtype), _axes(call), call["keepdims"])
 
 
 @rule("any", "all")
-def _questions(graph: Graph, call: Call) -> Name:
+def _export_questions(graph: Graph, call: Call) -> Name:
     truth = Nodes(graph, call["x"].dtype).truth(graph.value(call["x"]))
     kind = "ReduceMax" if call.name == "any" else "ReduceMin"
     return graph.cast(_reduced(graph, kind, graph.cast(truth, "int32"), _axes(call), call["keepdims"]), "bool")
 
 
 @rule("var", "std")
-def _variance(graph: Graph, call: Call) -> Name:
+def _export_variance(graph: Graph, call: Call) -> Name:
     x, nodes, axes = graph.value(call["x"], call.out.dtype), Nodes(graph, call.out.dtype), _axes(call)
     count = math.prod(call["x"].shape[axis] for axis in axes)
     if count != math.prod(call.other["x"].shape[axis] for axis in axes):
@@ -217,7 +217,7 @@ def _variance(graph: Graph, call: Call) -> Name:
 
 
 @rule("norm")
-def _norm(graph: Graph, call: Call) -> Name:
+def _export_norm(graph: Graph, call: Call) -> Name:
     if call["p"] not in (1, 2):
         raise Unsupported(f"norm(p={call['p']})")
     kind = "ReduceL1" if call["p"] == 1 else "ReduceL2"
@@ -225,7 +225,7 @@ def _norm(graph: Graph, call: Call) -> Name:
 
 
 @rule("argmax", "argmin")
-def _best(graph: Graph, call: Call) -> Name:
+def _export_best(graph: Graph, call: Call) -> Name:
     kind, x, axis = ("ArgMax" if call.name == "argmax" else "ArgMin"), graph.value(call["x"]), call["axis"]
     if axis is None:
         x = graph.node("Reshape", [x, graph.integers([-1])], x.dtype)
@@ -234,7 +234,7 @@ def _best(graph: Graph, call: Call) -> Name:
 
 
 @rule("cumsum")
-def _cumsum(graph: Graph, call: Call) -> Name:
+def _export_cumsum(graph: Graph, call: Call) -> Name:
     x, axis = graph.value(call["x"], call.out.dtype), call["axis"]
     if axis is None:
         x, axis = graph.node("Reshape", [x, graph.integers([-1])], x.dtype), 0
@@ -242,7 +242,7 @@ def _cumsum(graph: Graph, call: Call) -> Name:
 
 
 @rule("softmax", "log_softmax")
-def _softmax(graph: Graph, call: Call) -> Name:
+def _export_softmax(graph: Graph, call: Call) -> Name:
     kind = "Softmax" if call.name == "softmax" else "LogSoftmax"
     if not call["x"].ndim:
         raise Unsupported(f"{call.name} of a number")
@@ -257,7 +257,7 @@ def _transposed(graph: Graph, x: Name, ndim: int) -> Name:
 
 
 @rule("matmul")
-def _matmul(graph: Graph, call: Call) -> Name:
+def _export_matmul(graph: Graph, call: Call) -> Name:
     names = []
     for side in "ab":
         x = graph.value(call[side], call.out.dtype)
@@ -266,7 +266,7 @@ def _matmul(graph: Graph, call: Call) -> Name:
 
 
 @rule("linear", "affine", "affine_activated")
-def _linear(graph: Graph, call: Call) -> Name:
+def _export_linear(graph: Graph, call: Call) -> Name:
     x, w, dtype = graph.value(call["x"], call.out.dtype), graph.value(call["w"], call.out.dtype), call.out.dtype
     bias = None if call["bias"] is None else graph.value(call["bias"], dtype)
     if call["x"].ndim == 2:
@@ -285,14 +285,14 @@ def _activated(graph: Graph, x: Name, activation: Any) -> Name:
 
 
 @rule("einsum")
-def _einsum(graph: Graph, call: Call) -> Name:
+def _export_einsum(graph: Graph, call: Call) -> Name:
     text = next(value for value in call.params.values() if isinstance(value, str))
     tensors = [x for value in call.inputs.values() for x in (value if isinstance(value, list | tuple) else [value])]
     return graph.node("Einsum", [graph.value(x, call.out.dtype) for x in tensors], call.out.dtype, equation=text.replace(" ", ""))
 
 
 @rule("bias_add")
-def _bias_add(graph: Graph, call: Call) -> Name:
+def _export_bias_add(graph: Graph, call: Call) -> Name:
     x, axis = call["x"], 1 if call["axis"] is None else call["axis"]
     if x.ndim == 2:
         axis = 1
@@ -322,14 +322,14 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, list[i
 
 
 @rule("conv2d", "conv1d", "conv2d_relu")
-def _conv(graph: Graph, call: Call) -> Name:
+def _export_conv(graph: Graph, call: Call) -> Name:
     padding = call.params["pad"] if call.params.get("pad") is not None else call["padding"]
     made = _convolved(graph, call, "Conv", **_window(call, call["w"].shape[2:], padding))
     return graph.node("Relu", [made], made.dtype) if call.name == "conv2d_relu" else made
 
 
 @rule("conv_transpose2d", "conv_transpose1d")
-def _conv_transpose(graph: Graph, call: Call) -> Name:
+def _export_conv_transpose(graph: Graph, call: Call) -> Name:
     kernel = call["w"].shape[2:]
     more = _per_axis(call["output_padding"], len(kernel))
     return _convolved(graph, call, "ConvTranspose", **_window(call, kernel, call["padding"]), output_padding=more)
@@ -354,7 +354,7 @@ def _pool_window(call: Call, kernel: Sequence[int]) -> dict[str, list[int]]:
 
 
 @rule("max_pool2d", "max_pool1d")
-def _max_pool(graph: Graph, call: Call) -> Name | list[Name]:
+def _export_max_pool(graph: Graph, call: Call) -> Name | list[Name]:
     if call.params.get("return_indices"):
         raise Unsupported(f"{call.name}(return_indices=True)")
     kernel = _per_axis(call["kernel_size"], call["x"].ndim - 2)
@@ -362,7 +362,7 @@ def _max_pool(graph: Graph, call: Call) -> Name | list[Name]:
 
 
 @rule("avg_pool2d", "avg_pool1d")
-def _avg_pool(graph: Graph, call: Call) -> Name:
+def _export_avg_pool(graph: Graph, call: Call) -> Name:
     kernel, include = _per_axis(call["kernel_size"], call["x"].ndim - 2), call["count_include_pad"]
     before = _window(call, kernel, call["padding"])["pads"] if call.params.get("stride") is not None else None
     window = _pool_window(call, kernel)
@@ -373,7 +373,7 @@ def _avg_pool(graph: Graph, call: Call) -> Name:
 
 
 @rule("adaptive_avg_pool2d", "adaptive_avg_pool1d", "adaptive_max_pool2d", "adaptive_max_pool1d")
-def _adaptive(graph: Graph, call: Call) -> Name:
+def _export_adaptive(graph: Graph, call: Call) -> Name:
     sizes, outs = call["x"].shape[2:], call.out.shape[2:]
     kind = "AveragePool" if "avg" in call.name else "MaxPool"
     if call.params.get("return_indices"):
@@ -387,7 +387,7 @@ def _adaptive(graph: Graph, call: Call) -> Name:
 
 
 @rule("interpolate")
-def _interpolate(graph: Graph, call: Call) -> Name:
+def _export_interpolate(graph: Graph, call: Call) -> Name:
     """By the factor where one was given: the grid of points then follows the factor, not the ratio of the sizes."""
     mode, factor, axes = call["mode"], call["scale_factor"], call["x"].ndim - 2
     options = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -403,7 +403,7 @@ def _interpolate(graph: Graph, call: Call) -> Name:
 
 
 @rule("batch_norm_inference")
-def _batch_norm(graph: Graph, call: Call) -> Name:
+def _export_batch_norm(graph: Graph, call: Call) -> Name:
     channels, dtype = call["mean"].shape, call.out.dtype
     given = [_filled(graph, channels, 1.0 - i, dtype) if call[name] is None else graph.value(call[name], dtype)
              for i, name in enumerate(("weight", "bias"))]  # fmt: skip
@@ -413,7 +413,7 @@ def _batch_norm(graph: Graph, call: Call) -> Name:
 
 
 @rule("layer_norm")
-def _layer_norm(graph: Graph, call: Call) -> Name:
+def _export_layer_norm(graph: Graph, call: Call) -> Name:
     shape = _normalized(call)
     weight = graph.value(call["weight"], call.out.dtype) if call["weight"] is not None else _filled(graph, shape, 1.0, call.out.dtype)
     bias = [] if call["bias"] is None else [graph.value(call["bias"], call.out.dtype)]
@@ -427,7 +427,7 @@ def _normalized(call: Call) -> list[int]:
 
 
 @rule("rms_norm")
-def _rms_norm(graph: Graph, call: Call) -> Name:
+def _export_rms_norm(graph: Graph, call: Call) -> Name:
     x, nodes = graph.value(call["x"]), Nodes(graph, call.out.dtype)
     axes = list(range(call["x"].ndim - len(_normalized(call)), call["x"].ndim))
     mean = _reduced(graph, "ReduceMean", nodes.mul(x, x), axes, True)
@@ -436,7 +436,7 @@ def _rms_norm(graph: Graph, call: Call) -> Name:
 
 
 @rule("group_norm", "instance_norm")
-def _group_norm(graph: Graph, call: Call) -> Name:
+def _export_group_norm(graph: Graph, call: Call) -> Name:
     """Groups as the channels of an instance norm; weights are per channel, so they come after."""
     x, nodes, dtype = call["x"], Nodes(graph, call.out.dtype), call.out.dtype
     groups = call["num_groups"] if call.name == "group_norm" else x.shape[1]
@@ -452,7 +452,7 @@ def _group_norm(graph: Graph, call: Call) -> Name:
 
 
 @rule("prelu")
-def _prelu(graph: Graph, call: Call) -> Name:
+def _export_prelu(graph: Graph, call: Call) -> Name:
     x, weight = call["x"], graph.value(call["weight"], call.out.dtype)
     if call["weight"].size > 1:
         weight = graph.node("Reshape", [weight, graph.integers([-1, *[1] * (x.ndim - 2)])], call.out.dtype)
@@ -463,22 +463,22 @@ def _prelu(graph: Graph, call: Call) -> Name:
 
 
 @rule("embedding")
-def _embedding(graph: Graph, call: Call) -> Name:
+def _export_embedding(graph: Graph, call: Call) -> Name:
     return graph.node("Gather", [graph.value(call["weight"]), graph.value(call["index"], "int64")], call.out.dtype, axis=0)
 
 
 @rule("index_select")
-def _index_select(graph: Graph, call: Call) -> Name:
+def _export_index_select(graph: Graph, call: Call) -> Name:
     return graph.node("Gather", [graph.value(call["x"]), graph.value(call["index"], "int64")], call.out.dtype, axis=call["axis"])
 
 
 @rule("gather")
-def _gather(graph: Graph, call: Call) -> Name:
+def _export_gather(graph: Graph, call: Call) -> Name:
     return graph.node("GatherElements", [graph.value(call["x"]), graph.value(call["index"], "int64")], call.out.dtype, axis=call["axis"])
 
 
 @rule("scatter_add")
-def _scatter_add(graph: Graph, call: Call) -> Name:
+def _export_scatter_add(graph: Graph, call: Call) -> Name:
     names = [graph.value(call["x"]), graph.value(call["index"], "int64"), graph.value(call["src"], call.out.dtype)]
     if call["index"].shape != call["src"].shape:
         raise Unsupported("scatter_add of a part of src")
@@ -486,20 +486,20 @@ def _scatter_add(graph: Graph, call: Call) -> Name:
 
 
 @rule("masked_fill")
-def _masked_fill(graph: Graph, call: Call) -> Name:
+def _export_masked_fill(graph: Graph, call: Call) -> Name:
     nodes = Nodes(graph, call.out.dtype)
     return nodes.where(nodes.truth(graph.value(call["mask"])), call["value"], graph.value(call["x"]))
 
 
 @rule("one_hot")
-def _one_hot(graph: Graph, call: Call) -> Name:
+def _export_one_hot(graph: Graph, call: Call) -> Name:
     classes = graph.constant(np.int64(call.out.shape[-1]))
     values = graph.constant(np.array([0, 1], np.int64))
     return graph.cast(graph.node("OneHot", [graph.value(call["index"], "int64"), classes, values], "int64", axis=-1), call.out.dtype)
 
 
 @rule("topk", "sort", "argsort")
-def _sorted(graph: Graph, call: Call) -> Name | list[Name]:
+def _export_sorted(graph: Graph, call: Call) -> Name | list[Name]:
     axis = call["axis"] % call["x"].ndim
     count = call["k"] if call.name == "topk" else call["x"].shape[axis]
     largest = int(call["largest"] if call.name == "topk" else call["descending"])
@@ -511,7 +511,7 @@ def _sorted(graph: Graph, call: Call) -> Name | list[Name]:
 
 
 @rule("count_nonzero")
-def _count_nonzero(graph: Graph, call: Call) -> Name:
+def _export_count_nonzero(graph: Graph, call: Call) -> Name:
     truth = Nodes(graph, call["x"].dtype).truth(graph.value(call["x"]))
     return _reduced(graph, "ReduceSum", graph.cast(truth, "int64"), _axes(call), call["keepdims"])
 
@@ -520,7 +520,7 @@ def _count_nonzero(graph: Graph, call: Call) -> Name:
 
 
 @rule("scaled_dot_product_attention")
-def _attention(graph: Graph, call: Call) -> Name:
+def _export_attention(graph: Graph, call: Call) -> Name:
     nodes, mask = Nodes(graph, call.out.dtype), call["mask"] if call["mask"] is not None else call["attn_mask"]
     if call["dropout_p"]:
         raise Unsupported("scaled_dot_product_attention(dropout_p=...)")
@@ -552,7 +552,7 @@ def _all_heads(graph: Graph, call: Call, which: str) -> Name:
 
 
 @rule("rope")
-def _rope(graph: Graph, call: Call) -> Name:
+def _export_rope(graph: Graph, call: Call) -> Name:
     x, nodes, name = call["x"], Nodes(graph, call.out.dtype), graph.value(call["x"])
     if call["positions"] is not None:
         raise Unsupported("rope with positions")
@@ -575,7 +575,7 @@ def _rope(graph: Graph, call: Call) -> Name:
 
 
 @rule("elementwise_unary", "elementwise_binary")
-def _expression(graph: Graph, call: Call) -> Name:
+def _export_expression(graph: Graph, call: Call) -> Name:
     row = user_row(call.name, call["expr"], tuple(call.inputs))
     given = [graph.value(x, call.out.dtype) for x in call.inputs.values()]
-    return formula(graph, row.fwd, given, {}, {}, call.out.dtype, call.out.dtype)
+    return formula_nodes(graph, row.fwd, given, {}, {}, call.out.dtype, call.out.dtype)

@@ -64,7 +64,7 @@ class Trace:
     def run(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Trace:
         """Call a function and listen."""
         self.inputs = list(inputs)
-        with ag.no_grad(), _listening(self.observe):
+        with ag.no_grad(), _with_observer(self.observe):
             self.outputs = _flat(function(*inputs))
         return self
 
@@ -73,9 +73,9 @@ class Trace:
         known = row.name in self.rules or isinstance(row, Pointwise | Choice)
         if not known and isinstance(row, Composite):
             return function(*args, **kwargs)
-        with _listening(None):
+        with _with_observer(None):
             out = function(*args, **kwargs)
-        inputs, params = _bound(row, args, kwargs)
+        inputs, params = _bound_arguments(row, args, kwargs)
         if any(out is part for part in inputs.values()):  # dropout of an evaluation, or a cast to the dtype there is
             return out
         self.calls.append(Call(row, inputs, params, out if isinstance(out, tuple) else (out,)))
@@ -84,7 +84,7 @@ class Trace:
 
 
 @contextmanager
-def _listening(observer: Callable[..., Any] | None) -> Iterator[None]:
+def _with_observer(observer: Callable[..., Any] | None) -> Iterator[None]:
     before, modes.observer = modes.observer, observer
     try:
         yield
@@ -92,7 +92,7 @@ def _listening(observer: Callable[..., Any] | None) -> Iterator[None]:
         modes.observer = before
 
 
-def _bound(row: Row, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _bound_arguments(row: Row, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(row, Pointwise | Choice):
         given = dict(zip((*row.inputs, *row.params), args, strict=False)) | dict(kwargs)
         return {name: given[name] for name in row.inputs}, {name: given[name] for name in row.params if name in given}
@@ -109,7 +109,7 @@ def _flat(value: Any) -> list[Tensor]:
 
 def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[str], free_batch: bool) -> Trace:
     """The calls of a model over samples; every call knows its twin of a second run over other values (and one more row)."""
-    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(_place(model), x) for x in samples]
+    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(_argument_place(model), x) for x in samples]
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
         first = Trace(rules).run(model, tensors)
         second = Trace(rules).run(model, [_varied(x, free_batch) for x in tensors])
@@ -126,7 +126,7 @@ def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[st
     return first
 
 
-def _place(model: Any) -> Any:
+def _argument_place(model: Any) -> Any:
     return getattr(model, "queue", None)
 
 

@@ -37,7 +37,7 @@ def _one(values: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _steps(node: Node, axes: int) -> dict[str, Any]:
+def _strides_of(node: Node, axes: int) -> dict[str, Any]:
     return {"stride": _one(node.get("strides", [1] * axes)), "dilation": _one(node.get("dilations", [1] * axes))}
 
 
@@ -51,7 +51,7 @@ def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
     pads = _pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads):
         x, pads = _padded(x, pads, 0.0), [(0, 0)] * axes
-    options = {**_steps(node, axes), "groups": node.get("group", 1)}
+    options = {**_strides_of(node, axes), "groups": node.get("group", 1)}
     return (ag.conv1d if axes == 1 else ag.conv2d)(x, w, bias, padding=_one([begin for begin, _ in pads]), **options)
 
 
@@ -61,7 +61,7 @@ def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None
     pads = _pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads) or node.get("output_shape") or node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise node.fault("only symmetric pads are supported, and no output_shape", pads=node.get("pads"))
-    options = {**_steps(node, axes), "groups": node.get("group", 1), "padding": _one([begin for begin, _ in pads])}
+    options = {**_strides_of(node, axes), "groups": node.get("group", 1), "padding": _one([begin for begin, _ in pads])}
     options["output_padding"] = _one(node.get("output_padding", [0] * axes))
     return (ag.conv_transpose1d if axes == 1 else ag.conv_transpose2d)(x, w, bias, **options)
 
@@ -85,7 +85,7 @@ def _max_pool(node: Node, x: Tensor) -> Tensor:
     if len(node.outputs) > 1 and node.outputs[1]:
         raise node.fault("the places of the maxima are not supported")
     x = _padded(x, _ceiled(node, x, kernel, _pads(node, x.shape[2:], kernel)), -math.inf)
-    return (ag.max_pool1d if axes == 1 else ag.max_pool2d)(x, _one(kernel), **_steps(node, axes))
+    return (ag.max_pool1d if axes == 1 else ag.max_pool2d)(x, _one(kernel), **_strides_of(node, axes))
 
 
 @handles("AveragePool")
@@ -161,7 +161,7 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
     axes = _planes(node, x)
     by_size = sizes is not None and bool(np.size(sizes))
     given = _ints(sizes) if by_size else [float(s) for s in np.asarray(scales)]
-    form = _form(node, [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given)
+    form = _resize_form(node, [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given)
     same = len(given) == x.ndim and given[:2] == (list(x.shape[:2]) if by_size else [1.0, 1.0])
     odd = form[1:2] == ("align_corners",) and not by_size and any(n * s % 1 for n, s in zip(x.shape, given, strict=False))
     single = form[1:2] == ("pytorch_half_pixel",) and 1 in given[2:]
@@ -172,7 +172,7 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
     return ag.interpolate(x, **target, mode=("linear" if axes == 1 else "bilinear") if linear else "nearest", align_corners=align)
 
 
-def _form(node: Node, scales: Sequence[float]) -> tuple[str, str, str]:
+def _resize_form(node: Node, scales: Sequence[float]) -> tuple[str, str, str]:
     """Mode, transformation and rounding. Where pixels are repeated a whole number of times, both nearest modes are the same."""
     mode, moved = node.get("mode", "nearest"), node.get("coordinate_transformation_mode", "half_pixel")
     rounding = node.get("nearest_mode", "round_prefer_floor") if mode == "nearest" else ""

@@ -25,12 +25,12 @@ from netcl.ops.attention.dense import (
     mask_gradient,
     masked,
 )
-from netcl.ops.attention.geometry import Geometry, Mask, geometry, mask_of, score_scale
+from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, mask_of, score_scale
 from netcl.ops.attention.rope import rope
 from netcl.ops.pointwise import cast
 from netcl.ops.registry import S, composite, op
 
-__all__ = ["Config", "attention", "attention_grad", "choose", "rope", "scaled_dot_product_attention"]
+__all__ = ["Config", "attention", "attention_grad", "choose_kernel", "rope", "scaled_dot_product_attention"]
 
 
 PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the parts of a kernel file
@@ -68,7 +68,7 @@ def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 6
     return Config("simt.cl", defines, (tx * ty, 1), rows)
 
 
-def choose(q: Tensor, k: Tensor, sizes: Geometry) -> Config:
+def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
     """The configuration of a call: what was registered with the selector for ``attention``, else by the kind of device."""
     profile = handle_of(q.queue).profile
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
@@ -85,7 +85,7 @@ class _Call(NamedTuple):
 
     like: Tensor
     config: Config
-    sizes: Geometry
+    sizes: HeadSizes
     mask: Mask
     numbers: tuple[float, ...]
 
@@ -119,9 +119,9 @@ def quad_macros(dtype: str) -> dict[str, str]:
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
-def _call(q: Tensor, k: Tensor, sizes: Geometry, mask: Mask, causal: bool, scale: float) -> _Call:
+def _call(q: Tensor, k: Tensor, sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> _Call:
     numbers = (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
-    return _Call(q, choose(q, k, sizes), sizes, mask, numbers)
+    return _Call(q, choose_kernel(q, k, sizes), sizes, mask, numbers)
 
 
 _SAMPLES = [
@@ -168,7 +168,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
     q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
-    sizes = geometry("attention", q, k, v)
+    sizes = attention_geometry("attention", q, k, v)
     place, factor, sums = mask_of("attention", mask, q, sizes), score_scale(scale, sizes.depth), sum_dtype(q.dtype)
     if q.backend == "cpu":
         dtypes = (q.dtype, sums)
@@ -179,14 +179,14 @@ def attention(
         return out, logarithms
     if not sizes.m:
         return out.fill_(0), logarithms.fill_(-math.inf)
-    dtype, (q, k, v) = q.dtype, _widened(q, k, v)
+    dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     out = out if out.dtype == q.dtype else Tensor.empty(out.shape, q.dtype, queue=q.queue)
     call = _call(q, k, sizes, place, causal, factor)
     call.run("attention", sizes.n, sizes.batch * sizes.heads, q, k, v, q if place.tensor is None else place.tensor, out, logarithms)
     return cast(out, dtype), logarithms
 
 
-def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
     """On a CPU float32 in place of half and bfloat16: its kernel reads every element often, and each reading would convert it."""
     halves = tensors[0].dtype in HALVES and launch.on_cpu_device(tensors[0].queue)
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
@@ -200,14 +200,14 @@ def attention_grad(
     """The gradients of :func:`attention`'s q, k and v; ``through`` is the gradient of the logarithms."""
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
-    sizes = geometry(name, q, k, v)
+    sizes = attention_geometry(name, q, k, v)
     place, factor = mask_of(name, mask, q, sizes), score_scale(scale, sizes.depth)
     if upstream.shape != (*q.shape[:-1], sizes.depth_v) or upstream.shape != result.shape:
         raise ShapeError(message(name, "the upstream gradient has not the result's shape", upstream=upstream.shape, result=result.shape))
     if q.backend == "cpu":
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
         return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, sizes=sizes, place=place, causal=causal, scale=factor)
-    dtype, (q, k, v) = q.dtype, _widened(q, k, v)
+    dtype, (q, k, v) = q.dtype, _widened_halves(q, k, v)
     results = tuple(Tensor.empty(t.shape, t.dtype, queue=t.queue) for t in (q, k, v))
     if not (q.size or k.size or v.size) or not sizes.n or not sizes.m:
         return tuple(cast(t.fill_(0), dtype) for t in results)
@@ -265,7 +265,7 @@ def scaled_dot_product_attention(
 
 
 def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, p: float) -> Tensor:
-    sizes = geometry("scaled_dot_product_attention", q, k, v)
+    sizes = attention_geometry("scaled_dot_product_attention", q, k, v)
     if sizes.sharing > 1:
         k, v = (_repeated_heads(F, t, sizes.sharing) for t in (k, v))
     scores = F.mul(F.matmul(q, k, transpose_b=True), score_scale(scale, sizes.depth))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.tensor import Tensor
-from netcl.ops.attention.geometry import Geometry, Mask, geometry, grouped, mask_of, score_scale
+from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, grouped, mask_of, score_scale
 
 QUERIES = 256  # rows of scores the NumPy backend holds at a time
 
@@ -69,12 +69,12 @@ def _blocks(n: int) -> Iterator[slice]:
     return (slice(start, min(start + QUERIES, n)) for start in range(0, n, QUERIES))
 
 
-def _transposed(x: np.ndarray) -> np.ndarray:
+def _swapped(x: np.ndarray) -> np.ndarray:
     return np.swapaxes(x, -1, -2)
 
 
 def _scores(q: np.ndarray, k: np.ndarray, mask: Any, kind: int, part: slice, causal: bool, scale: float) -> np.ndarray:
-    scores = np.matmul(q[..., part, :], _transposed(k)) * q.dtype.type(scale)
+    scores = np.matmul(q[..., part, :], _swapped(k)) * q.dtype.type(scale)
     if mask is not None:
         here = mask[..., part, :] if mask.shape[-2] > 1 else mask
         scores = np.where(here, scores, -np.inf) if kind == 1 else scores + here
@@ -84,16 +84,16 @@ def _scores(q: np.ndarray, k: np.ndarray, mask: Any, kind: int, part: slice, cau
     return scores
 
 
-def _grouped_mask(mask: np.ndarray | None, place: Mask, sizes: Geometry) -> np.ndarray | None:
+def _grouped_mask(mask: np.ndarray | None, place: Mask, sizes: HeadSizes) -> np.ndarray | None:
     return None if mask is None else mask.reshape(_mask_shape(place, sizes))
 
 
-def _mask_shape(place: Mask, sizes: Geometry) -> tuple[int, ...]:
+def _mask_shape(place: Mask, sizes: HeadSizes) -> tuple[int, ...]:
     batch, heads, n, m = place.shape
     return (batch, *((1, 1) if heads == 1 else (sizes.kv_heads, sizes.sharing)), n, m)
 
 
-def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
+def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
     """Forward, a block of queries at a time."""
     out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
@@ -108,13 +108,13 @@ def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mas
     return out, logarithms
 
 
-def _views(q: Any, k: Any, v: Any, mask: Any, sizes: Geometry, place: Mask) -> tuple[Any, ...]:
+def _views(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask) -> tuple[Any, ...]:
     return (q.reshape(grouped(sizes, sizes.n, sizes.depth, True)), k.reshape(grouped(sizes, sizes.m, sizes.depth, False)),
             v.reshape(grouped(sizes, sizes.m, sizes.depth_v, False)), _grouped_mask(mask, place, sizes))  # fmt: skip
 
 
 def attention_grad_cpu(
-    g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, *, sizes: Geometry, place: Mask, causal: bool,
+    g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, *, sizes: HeadSizes, place: Mask, causal: bool,
     scale: float,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Backward, a block of queries at a time."""
@@ -125,10 +125,10 @@ def attention_grad_cpu(
     d_q, d_k, d_v = np.empty_like(q5), np.zeros_like(k5), np.zeros_like(v5)
     for part in _blocks(sizes.n):
         p = np.exp(_scores(q5, k5, mask5, place.kind, part, causal, scale) - logs[..., part, :])
-        d_s = p * (np.matmul(g5[..., part, :], _transposed(v5)) - delta[..., part, :]) * q.dtype.type(scale)
+        d_s = p * (np.matmul(g5[..., part, :], _swapped(v5)) - delta[..., part, :]) * q.dtype.type(scale)
         d_q[..., part, :] = np.matmul(d_s, k5)
-        d_k += np.matmul(_transposed(d_s), q5[..., part, :]).sum(2, keepdims=True)
-        d_v += np.matmul(_transposed(p), g5[..., part, :]).sum(2, keepdims=True)
+        d_k += np.matmul(_swapped(d_s), q5[..., part, :]).sum(2, keepdims=True)
+        d_v += np.matmul(_swapped(p), g5[..., part, :]).sum(2, keepdims=True)
     return d_q.reshape(q.shape), d_k.reshape(k.shape), d_v.reshape(v.shape)
 
 
@@ -152,7 +152,7 @@ class Dense:
         self, F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
     ):
         self.F, self.q_shape = F, q.shape
-        self.sizes = sizes = geometry("attention", q, k, v)
+        self.sizes = sizes = attention_geometry("attention", q, k, v)
         self.scale = score_scale(scale, sizes.depth)
         self.g, self.out = (F.reshape(t, grouped(sizes, sizes.n, sizes.depth_v, True)) for t in (g, out))
         self.q = F.reshape(q, grouped(sizes, sizes.n, sizes.depth, True))

@@ -14,7 +14,7 @@ DEPTHS = (32, 64, 128, 256)  # kernels are built for these head sizes and serve 
 LARGEST = DEPTHS[-1]
 
 
-class Geometry(NamedTuple):
+class HeadSizes(NamedTuple):
     """``batch`` times ``heads`` query heads of ``n`` rows; ``sharing`` of them share one head of ``m`` keys and values."""
 
     batch: int
@@ -41,7 +41,7 @@ class Geometry(NamedTuple):
         return (self.kv_heads, self.sharing, self.n)
 
 
-def geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> Geometry:
+def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
     """The sizes of a call; ``ShapeError`` or ``DtypeError`` where the operands do not fit together."""
     shapes = {"q": q.shape, "k": k.shape, "v": v.shape}
     for name, t in (("q", q), ("k", k), ("v", v)):
@@ -58,7 +58,7 @@ def geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> Geometry:
     if q.shape[:-3] != k.shape[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
         raise ShapeError(message(op, "k and v must have the batch axes of q, or a divisor of its heads", **shapes))
     sharing = heads // kv_heads if kv_heads else 1
-    return Geometry(math.prod(q.shape[:-3]), heads, sharing, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
+    return HeadSizes(math.prod(q.shape[:-3]), heads, sharing, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
 
 
 class Mask(NamedTuple):
@@ -73,7 +73,7 @@ class Mask(NamedTuple):
 NO_MASK = Mask(None, 0, (0, 0, 0, 0), (1, 1, 1, 1))
 
 
-def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: Geometry) -> Mask:
+def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
     """Where the mask of a score lies; ``ShapeError`` if it cannot be broadcast to the scores."""
     if mask is None:
         return NO_MASK
@@ -97,6 +97,6 @@ def score_scale(scale: float | None, depth: int) -> float:
     return 1 / math.sqrt(max(depth, 1)) if scale is None else float(scale)
 
 
-def grouped(sizes: Geometry, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
+def grouped(sizes: HeadSizes, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
     """The shape ``(batch, heads of keys, sharing, rows, depth)`` in which queries meet their keys."""
     return (sizes.batch, sizes.kv_heads, sizes.sharing if queries else 1, rows, depth)

@@ -30,7 +30,7 @@ def _frequencies_on(x: Tensor, base: float) -> Tensor:
     return state[key]
 
 
-def _sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
+def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
     """Rows are (outer, heads, n): positions may differ along outer."""
     n = x.shape[-2]
     if positions is None or positions.shape == (n,):
@@ -92,7 +92,7 @@ def rope(
     launch.check_dtype("rope", x)
     if x.ndim < 2 or x.shape[-1] % 2:
         raise ShapeError(message("rope", "x must be (..., N, D) with an even D", x=x.shape))
-    outer, heads, n = _sizes(x, positions)
+    outer, heads, n = _rope_sizes(x, positions)
     if x.backend == "cpu":
         return launch.run_cpu(_rope_cpu, x, positions, base=base, offset=offset, interleaved=interleaved, inverse=inverse)
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)

@@ -16,7 +16,7 @@ from netcl.ops.matmul.gemm import Extras
 from netcl.ops.registry import S, composite, op
 
 
-def _checked(name: str, **tensors: Tensor | None) -> list[Any]:
+def _conv_tensors(name: str, **tensors: Tensor | None) -> list[Any]:
     """The tensors of a call on one device, of one floating dtype."""
     given = launch.as_tensors(name, *tensors.values())
     (first, x), *others = ((label, t) for label, t in zip(tensors, given, strict=True) if t is not None)
@@ -33,8 +33,8 @@ def _check_bias(name: str, bias: Tensor | None, channels: int) -> None:
         raise ShapeError(message(name, f"bias must have one value for each of {channels} filters", **{"bias.shape": bias.shape}))
 
 
-def _forward(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], relu: bool) -> Tensor:
-    x, w, bias = _checked(name, x=x, w=w, bias=bias)
+def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], relu: bool) -> Tensor:
+    x, w, bias = _conv_tensors(name, x=x, w=w, bias=bias)
     g = geometry(name, x.shape, w.shape, *options)
     _check_bias(name, bias, g.f)
     if x.backend == "cpu":
@@ -72,7 +72,7 @@ def _backward(dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor
     return dx
 
 
-def _options(stride: Any, padding: Any, dilation: Any, groups: Any, pad: Any = None) -> tuple[Any, ...]:
+def _conv_options(stride: Any, padding: Any, dilation: Any, groups: Any, pad: Any = None) -> tuple[Any, ...]:
     return frozen(stride), frozen(padding if pad is None else pad), frozen(dilation), frozen(groups)
 
 
@@ -130,7 +130,7 @@ def conv2d(
     >>> F.conv2d(Tensor.ones((1, 3, 8, 8)), Tensor.ones((4, 3, 3, 3)), padding=1).shape
     (1, 4, 8, 8)
     """
-    return _forward("conv2d", x, w, bias, _options(stride, padding, dilation, groups, pad), relu=False)
+    return _convolve("conv2d", x, w, bias, _conv_options(stride, padding, dilation, groups, pad), relu=False)
 
 
 def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilation, groups, pad):
@@ -144,7 +144,7 @@ def conv2d_relu(
     pad: Padding | None = None,
 ) -> Tensor:  # fmt: skip
     """``relu(conv2d(x, w, bias, ...))`` in one kernel."""
-    return _forward("conv2d_relu", x, w, bias, _options(stride, padding, dilation, groups, pad), relu=True)
+    return _convolve("conv2d_relu", x, w, bias, _conv_options(stride, padding, dilation, groups, pad), relu=True)
 
 
 # ---- its gradients
@@ -178,8 +178,8 @@ def conv2d_input_grad(
 ) -> Tensor:
     """The gradient of :func:`conv2d` with respect to an input of height and width ``size``, given that of its output."""
     name = "conv2d_input_grad"
-    dy, w = _checked(name, dy=dy, w=w)
-    return _backward(dy, w, None, _geometry_of_input(name, dy, w, frozen(size), _options(stride, padding, dilation, groups)))
+    dy, w = _conv_tensors(name, dy=dy, w=w)
+    return _backward(dy, w, None, _geometry_of_input(name, dy, w, frozen(size), _conv_options(stride, padding, dilation, groups)))
 
 
 def _geometry_of_input(name: str, dy: Tensor, w: Tensor, size: Any, options: tuple[Any, ...]) -> Geometry:
@@ -222,8 +222,8 @@ def conv2d_weight_grad(
     Sums run in an order that depends only on the sizes and the device: two runs agree bit for bit.
     """
     name = "conv2d_weight_grad"
-    dy, x = _checked(name, dy=dy, x=x)
-    options = _options(stride, padding, dilation, groups)
+    dy, x = _conv_tensors(name, dy=dy, x=x)
+    options = _conv_options(stride, padding, dilation, groups)
     if dy.ndim != 4 or x.ndim != 4 or options[3] < 1 or x.shape[1] % options[3]:
         what = "dy and x have four axes, and groups divide the channels"
         raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "x.shape": x.shape, "groups": groups}))
@@ -280,8 +280,8 @@ def conv_transpose2d(
     (1, 3, 16, 16)
     """
     name = "conv_transpose2d"
-    x, w, bias = _checked(name, x=x, w=w, bias=bias)
-    options = _options(stride, padding, dilation, groups)
+    x, w, bias = _conv_tensors(name, x=x, w=w, bias=bias)
+    options = _conv_options(stride, padding, dilation, groups)
     size = transposed_size(name, x.shape, w.shape, options[0], options[1], frozen(output_padding), options[2])
     if w.shape[0] != x.shape[1]:
         what = f"weight expects {w.shape[0]} input channels, x has {x.shape[1]}"
@@ -367,12 +367,12 @@ def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, d
     if x.ndim != 4:
         raise ShapeError(message("im2col", "x has four axes", **{"x.shape": x.shape}))
     window = pair("im2col", "kernel", frozen(kernel), 1)
-    g = geometry("im2col", x.shape, (1, x.shape[1], *window), *_options(stride, padding, dilation, 1))
+    g = geometry("im2col", x.shape, (1, x.shape[1], *window), *_conv_options(stride, padding, dilation, 1))
     if x.backend == "cpu":
         return launch.run_cpu(_cpu_im2col, x, g=g)
     cols = Tensor.empty((g.n, g.c * g.taps, g.oh * g.ow), x.dtype, queue=x.queue)
     if cols.size:
-        columns.unfold(x, cols, g)
+        columns.write_columns(x, cols, g)
     return cols
 
 
@@ -399,7 +399,7 @@ def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding:
         what = f"{rows} rows are no whole number of {window[0]} x {window[1]} windows"
         raise ShapeError(message("col2im", what, "cols is (batch, channels * window, windows)", **{"cols.shape": cols.shape}))
     channels = cols.shape[1] // (window[0] * window[1])
-    g = geometry("col2im", (cols.shape[0], channels, *size), (1, channels, *window), *_options(stride, padding, dilation, 1))
+    g = geometry("col2im", (cols.shape[0], channels, *size), (1, channels, *window), *_conv_options(stride, padding, dilation, 1))
     if g.oh * g.ow != cols.shape[2]:
         what = f"an image of {size} has {g.oh * g.ow} windows, cols has {cols.shape[2]}"
         raise ShapeError(message("col2im", what, **{"cols.shape": cols.shape}))

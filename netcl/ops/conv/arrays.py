@@ -2,50 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+from numpy.lib.stride_tricks import sliding_window_view
 
 from netcl.ops.conv.geometry import Geometry, frozen, geometry, transposed_size
 
 # ---- the NumPy backend
 
 
-def _bottom_right(g: Geometry) -> tuple[int, ...]:
-    """How far the last window reaches beyond the input."""
-    return tuple(
-        max(0, (o - 1) * s + d * (k - 1) + 1 - p - n)
-        for n, o, k, s, d, p in zip((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.dilation, g.pad, strict=True)
-    )
+Two = tuple[int, int]
 
 
-def windows(x: np.ndarray, g: Geometry) -> np.ndarray:
-    """A view ``(n, c, kh, kw, oh, ow)`` of the zero-padded input: what each tap sees of it."""
-    bottom, right = _bottom_right(g)
-    x = np.pad(x, ((0, 0), (0, 0), (g.pad[0], bottom), (g.pad[1], right)))
-    n, c, y, z = x.strides
-    steps = (n, c, y * g.dilation[0], z * g.dilation[1], y * g.stride[0], z * g.stride[1])
-    return as_strided(x, (g.n, g.c, g.kh, g.kw, g.oh, g.ow), steps, writeable=False)
+def _spans(kernel: Two, dilation: Two) -> tuple[int, ...]:
+    """How many pixels a dilated window covers along each axis."""
+    return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
+
+
+def _paddings(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two) -> list[Two]:
+    """The padding before and after each axis with which the last window ends inside the image."""
+    rows = zip(size, outs, _spans(kernel, dilation), stride, pad, strict=True)
+    return [(p, max(0, (o - 1) * s + span - p - n)) for n, o, span, s, p in rows]
+
+
+def windows(x: np.ndarray, outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two, fill: float = 0) -> np.ndarray:
+    """A view ``(n, c, oh, ow, kh, kw)`` of the padded images: the window of every output pixel."""
+    x = np.pad(x, ((0, 0), (0, 0), *_paddings(x.shape[2:], outs, kernel, stride, pad, dilation)), constant_values=fill)
+    view = sliding_window_view(x, _spans(kernel, dilation), (2, 3))
+    return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]][:, :, : outs[0], : outs[1]]
 
 
 def columns(x: np.ndarray, g: Geometry) -> np.ndarray:
     """``(n, groups, c / groups * taps, pixels)``: every window unfolded into a column."""
-    return windows(x, g).reshape(g.n, g.groups, g.c // g.groups * g.taps, g.oh * g.ow)
+    seen = windows(x, (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation).transpose(0, 1, 4, 5, 2, 3)
+    return seen.reshape(g.n, g.groups, g.c // g.groups * g.taps, g.oh * g.ow)
 
 
 def fold(cols: np.ndarray, g: Geometry) -> np.ndarray:
     """The sum of columns where their windows overlap: the transpose of :func:`columns`."""
     cols = cols.reshape(g.n, g.c, g.kh, g.kw, g.oh, g.ow)
-    bottom, right = _bottom_right(g)
-    x = np.zeros((g.n, g.c, g.pad[0] + g.h + bottom, g.pad[1] + g.w + right), cols.dtype)
+    (top, bottom), (left, right) = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
+    x = np.zeros((g.n, g.c, top + g.h + bottom, left + g.w + right), cols.dtype)
     for r in range(g.kh):
         for s in range(g.kw):
-            top, left = r * g.dilation[0], s * g.dilation[1]
-            y, z = slice(top, top + g.oh * g.stride[0], g.stride[0]), slice(left, left + g.ow * g.stride[1], g.stride[1])
-            x[:, :, y, z] += cols[:, :, r, s]
-    return x[:, :, g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
+            y, z = r * g.dilation[0], s * g.dilation[1]
+            x[:, :, y : y + g.oh * g.stride[0] : g.stride[0], z : z + g.ow * g.stride[1] : g.stride[1]] += cols[:, :, r, s]
+    return x[:, :, top : top + g.h, left : left + g.w]
 
 
 def forward(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, *, g: Geometry, relu: bool = False) -> np.ndarray:
@@ -69,40 +72,35 @@ def weight_grad(dy: np.ndarray, x: np.ndarray, *, g: Geometry) -> np.ndarray:
 # ---- definitions
 
 
-def _of(x: Any, w: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Geometry:
+def _ref_geometry(x: Any, w: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Geometry:
     chosen = padding if pad is None else pad
     return geometry("ref", tuple(x), tuple(w), frozen(stride), frozen(chosen), frozen(dilation), groups)
 
 
-def _patches(g: Geometry) -> Iterator[tuple[int, int, Any]]:
-    """Every output pixel with the index of the patch of the padded input it sees."""
-    for y in range(g.oh):
-        for z in range(g.ow):
-            top, left = y * g.stride[0], z * g.stride[1]
-            rows, cols = top + g.dilation[0] * np.arange(g.kh), left + g.dilation[1] * np.arange(g.kw)
-            yield y, z, np.ix_(np.arange(g.n), np.arange(g.c), rows, cols)
-
-
-def _padded(g: Geometry, x: np.ndarray | None = None) -> np.ndarray:
-    span = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in zip((g.oh, g.ow), g.stride, g.dilation, (g.kh, g.kw), strict=True)]
-    xp = np.zeros((g.n, g.c, max(span[0], g.pad[0] + g.h), max(span[1], g.pad[1] + g.w)))
+def _patches(g: Geometry, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The image, of ``x`` or of zeros, and a view of the patch under every output pixel: ``(n, groups, c / groups, oh, ow, kh, kw)``."""
+    edges = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
+    padded = np.zeros((g.n, g.groups, g.c // g.groups, *(n + sum(edge) for n, edge in zip((g.h, g.w), edges, strict=True))))
+    image = padded[..., g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
     if x is not None:
-        xp[:, :, g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w] = x
-    return xp
+        image[:] = x.reshape(image.shape)
+    view = sliding_window_view(padded, _spans((g.kh, g.kw), g.dilation), (3, 4), writeable=True)
+    return image, view[..., :: g.stride[0], :: g.stride[1], :: g.dilation[0], :: g.dilation[1]][..., : g.oh, : g.ow, :, :]
 
 
-def _split(g: Geometry, w: np.ndarray) -> np.ndarray:
-    return w.reshape(g.groups, g.f // g.groups, g.c // g.groups, g.kh, g.kw)
+def _grouped_filters(g: Geometry, w: np.ndarray) -> np.ndarray:
+    return np.asarray(w, np.float64).reshape(g.groups, g.f // g.groups, g.c // g.groups, g.kh, g.kw)
+
+
+def _grouped_outputs(g: Geometry, dy: np.ndarray) -> np.ndarray:
+    return np.asarray(dy, np.float64).reshape(g.n, g.groups, g.f // g.groups, g.oh, g.ow)
 
 
 def ref_conv2d(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, **options: Any) -> np.ndarray:
     """Every output pixel is the sum of weights times the patch under them, plus the bias."""
-    g = _of(x.shape, w.shape, **options)
-    xp, wg, out = _padded(g, x), _split(g, np.asarray(w, np.float64)), np.zeros(g.y_shape)
-    for y, z, at in _patches(g):
-        patch = xp[at].reshape(g.n, g.groups, -1, g.kh, g.kw)
-        out[:, :, y, z] = np.einsum("gfcrs,ngcrs->ngf", wg, patch).reshape(g.n, g.f)
-    return out if bias is None else out + np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
+    g = _ref_geometry(x.shape, w.shape, **options)
+    y = np.einsum("gfcrs,ngcyzrs->ngfyz", _grouped_filters(g, w), _patches(g, x)[1]).reshape(g.y_shape)
+    return y if bias is None else y + np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
 
 
 def ref_conv2d_relu(*arrays: np.ndarray, **options: Any) -> np.ndarray:
@@ -113,22 +111,18 @@ def ref_conv2d_relu(*arrays: np.ndarray, **options: Any) -> np.ndarray:
 
 def ref_input_grad(dy: np.ndarray, w: np.ndarray, *, size: Any, **options: Any) -> np.ndarray:
     """Every gradient pixel, times the weights, added to the patch it came from."""
-    g = _of((dy.shape[0], w.shape[1] * options.get("groups", 1), *size), w.shape, **options)
-    xp, wg = _padded(g), _split(g, np.asarray(w, np.float64))
-    for y, z, at in _patches(g):
-        share = np.asarray(dy[:, :, y, z], np.float64).reshape(g.n, g.groups, -1)
-        xp[at] += np.einsum("gfcrs,ngf->ngcrs", wg, share).reshape(g.n, g.c, g.kh, g.kw)
-    return xp[:, :, g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
+    g = _ref_geometry((dy.shape[0], w.shape[1] * options.get("groups", 1), *size), w.shape, **options)
+    image, patches = _patches(g)
+    shares, filters = _grouped_outputs(g, dy), _grouped_filters(g, w)
+    for y, z in np.ndindex(g.oh, g.ow):  # patches overlap: one after the other
+        patches[..., y, z, :, :] += np.einsum("gfcrs,ngf->ngcrs", filters, shares[..., y, z])
+    return image.reshape(g.x_shape)
 
 
 def ref_weight_grad(dy: np.ndarray, x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
     """Every gradient pixel times the patch it came from, summed."""
-    g = _of(x.shape, (dy.shape[1], x.shape[1] // options.get("groups", 1), *kernel), **options)
-    xp, out = _padded(g, x), np.zeros((g.groups, g.f // g.groups, g.c // g.groups, g.kh, g.kw))
-    for y, z, at in _patches(g):
-        share = np.asarray(dy[:, :, y, z], np.float64).reshape(g.n, g.groups, -1)
-        out += np.einsum("ngf,ngcrs->gfcrs", share, xp[at].reshape(g.n, g.groups, -1, g.kh, g.kw))
-    return out.reshape(g.w_shape)
+    g = _ref_geometry(x.shape, (dy.shape[1], x.shape[1] // options.get("groups", 1), *kernel), **options)
+    return np.einsum("ngfyz,ngcyzrs->gfcrs", _grouped_outputs(g, dy), _patches(g, x)[1]).reshape(g.w_shape)
 
 
 def ref_transpose(
@@ -144,18 +138,16 @@ def ref_transpose(
 
 def ref_im2col(x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
     """Column ``p`` holds the patch of output pixel ``p``."""
-    g = _of(x.shape, (1, x.shape[1], *kernel), **options)
-    xp, out = _padded(g, x), np.zeros((g.n, g.c * g.taps, g.oh, g.ow))
-    for y, z, at in _patches(g):
-        out[:, :, y, z] = xp[at].reshape(g.n, -1)
-    return out.reshape(g.n, g.c * g.taps, -1)
+    g = _ref_geometry(x.shape, (1, x.shape[1], *kernel), **options)
+    return _patches(g, x)[1].transpose(0, 1, 2, 5, 6, 3, 4).reshape(g.n, g.c * g.taps, g.oh * g.ow)
 
 
 def ref_col2im(cols: np.ndarray, *, size: Any, kernel: Any, **options: Any) -> np.ndarray:
     """Every column added to the patch it came from."""
     channels = cols.shape[1] // (kernel[0] * kernel[1])
-    g = _of((cols.shape[0], channels, *size), (1, channels, *kernel), **options)
-    xp, cols = _padded(g), np.asarray(cols, np.float64).reshape(g.n, -1, g.oh, g.ow)
-    for y, z, at in _patches(g):
-        xp[at] += cols[:, :, y, z].reshape(g.n, g.c, g.kh, g.kw)
-    return xp[:, :, g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
+    g = _ref_geometry((cols.shape[0], channels, *size), (1, channels, *kernel), **options)
+    image, patches = _patches(g)
+    shares = np.asarray(cols, np.float64).reshape(g.n, 1, g.c, g.kh, g.kw, g.oh, g.ow)
+    for y, z in np.ndindex(g.oh, g.ow):
+        patches[..., y, z, :, :] += shares[..., y, z]
+    return image.reshape(g.x_shape)

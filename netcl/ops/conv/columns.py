@@ -38,24 +38,24 @@ TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may 
 # ---- unfolding and folding
 
 
-def unfold(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
+def write_columns(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
     """Columns of an image follow each other in a matrix of its own, or ``together`` with those of all images in one."""
     each, size, local = _grid(g.n * g.oh * g.ow, g.c, g.taps)
-    _kernel(x, cols, "im2col", {"EACH": each, **_window(g)})(x.queue, size, local, x, cols, *_numbers(g, together))
+    _built(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
 
 
 def fold(cols: Tensor, x: Tensor, g: Geometry) -> None:
     """Columns of each image, added up where windows overlap."""
     each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
-    _kernel(cols, x, "col2im", {"EACH": each, **_window(g)})(x.queue, size, local, cols, x, *_numbers(g, together=False))
+    _built(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(x.queue, size, local, cols, x, *_window_numbers(g, together=False))
 
 
-def _kernel(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
+def _built(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
     real = dtypes.DTYPES[result.dtype].c_compute
     return launch.kernel(source.queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, {"REAL": real, **defines})
 
 
-def _window(g: Geometry) -> dict[str, int]:
+def _window_macros(g: Geometry) -> dict[str, int]:
     """Macros of a window; with every how many taps along an axis one may reach a given pixel."""
     high, wide = _periods(g)
     sizes = {"KH": g.kh, "KW": g.kw, "STRIDE_H": g.stride[0], "STRIDE_W": g.stride[1]}
@@ -79,7 +79,7 @@ def _grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int],
     return each, (places, channels // each), (launch.LOCAL_1D, 1)
 
 
-def _numbers(g: Geometry, together: bool) -> tuple[int, ...]:
+def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
     windows = g.oh * g.ow
     steps = (g.n * windows, windows) if together else (windows, g.c * g.taps * windows)
     return g.n, g.c, g.h, g.w, g.oh, g.ow, *g.pad, *g.dilation, *steps
@@ -88,29 +88,29 @@ def _numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 # ---- convolutions: when
 
 
-def fits(job: Job, queue: Any) -> bool:
+def has_room(job: Job, queue: Any) -> bool:
     """Whether the device, and the bound on what a convolution may take, have room for the columns."""
-    if _apart(job) and _same(job.g):
+    if _apart(job) and _is_image(job.g):
         return True
-    values = job.g.c * job.g.taps * _span(job.g)
+    values = job.g.c * job.g.taps * _pixel_count(job.g)
     return values <= MOST_VALUES and dtypes.DTYPES[job.accumulator].itemsize * values <= handle_of(queue).profile.max_alloc_size // 4
 
 
 def pays(job: Job, queue: Any) -> bool:
     """Whether products of float32 run on matrix units, and with what else is to do take less time than a direct sum."""
     profile = handle_of(queue).profile
-    if job.dtype != "float32" or not nvidia.capable(profile) or not fits(job, queue):
+    if job.dtype != "float32" or not nvidia.capable(profile) or not has_room(job, queue):
         return False
-    p, best = product(job), {wgmma.TIER: wgmma.best, mma.TIER: mma.best}
-    tier = gemm.vendor_of(queue, p, profile) if cost(job, 0, profile.max_compute_units) < direct_cost(job) else None
-    return tier in best and cost(job, best[tier](p, profile.max_compute_units)[1], profile.max_compute_units) < direct_cost(job)
+    p, best = columns_product(job), {wgmma.TIER: wgmma.best_tile, mma.TIER: mma.best}
+    tier = gemm.vendor_of(queue, p, profile) if columns_cost(job, 0, profile.max_compute_units) < direct_cost(job) else None
+    return tier in best and columns_cost(job, best[tier](p, profile.max_compute_units)[1], profile.max_compute_units) < direct_cost(job)
 
 
-def cost(job: Job, multiplied: float, units: int) -> float:
+def columns_cost(job: Job, multiplied: float, units: int) -> float:
     """How long it takes, as multiply-adds of all compute units, if each of them does so many in the time of the product."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
-    unfolded = 0 if apart and _same(g) else x + g.c * g.taps * _span(g)
+    unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
     turned = (w if job.kind == INPUT_GRAD else g.n * w if apart and job.kind == WEIGHT_GRAD else 0) + (0 if apart else y)
     launches = 1 + (unfolded > 0) + (not apart) + (job.kind == INPUT_GRAD or (apart and job.kind == WEIGHT_GRAD))
     return winograd.VALUE_COST * (unfolded + 2 * turned) + units * multiplied + launches * LAUNCH_COST
@@ -121,13 +121,13 @@ def direct_cost(job: Job) -> float:
     g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
     moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
-    return DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _span(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
+    return DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
 
 
-def product(job: Job) -> gemm.Product:
+def columns_product(job: Job) -> gemm.Product:
     """The product of a pass: a batch for each group, and for each image where they are apart."""
     g, apart = job.g, _apart(job)
-    m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _span(g)
+    m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _pixel_count(g)
     sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[job.kind]
     p = gemm.Product(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
     a, b = ((g.groups * size * apart, size) for size in (p.m * p.k, p.n * p.k))
@@ -147,12 +147,12 @@ def _apart(job: Job) -> bool:
     return pixels % 4 == 0 and -(-pixels // TILE) * TILE <= MOST_EMPTY * pixels and not (job.bias and job.kind == FORWARD)
 
 
-def _same(g: Geometry) -> bool:
+def _is_image(g: Geometry) -> bool:
     """Whether the columns of an image are the image."""
     return (g.taps, *g.stride, *g.pad) == (1, 1, 1, 0, 0) and (g.oh, g.ow) == (g.h, g.w)
 
 
-def _span(g: Geometry) -> int:
+def _pixel_count(g: Geometry) -> int:
     return g.n * g.oh * g.ow
 
 
@@ -163,15 +163,15 @@ def plan(job: Job, queue: Any) -> Launch:
     """The launches of a convolution or a gradient."""
     if _apart(job) and job.kind == FORWARD:
         return _by_product(job, queue, lambda queue, x, w: (w, _columns(x, job.g, together=False)))
-    if _apart(job) and job.kind == INPUT_GRAD and _same(job.g) and not job.bias:
+    if _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:
         return _by_product(job, queue, lambda queue, dy, w: (_turned(w, job.g), dy))
-    return {FORWARD: _forward, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _weight_grad}[job.kind](job, queue)
+    return {FORWARD: _forward_columns, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _columns_weight_grad}[job.kind](job, queue)
 
 
 def _by_product(job: Job, queue: Any, operands: Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]]) -> Launch:
     """One that is a product of ``operands(queue, source, weight)``, which ends in what follows."""
     end = job.ending
-    multiply = _products(queue, replace(product(job), c=end.stored, finish=end, scaled=job.finish is not None))
+    multiply = _aligned_products(queue, replace(columns_product(job), c=end.stored, finish=end, scaled=job.finish is not None))
 
     def multiplied(queue: Any, size: Any, local: Any, a: Tensor, b: Tensor, bias: Tensor, added: Tensor, y: Tensor, scale: float) -> None:
         gemm.run(multiply(alignment(a, b) == 16), queue, a, b, gemm.Extras(end, None, added, scale), y)
@@ -179,15 +179,15 @@ def _by_product(job: Job, queue: Any, operands: Callable[[Any, Tensor, Tensor], 
     return ending.Ending(multiplied, None, None, (), operands)
 
 
-def _forward(job: Job, queue: Any) -> Launch:
+def _forward_columns(job: Job, queue: Any) -> Launch:
     g, pixels = job.g, job.g.oh * job.g.ow
-    multiply = _products(queue, product(job))
+    multiply = _aligned_products(queue, columns_product(job))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
-    each, size, local = _grid(_span(g) // (4 if quads else 1), g.f, 4 if quads else 1)
+    each, size, local = _grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
 
     def sums(queue: Any, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        y = Tensor.empty((g.f, _span(g)), job.dtype, queue=queue)
+        y = Tensor.empty((g.f, _pixel_count(g)), job.dtype, queue=queue)
         return (gemm.run(multiply(alignment(w) == 16), queue, w, _columns(x, g), None, y),)
 
     return ending.Ending(outputs, size, local, (g.n, g.f, pixels), sums)
@@ -195,47 +195,47 @@ def _forward(job: Job, queue: Any) -> Launch:
 
 def _input_grad(job: Job, queue: Any) -> Launch:
     g, apart = job.g, _apart(job)
-    multiply = _products(queue, product(job))
+    multiply = _aligned_products(queue, columns_product(job))
     each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window(g)})
+    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
 
     def columns(queue: Any, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        source, cols = dy if apart else _filters_first(dy, g), Tensor.empty((g.c * g.taps, _span(g)), job.dtype, queue=queue)
+        source, cols = dy if apart else _filters_first(dy, g), Tensor.empty((g.c * g.taps, _pixel_count(g)), job.dtype, queue=queue)
         return (gemm.run(multiply(alignment(source) == 16), queue, _turned(w, g), source, None, cols),)
 
-    return ending.Ending(outputs, size, local, _numbers(g, together=not apart), columns)
+    return ending.Ending(outputs, size, local, _window_numbers(g, together=not apart), columns)
 
 
-def _weight_grad(job: Job, queue: Any) -> Launch:
+def _columns_weight_grad(job: Job, queue: Any) -> Launch:
     g, apart = job.g, _apart(job)
-    multiply = _products(queue, product(job))
+    multiply = _aligned_products(queue, columns_product(job))
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
         source, cols = dy if apart else _filters_first(dy, g), _columns(x, g, together=not apart)
         parts = Tensor.empty((g.n, dw.size), job.dtype, queue=queue) if apart else dw
         gemm.run(multiply(alignment(source, cols) == 16), queue, source, cols, None, parts)
         if apart:
-            add_parts(parts, dw)
+            add_splits(parts, dw)
 
     return go
 
 
-def _products(queue: Any, p: gemm.Product) -> Callable[[bool], gemm.Plan]:
+def _aligned_products(queue: Any, p: gemm.Product) -> Callable[[bool], gemm.Plan]:
     """A product by whether its operands begin at multiples of 16 bytes: a caller's own may not."""
     return functools.cache(lambda placed: gemm.plan_for(queue, replace(p, placed=placed, aligned=p.aligned and placed)))
 
 
 def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
-    if not together and _same(g):
+    if not together and _is_image(g):
         return x
-    cols = Tensor.empty((g.c * g.taps, _span(g)), x.dtype, queue=x.queue)
-    unfold(x, cols, g, together)
+    cols = Tensor.empty((g.c * g.taps, _pixel_count(g)), x.dtype, queue=x.queue)
+    write_columns(x, cols, g, together)
     return cols
 
 
-def add_parts(parts: Tensor, result: Tensor) -> None:
+def add_splits(parts: Tensor, result: Tensor) -> None:
     """The sum of ``(parts, values)`` over the parts, in their order."""
-    kernel = _kernel(parts, result, "sum_splits", {})
+    kernel = _built(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 
 

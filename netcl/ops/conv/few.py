@@ -31,7 +31,7 @@ COLLECTED = 16  # weights of a filter that are
 WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
 
 
-class Share(NamedTuple):
+class LineShare(NamedTuple):
     """Macros, lines of results of a work-group (0: not even one fits) and the pixels of a tile."""
 
     tiles: dict[str, Any]
@@ -66,7 +66,7 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch | None:
     filled = (FILLED_MORE if weights else FILLED) * blocks * share.width <= job.filters
     if not share.lines or not (form or (few and filled)):
         return None
-    return (_gradients if weights else _filters)(job, share, blocks, queue)
+    return (_filter_gradients if weights else _filter_blocks)(job, share, blocks, queue)
 
 
 def _fitting(job: Job, queue: Any, room: int, held: Callable[[int], int]) -> int:
@@ -76,23 +76,23 @@ def _fitting(job: Job, queue: Any, room: int, held: Callable[[int], int]) -> int
     return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
 
 
-def _room(job: Job, queue: Any) -> int:
+def _local_bytes(job: Job, queue: Any) -> int:
     return min(ROOM, handle_of(queue).profile.local_mem_size // 2 - 512) // vectors(job, queue)[0]
 
 
 # ---- pixels in the lanes
 
 
-def pixel_share(job: Job, lanes: int, queue: Any) -> Share:
+def pixel_share(job: Job, lanes: int, queue: Any) -> LineShare:
     """As many filters as there are, up to 8, times the vectors that registers leave."""
-    g, wide, registers, room = job.g, job.class_size[1], vectors(job, queue)[2], _room(job, queue)
+    g, wide, registers, room = job.g, job.class_size[1], vectors(job, queue)[2], _local_bytes(job, queue)
     few = -(-job.filters // -(-job.filters // 8))
     across = max(wide, lanes) + (g.kw - 1) * g.dilation[1]
     lines = _fitting(job, queue, room, lambda n: job.sizes[1] * (n + (g.kh - 1) * g.dilation[0]) * across)
-    return Share({"VW": lanes, "NV": max(1, min(8, (registers - 3) // (few + 1))), "FEW": few, "ROOM": room}, lines)
+    return LineShare({"VW": lanes, "NV": max(1, min(8, (registers - 3) // (few + 1))), "FEW": few, "ROOM": room}, lines)
 
 
-def _pixels(job: Job, share: Share, queue: Any) -> Launch:
+def _pixels(job: Job, share: LineShare, queue: Any) -> Launch:
     kernel = ending.kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
     return Ending(kernel, (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups), None, (*job.sizes, share.lines))
 
@@ -122,9 +122,9 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
     return v, min(numbers[v], key=lambda n: (-(-total // n) * cost(v, n), n)), numbers[v]
 
 
-def filter_share(job: Job, lanes: int, queue: Any) -> Share:
+def filter_share(job: Job, lanes: int, queue: Any) -> LineShare:
     """Vectors of filters times pixels of a row, or times rows of the kernel for a weight gradient."""
-    g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _room(job, queue)
+    g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, queue)
     size, _, registers = vectors(job, queue)
     v, n, widths = filter_tile(job, lanes, registers)
     down, across = (1, 1) if job.kind == INPUT_GRAD else g.stride
@@ -143,10 +143,10 @@ def filter_share(job: Job, lanes: int, queue: Any) -> Share:
         seen = job.sizes[1] * ((lines - 1) * down + (g.kh - 1) * g.dilation[0] + 1) * long
         return max(seen, lines * wide * v * lanes) if weights else seen
 
-    return Share(tiles, _fitting(job, queue, room, held), n)
+    return LineShare(tiles, _fitting(job, queue, room, held), n)
 
 
-def _filters(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
+def _filter_blocks(job: Job, share: LineShare, blocks: int, queue: Any) -> Launch:
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
     names = ("pack_filters", "conv_filters")
@@ -160,7 +160,7 @@ def _filters(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
     return Ending(multiply, size, None, (*job.sizes, share.lines, share.pixels), packed)
 
 
-def _gradients(job: Job, share: Share, blocks: int, queue: Any) -> Launch:
+def _filter_gradients(job: Job, share: LineShare, blocks: int, queue: Any) -> Launch:
     g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
     splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units)
     multiply, collect = (

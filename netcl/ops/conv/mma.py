@@ -36,7 +36,7 @@ ALONE = 1.4  # what fewer work-groups than can be resident achieve, against thei
 PART_COST = 300  # multiply-adds of a compute unit in the time that writing and adding a partial sum takes
 
 
-class Tile(NamedTuple):
+class ConvTile(NamedTuple):
     """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` of them share a compute unit, at a ``rate``."""
 
     m: int
@@ -65,10 +65,10 @@ class Tile(NamedTuple):
 
 
 TILES = (
-    Tile(128, 128, 64, 64, stages=3, resident=2, rate=1.0),
-    Tile(64, 256, 64, 64, stages=2, resident=2, rate=1.0),
-    Tile(64, 128, 64, 32, stages=4, resident=3, rate=0.8),
-    Tile(64, 64, 32, 32, stages=4, resident=4, rate=0.6),
+    ConvTile(128, 128, 64, 64, stages=3, resident=2, rate=1.0),
+    ConvTile(64, 256, 64, 64, stages=2, resident=2, rate=1.0),
+    ConvTile(64, 128, 64, 32, stages=4, resident=3, rate=0.8),
+    ConvTile(64, 64, 32, 32, stages=4, resident=4, rate=0.6),
 )
 
 
@@ -84,7 +84,7 @@ def chunks(job: Job) -> int:
     return -(-job.sizes[1] // CHUNK)
 
 
-def run_of(whole: int, step: int) -> int:
+def chunk_run(whole: int, step: int) -> int:
     """How many chunks of a tap come before the next one's: ``step``, or all where they are not whole steps."""
     return step if whole % step == 0 else whole
 
@@ -113,10 +113,10 @@ def fits(job: Job) -> bool:
 
 def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
     """The launches of a convolution or a gradient."""
-    return (_weight_grad if job.kind == WEIGHT_GRAD else _convolution)(job, config, queue)
+    return (_mma_weight_grad if job.kind == WEIGHT_GRAD else _mma_convolution)(job, config, queue)
 
 
-def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[Tile, int]:
+def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
     """The tile of a job and in how many parts it is summed: what a configuration names, else the fastest by the model."""
     named = [tile for tile in TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
     splits, depth = config.extra.get("splits"), chunks(job) * CHUNK * job.g.taps // job.classes
@@ -126,14 +126,14 @@ def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[Tile, int]:
     ways = [(tile, parts) for tile in named or TILES for parts in ([splits] if splits else _useful_splits(job, tile, depth, units))]
     sums = job.g.f * depth
 
-    def time(way: tuple[Tile, int]) -> float:
+    def time(way: tuple[ConvTile, int]) -> float:
         tile, parts = way
         return tile.time(job.filters, depth, -(-job.pixels // parts), job.g.groups * parts, units) + PART_COST * sums * parts / units
 
     return min(ways, key=time)
 
 
-def _useful_splits(job: Job, tile: Tile, columns: int, units: int) -> list[int]:
+def _useful_splits(job: Job, tile: ConvTile, columns: int, units: int) -> list[int]:
     """Parts that give every compute unit as many work-groups as it takes at once, twice that, ...; each long enough to be worth it."""
     tiles = job.g.groups * -(-job.filters // tile.m) * -(-columns // tile.n)
     most = max(1, job.pixels // (4 * FILL))
@@ -143,7 +143,7 @@ def _useful_splits(job: Job, tile: Tile, columns: int, units: int) -> list[int]:
 # ---- launches
 
 
-def _kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
+def _mma_kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
     operands = {"X": job.dtype, "Y": result or job.dtype}
     fixed = {"PART": part, "INPUT_GRAD": job.kind == INPUT_GRAD}
     return launch.kernel(queue, __file__, "axes.cl mma.cl", name, operands, fixed | defines, _instructions())
@@ -158,7 +158,7 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
     (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
     tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups
-    kernel = _kernel(queue, job, 1, "mma_prepare", {})
+    kernel = _mma_kernel(queue, job, 1, "mma_prepare", {})
     size = ((tiles - (-weights // TURN_ITEMS)) * TURN_ITEMS,)
 
     def prepare(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,10 +171,10 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
     return prepare
 
 
-def _convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _mma_convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tile, _ = tile_of(job, config, handle_of(queue).profile.max_compute_units)
     stored, whole = job.ending.stored, chunks(job)
-    run = run_of(whole, tile.step)
+    run = chunk_run(whole, tile.step)
     macros = tile.macros(job.dtype) | {"PART": 2, "EVEN": run == tile.step, "Y_EIGHT": stored in HALVES}
     macros |= {"Y_PAIR(low, high)": f"pair_{stored}(low, high)"} if stored in HALVES else {}
     kernel = ending.kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
@@ -182,15 +182,15 @@ def _convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
     return ending.Ending(kernel, size, (tile.items, 1), (*job.sizes, whole, run), _channels_last(job, queue, packs=True))
 
 
-def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _mma_weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
     g, c8 = job.g, chunks(job)
     tile, splits = tile_of(job, config, handle_of(queue).profile.max_compute_units)
     width, plane = g.taps * c8 * CHUNK, g.oh * g.ow
     padded, planes = -(-plane // CHUNK) * CHUNK, g.n * g.f
     prepare = _channels_last(job, queue, packs=False)
-    multiply = _kernel(queue, job, 3, "conv_mma_weights", tile.macros(job.dtype))
-    collect = _kernel(queue, job, 4, "mma_collect", {})
-    pad = functools.partial(_kernel, queue, job, 1, "mma_pad", {})
+    multiply = _mma_kernel(queue, job, 3, "conv_mma_weights", tile.macros(job.dtype))
+    collect = _mma_kernel(queue, job, 4, "mma_collect", {})
+    pad = functools.partial(_mma_kernel, queue, job, 1, "mma_pad", {})
     tiles = -(-job.filters // tile.m) * -(-width // tile.n)
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
@@ -200,8 +200,8 @@ def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
             pad()(queue, (dy.size,), (launch.LOCAL_1D,), given, dy, planes, plane, padded)
         parts = Tensor.empty((splits * g.f * width,), "float32", queue=queue)
         size = (tiles * splits * tile.items, g.groups)
-        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, run_of(c8, RUN), splits)
-        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, run_of(c8, RUN), splits)
+        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, chunk_run(c8, RUN), splits)
+        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, chunk_run(c8, RUN), splits)
 
     return go
 
@@ -211,10 +211,10 @@ def _weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 def _trusted(queue: Any, dtype: str) -> bool:
     """Whether the kernels build and are right for a dtype; asked once per context."""
-    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda: _right(queue, dtype))
+    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda: _convolves_right(queue, dtype))
 
 
-def _right(queue: Any, dtype: str) -> bool:
+def _convolves_right(queue: Any, dtype: str) -> bool:
     """A strided convolution and its gradients, against the exact ones: whole steps one way, broken ones the other, tiles not full."""
     g = geometry("conv2d", (3, 32, 9, 8), (37, 32, 3, 3), (2, 1), 1, 1, 1)
     rng = np.random.default_rng(0)
@@ -223,10 +223,10 @@ def _right(queue: Any, dtype: str) -> bool:
     cases = ((FORWARD, (x, w, w), g.y_shape, arrays.forward(exact_x, exact_w, None, g=g)),
              (INPUT_GRAD, (dy, w, w), g.x_shape, arrays.input_grad(exact_dy, exact_w, None, g=g)),
              (WEIGHT_GRAD, (x, dy), g.w_shape, arrays.weight_grad(exact_dy, exact_x, g=g)))  # fmt: skip
-    return all(_close(queue, Job(kind, g, dtype), given, shape, exact) for kind, given, shape, exact in cases)
+    return all(_is_close(queue, Job(kind, g, dtype), given, shape, exact) for kind, given, shape, exact in cases)
 
 
-def _close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
+def _is_close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
     result = Tensor.empty(shape, job.dtype, queue=queue)
     plan(job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), queue)(queue, *given, result)
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]

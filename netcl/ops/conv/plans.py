@@ -41,7 +41,7 @@ from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.pointwise import cast
 
-__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "cpu_tiles", "problem_of", "run", "simt_tiles"]
+__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
 
 log = logging.getLogger("netcl")
 
@@ -82,43 +82,43 @@ def plan(job: Job, queue: Any, config: KernelConfig | None = None) -> Launch:
     slot = job if config is None else (job, repr(config))
     known = state.get(slot)
     if known is None or known[0] != stamp:
-        known = state[slot] = (stamp, _plan(job, config or _choice(job, queue), queue))
+        known = state[slot] = (stamp, _launch_of(job, config or _chosen_config(job, queue), queue))
     return known[1]
 
 
-def problem_of(job: Job, profile: ExtendedDeviceProfile) -> Problem:
+def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
     """A convolution as the selector and the tuner name it."""
     g = job.g
     flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
     return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
 
 
-def _choice(job: Job, queue: Any) -> KernelConfig:
+def _chosen_config(job: Job, queue: Any) -> KernelConfig:
     g = job.g
     shapes = (g.x_shape, g.w_shape, g.stride, g.pad, g.dilation)
-    return get_kernel_selector().choose(problem_of(job, handle_of(queue).profile), shapes)
+    return get_kernel_selector().choose(conv_problem(job, handle_of(queue).profile), shapes)
 
 
-def _plain(job: Job, config: KernelConfig, queue: Any, tier: str) -> Launch:
+def _plain_launch(job: Job, config: KernelConfig, queue: Any, tier: str) -> Launch:
     """The launch of a configuration without local memory or without vectors."""
     if config.use_local_memory and tier != "cpu" and config.variant is not V.CONV2D_NAIVE:
         return _simt_gemm(job, replace(config, extra={**config.extra, "form": "tiles"}), queue)
     if config.use_vectorization and tier == "cpu":
-        return _widened(job, _cpu_rows(_wide(job), config, queue))
+        return _widened_launch(job, _cpu_rows(_wide_job(job), config, queue))
     return _simt_naive(job, config, queue)
 
 
-def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _launch_of(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
     if is_named(config) and not (config.use_local_memory and config.use_vectorization):
-        return _plain(job, config, queue, tier)
+        return _plain_launch(job, config, queue, tier)
     if tier != "cpu" and mma.suits(job, config, queue):
         return mma.plan(job, config, queue)
     variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
     if tier == "cpu" and winograd_cpu.suits(job, variant, config, queue):
-        return _widened(job, winograd_cpu.plan(_wide(job), config, queue))
+        return _widened_launch(job, winograd_cpu.plan(_wide_job(job), config, queue))
     if tier == "cpu" and winograd_grads.suits(job, variant, config, queue):
-        return _widened(job, winograd_grads.plan(_wide(job), config, queue))
+        return _widened_launch(job, winograd_grads.plan(_wide_job(job), config, queue))
     if variant is V.CONV2D_WINOGRAD:
         if tier != "cpu" and winograd.suits(job, config, queue):
             return winograd.plan(job, queue)
@@ -127,16 +127,16 @@ def _plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
         variant = V.CONV2D_IM2COL
     if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
         make = _cpu_rows if config.variant is V.CONV2D_NAIVE else _cpu_gemm
-        return _widened(job, make(_wide(job), config, queue))
+        return _widened_launch(job, make(_wide_job(job), config, queue))
     return _SIMT.get(variant, _simt_gemm)(job, config, queue)
 
 
-def _wide(job: Job) -> Job:
+def _wide_job(job: Job) -> Job:
     """A job with inputs of the type sums are kept in, that ends as it did."""
     return job if job.dtype == job.accumulator else job._replace(dtype=job.accumulator, finish=job.ending)
 
 
-def _widened(job: Job, go: Launch) -> Launch:
+def _widened_launch(job: Job, go: Launch) -> Launch:
     """Half and bfloat16 are storage only: on CPUs a pass widens them, and the kernels know one type. Results are rounded as they are
     stored, or in one pass more where the kernel cannot."""
     if job.dtype == job.accumulator:
@@ -161,7 +161,7 @@ def _say_once(queue: Any, job: Job, what: str) -> None:
         log.info("[%s] %s; x.shape=%s, w.shape=%s", job.kind, what, job.g.x_shape, job.g.w_shape)
 
 
-def _kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
+def _conv_kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": result or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 2 if job.kind == WEIGHT_GRAD else 1}
     if job.kind != WEIGHT_GRAD:
@@ -173,7 +173,7 @@ def _ending(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any],
     return Ending(ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines), size, local, numbers)
 
 
-def _wanted(queue: Any) -> int:
+def _busy_groups(queue: Any) -> int:
     return GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units
 
 
@@ -191,7 +191,7 @@ def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
     """Macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
     profile, (size, lanes, registers) = handle_of(queue).profile, few.vectors(job, queue)
     vectors = registers // 8
-    columns = {"rows": _span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
+    columns = {"rows": _tap_span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
     while vectors > 1 and vectors // 2 * lanes >= columns:
         vectors //= 2
     tall = 13 * vectors + 1 <= registers and job.filters > 6
@@ -220,7 +220,7 @@ def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
     return max(1, min(wanted, room // (4 if job.kind == WEIGHT_GRAD else 2)) // step) * step
 
 
-def _span(g: Geometry) -> tuple[int, int]:
+def _tap_span(g: Geometry) -> tuple[int, int]:
     """Of a kernel row with the channels of a pixel side by side: in how many pieces its taps lie, and the values of one."""
     channels = g.c // g.groups
     return (1, g.kw * channels) if g.dilation[1] == 1 or g.kw == 1 else (g.kw, channels)
@@ -233,7 +233,7 @@ def _form(job: Job, config: KernelConfig, width: int) -> str:
     """
     if job.kind != WEIGHT_GRAD:
         return ""
-    return config.extra.get("form") or ("rows" if width >= WIDE and 2 * 4 * _span(job.g)[1] >= width else "panel")
+    return config.extra.get("form") or ("rows" if width >= WIDE and 2 * 4 * _tap_span(job.g)[1] >= width else "panel")
 
 
 def _cpu_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
@@ -251,7 +251,7 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
-    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_wanted(queue) // max(1, strips * third))))
+    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(queue) // max(1, strips * third))))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
@@ -261,20 +261,20 @@ def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
 def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
     """Channels of a pixel side by side, then a product per row of the kernel; see weights.cl."""
     g, channels, m = job.g, job.g.c // job.g.groups, job.filters
-    apart, span = _span(g)
+    apart, span = _tap_span(g)
     skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels no tap ever sees
     stride = tuple(step // by for step, by in zip(g.stride, skip, strict=True))
     high, wide = ((o - 1) * step + d * (k - 1) + 1 for o, step, d, k in zip((g.oh, g.ow), stride, g.dilation, (g.kh, g.kw), strict=True))
     strip, taps = tiles["NT"] * tiles["NV"] * tiles["VW"], g.kh * apart
     strips = -(-span // strip)
     # Pixels are divided before filters: every block of filters reads all pixels again.
-    alike, wanted = strips * taps * g.groups, 2 * _wanted(queue)
+    alike, wanted = strips * taps * g.groups, 2 * _busy_groups(queue)
     splits = max(1, min(-(-wanted // alike), job.pixels // 1024))
     rows = _ceil_to(-(-m // max(1, min(m // (2 * tiles["MR"]), -(-wanted // (alike * splits))))), tiles["MR"])
     blocks = -(-m // rows)
     turned, padded = g.groups * g.n * high * wide * channels, _ceil_to(m, tiles["MR"])
     turn, multiply, collect = (
-        _kernel(queue, job, "weights.cl", name, tiles) for name in ("channels_last", "conv_weights", "collect_weights")
+        _conv_kernel(queue, job, "weights.cl", name, tiles) for name in ("channels_last", "conv_weights", "collect_weights")
     )
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
@@ -293,17 +293,17 @@ def _cpu_panel_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
     blocks = -(-job.filters // tiles["ROWS"])
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
-    splits = max(1, min(-(-_wanted(queue) // math.prod(size)), job.pixels // 256))
+    splits = max(1, min(-(-_busy_groups(queue) // math.prod(size)), job.pixels // 256))
     return _split(job, queue, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
 
 
 def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles, g = cpu_tiles(job, config, queue), job.g
     lines = math.prod(g.w_shape) if job.kind == WEIGHT_GRAD else g.n * g.groups * job.filters * job.class_size[0]
-    rows = max(1, lines // (4 * _wanted(queue)))
+    rows = max(1, lines // (4 * _busy_groups(queue)))
     size = (-(-lines // rows), 1, job.classes)
     if job.kind == WEIGHT_GRAD:
-        return _direct(_kernel(queue, job, "cpu.cl", "conv_direct_weights", tiles), size, None, *job.sizes, rows, 1)
+        return _direct(_conv_kernel(queue, job, "cpu.cl", "conv_direct_weights", tiles), size, None, *job.sizes, rows, 1)
     return _ending(queue, job, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
 
 
@@ -320,16 +320,16 @@ def simt_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, int]:
     while tiles["BM"] % (tiles["TM"] * tiles["TN"]):
         tiles["TM" if tiles["TM"] >= tiles["TN"] else "TN"] //= 2
     limit = handle_of(queue).profile.max_work_group_size
-    while _items(tiles) > limit and tiles["BM"] > tiles["TM"] * tiles["TN"]:
+    while _work_items(tiles) > limit and tiles["BM"] > tiles["TM"] * tiles["TN"]:
         tiles["BM"] //= 2
-    while _items(tiles) % tiles["BK"]:
+    while _work_items(tiles) % tiles["BK"]:
         tiles["BK"] //= 2
     if tiles["BK"] % (tiles["BM"] // (tiles["TM"] * tiles["TN"])):  # every work-item fetches the same number of elements
         tiles["BM"] = tiles["TM"] * tiles["TN"]
     return tiles
 
 
-def _items(tiles: dict[str, int]) -> int:
+def _work_items(tiles: dict[str, int]) -> int:
     return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
 
 
@@ -337,7 +337,7 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
     if _suits_taps(job, config, queue):
         return (_taps_weights if job.kind == WEIGHT_GRAD else _taps)(job, config, queue)
     tiles, g = simt_tiles(job, config, queue), job.g
-    items, rows = _items(tiles), -(-job.filters // tiles["BM"])
+    items, rows = _work_items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
         splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
@@ -348,7 +348,7 @@ def _simt_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 def _pixel_splits(job: Job, queue: Any, groups: int, depth: int) -> int:
     """In how many parts a GPU sums over the pixels: as many as occupy it, and more where one part would be too long a sum."""
-    busy = min(-(-_wanted(queue) // groups), job.pixels // (16 * depth), 256)
+    busy = min(-(-_busy_groups(queue) // groups), job.pixels // (16 * depth), 256)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 
 
@@ -375,9 +375,9 @@ def _taps_tiles(job: Job, config: KernelConfig, queue: Any, columns: int) -> dic
 
 def _taps(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles, c, m = _taps_tiles(job, config, queue, job.pixels), job.sizes[1], job.filters
-    deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _items(tiles)
+    deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _work_items(tiles)
     n = job.g.groups * job.g.taps * deep * wide
-    pack = _kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
+    pack = _conv_kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
     size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
 
     def packed(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -392,7 +392,7 @@ def _taps(job: Job, config: KernelConfig, queue: Any) -> Launch:
 def _taps_weights(job: Job, config: KernelConfig, queue: Any) -> Launch:
     tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
-    items, g = _items(tiles), job.g
+    items, g = _work_items(tiles), job.g
     columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
     splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
     return _split(job, queue, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
@@ -402,7 +402,7 @@ def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:
     if job.kind == WEIGHT_GRAD:
         most = min(config.local_size_1d, handle_of(queue).profile.max_work_group_size) if config.use_local_memory else 1
         lanes = 1 << (max(1, most).bit_length() - 1)
-        kernel = _kernel(queue, job, "simt.cl", "conv_naive_weights", {"LANES": lanes})
+        kernel = _conv_kernel(queue, job, "simt.cl", "conv_naive_weights", {"LANES": lanes})
         return _direct(kernel, (math.prod(job.g.w_shape) * lanes,), (lanes,), *job.sizes, 1)
     results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
     return _ending(queue, job, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
@@ -424,8 +424,8 @@ def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 
 def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    if columns.fits(job, queue):
-        return _widened(job, columns.plan(_wide(job), queue))
+    if columns.has_room(job, queue):
+        return _widened_launch(job, columns.plan(_wide_job(job), queue))
     _say_once(queue, job, "columns would take too much memory: implicit GEMM instead")
     return _simt_gemm(job, config, queue)
 
@@ -435,14 +435,14 @@ def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
 
 def _split(job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int) -> Launch:
     """A weight gradient summed in several parts, so that few weights still keep the device busy; then the parts' sum."""
-    kernel = _kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
+    kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     if splits == 1:
         return _direct(kernel, size, local, *job.sizes, *numbers, 1)
 
     def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
         parts = Tensor.empty((splits, dw.size), job.accumulator, queue=queue)
         kernel(queue, size, local, x, dy, parts, *job.sizes, *numbers, splits)
-        columns.add_parts(parts, dw)
+        columns.add_splits(parts, dw)
 
     return go
 

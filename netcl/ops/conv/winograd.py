@@ -117,14 +117,14 @@ def tiles(job: Job) -> tuple[int, int, int]:
 
 def plan(job: Job, queue: Any) -> Launch:
     """Transformed, a convolution is a product of matrices for each element of a tile: filters x channels x tiles."""
-    return (_weight_grad if job.kind == WEIGHT_GRAD else _convolution)(job, queue)
+    return (_winograd_weight_grad if job.kind == WEIGHT_GRAD else _winograd_convolution)(job, queue)
 
 
-def _convolution(job: Job, queue: Any) -> Launch:
+def _winograd_convolution(job: Job, queue: Any) -> Launch:
     (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
     span, back, pairs = places[-1], job.kind == INPUT_GRAD, m * c
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
-    product = _products(queue, PARTS, m, span, c, trans_a=back)
+    product = _tile_products(queue, PARTS, m, span, c, trans_a=back)
     sources = _transform(queue, job, 1, "sources", INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
     macros = constants() | {"PART": 2, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
     outputs = ending.kernel(queue, job, FILES, "winograd_outputs", macros)
@@ -138,12 +138,12 @@ def _convolution(job: Job, queue: Any) -> Launch:
     return ending.Ending(outputs, (span, m), (launch.LOCAL_1D, 1), (n, m, oh, ow, *places), multiplied)
 
 
-def _weight_grad(job: Job, queue: Any) -> Launch:
+def _winograd_weight_grad(job: Job, queue: Any) -> Launch:
     """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
     depth = -(-span // _useful_parts(m, c, span, handle_of(queue).profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
-    product = _products(queue, PARTS * parts, m, c, depth, trans_b=True)
+    product = _tile_products(queue, PARTS * parts, m, c, depth, trans_b=True)
     quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
     sources = _transform(queue, job, 3, "grad_sources", **quads)
     weights = _transform(queue, job, 4, "weight_grads")(1)
@@ -178,7 +178,7 @@ def _transform(queue: Any, job: Job, part: int, name: str, **quads: bool) -> Cal
     return kernel
 
 
-def _products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
+def _tile_products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
     """The products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
     p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),

@@ -64,10 +64,10 @@ def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
     """Whether 36 products instead of 144 are exact enough and worth the transforms of pixels, which few filters share, and of weights,
     which few tiles share."""
     tiles = share_of(job, profile, {}).tiles
-    strips = -(-_count(job) // _strip(tiles))
+    strips = -(-_tile_count(job) // _strip(tiles))
     ours = WITH_TRANSFORMS * strips * _strip(tiles) + TRANSFORM * (strips if tiles["FRESH"] else 1)
     faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
-    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _room(job.sizes[1], profile.lanes) <= 2 * ROOM
+    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _transformed_bytes(job.sizes[1], profile.lanes) <= 2 * ROOM
 
 
 def tiles_of(job: Job) -> tuple[int, int]:
@@ -75,15 +75,15 @@ def tiles_of(job: Job) -> tuple[int, int]:
     return -(-job.sizes[5] // OUT), -(-job.sizes[6] // OUT)
 
 
-def _count(job: Job) -> int:
+def _tile_count(job: Job) -> int:
     high, wide = tiles_of(job)
     return job.g.n * high * wide
 
 
 def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
     """How the work is cut; ``given`` may name macros."""
-    count, c, m, units = _count(job), job.sizes[1], job.filters, profile.max_compute_units
-    tiles = _macros(count, c, m, profile, given)
+    count, c, m, units = _tile_count(job), job.sizes[1], job.filters, profile.max_compute_units
+    tiles = _tile_macros(count, c, m, profile, given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
     groups = min(strips * blocks, max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
     room = PARTS * (c * _strip(tiles) + APART * tiles["NT"])
@@ -92,10 +92,10 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
     return Share(tiles, blocks, groups, 0 if tiles["FRESH"] else blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
 
 
-def _macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
+def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
     """MR filters times NV vectors of VW tiles in registers, NT of them side by side in a strip."""
     lanes = given.get("VW", profile.lanes)
-    longest = max(lanes, min(LONGEST_STRIP, ROOM // _room(c, 1)))
+    longest = max(lanes, min(LONGEST_STRIP, ROOM // _transformed_bytes(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * PARTS * c * m > WEIGHTS))
     # Powers of two, so that sizes share programs; those that are multiplied, and transformed for, in the least time.
     strips = [size for size in (lanes << k for k in range(8)) if size <= (longest if fresh else STRIP)]
@@ -120,7 +120,7 @@ def _strip(tiles: Mapping[str, int]) -> int:
     return tiles["VW"] * tiles["NV"] * tiles["NT"]
 
 
-def _room(channels: int, tiles: int) -> int:
+def _transformed_bytes(channels: int, tiles: int) -> int:
     """Bytes of transformed inputs."""
     return 4 * PARTS * channels * tiles
 

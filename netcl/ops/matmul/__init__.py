@@ -39,7 +39,7 @@ class _Shapes(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool) -> _Shapes:
+def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool) -> _Shapes:
     """A vector is a row on the left and a column on the right."""
     if not a or not b:
         raise ShapeError(message("matmul", "a 0-d tensor is no matrix", "use mul", **{"a.shape": a, "b.shape": b}))
@@ -71,14 +71,14 @@ def _result_dtype(name: str, *operands: Tensor) -> str:
     return result.name
 
 
-def _numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, kind: str) -> np.ndarray:
+def _matmul_numpy(a: np.ndarray, b: np.ndarray, trans_a: bool, trans_b: bool, kind: str) -> np.ndarray:
     left = np.swapaxes(a, -1, -2) if trans_a and a.ndim > 1 else a
     right = np.swapaxes(b, -1, -2) if trans_b and b.ndim > 1 else b
     return np.matmul(left.astype(kind, copy=False), right.astype(kind, copy=False))
 
 
 def _vjp(F, g, a, b, transpose_a, transpose_b, needs):
-    left, right, shape, _ = _shapes(a.shape, b.shape, transpose_a, transpose_b)
+    left, right, shape, _ = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     x, y = F.reshape(a, left), F.reshape(b, right)
     g = F.reshape(g, shape)
     if len(right) == 2 and len(left) > 2 and not transpose_a:  # one tall product instead of many that are then summed
@@ -94,7 +94,7 @@ def _vjp(F, g, a, b, transpose_a, transpose_b, needs):
     return grad_a, grad_b
 
 
-def _ref(a, b, transpose_a=False, transpose_b=False):
+def _matmul_ref(a, b, transpose_a=False, transpose_b=False):
     left = np.moveaxis(a, -1, -2) if transpose_a else a
     right = np.moveaxis(b, -1, -2) if transpose_b else b
     return np.matmul(left, right)
@@ -102,7 +102,7 @@ def _ref(a, b, transpose_a=False, transpose_b=False):
 
 @op(
     vjp=_vjp,
-    ref=_ref,
+    ref=_matmul_ref,
     amp="half",
     variants=VARIANTS,
     samples=[
@@ -144,14 +144,14 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     a, b = launch.as_tensors("matmul", a, b)
     dtype = _result_dtype("matmul", a, b)
     if a.array is not None:
-        _shapes(a.shape, b.shape, transpose_a, transpose_b)
-        return launch.run_cpu(_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=dtypes.sum_dtype(dtype), dtype=dtype)
+        _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
+        return launch.run_cpu(_matmul_numpy, a, b, trans_a=transpose_a, trans_b=transpose_b, kind=dtypes.sum_dtype(dtype), dtype=dtype)
     return matmul_with(a, b, Extras(Finish(dtype)), transpose_a, transpose_b)
 
 
 def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
     """:func:`matmul` and what follows it in one kernel; OpenCL devices."""
-    left, right, shape, result = _shapes(a.shape, b.shape, transpose_a, transpose_b)
+    left, right, shape, result = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
         return Tensor.empty(result, extras.finish.stored, queue=a.queue)
     if len(left) > 2 and len(right) == 2 and not transpose_a:
@@ -161,7 +161,7 @@ def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpo
 
 def matmul_shape(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> tuple[int, ...]:
     """The shape :func:`matmul` gives."""
-    return _shapes(a.shape, b.shape, transpose_a, transpose_b).result
+    return _product_shapes(a.shape, b.shape, transpose_a, transpose_b).result
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -67,10 +67,10 @@ def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
     """``"amx"`` for a product that this tier takes over."""
     if not env.value("NETCL_AMX") or profile.device_type != "cpu" or p.batches * p.m * p.n * p.k < LEAST_WORK or not terms_for(p):
         return None
-    return "amx" if granted() and _checked(queue) else None
+    return "amx" if granted() and _driver_works(queue) else None
 
 
-def _checked(queue: Any) -> bool:
+def _driver_works(queue: Any) -> bool:
     """Whether the driver builds the kernels and they are right; asked once per context."""
     if handle_of(queue).profile.has_quirk("no_amx"):
         return False
@@ -78,12 +78,12 @@ def _checked(queue: Any) -> bool:
     verdict = state.get(("matmul", "amx"))
     if verdict is None:
         state[("matmul", "amx")] = False  # the products of the check itself do not ask again
-        verdict = state[("matmul", "amx")] = _check(queue)
+        verdict = state[("matmul", "amx")] = _multiplies_exactly(queue)
         log.info("[matmul] AMX is %s; device=%s", "used" if verdict else "not used: its kernels failed", state.device.name)
     return verdict
 
 
-def _check(queue: Any) -> bool:
+def _multiplies_exactly(queue: Any) -> bool:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((33, 70), np.float32), rng.standard_normal((70, 50), np.float32)
     exact = a.astype(np.float64) @ b
@@ -126,9 +126,9 @@ def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
     return Plan(tuple(launches), packed=terms * (a_plane + b_plane) // 2, sums=p.batches * (rows + columns))
 
 
-def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _amx_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     return plan(queue, p, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
 
 
-gemm.TIERS["amx"] = gemm.for_all(_planner)
+gemm.TIERS["amx"] = gemm.for_all(_amx_planner)
 gemm.VENDORS.append(tier)

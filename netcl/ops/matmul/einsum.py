@@ -77,7 +77,7 @@ def _parse(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     return spelled, result
 
 
-def _sizes(terms: Sequence[_Term], equation: str) -> dict[str, int]:
+def _label_sizes(terms: Sequence[_Term], equation: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for term in terms:
         if len(term.labels) != len(term.x.shape):
@@ -128,7 +128,7 @@ def einsum(F: Any, equation: str, *operands: Any) -> Tensor:
     tensors = launch.as_tensors("einsum", *given)
     inputs, result = _parse(equation, [x.ndim for x in tensors])
     terms = [_Term(F, x, labels) for x, labels in zip(tensors, inputs, strict=True)]
-    sizes = _sizes(terms, equation)
+    sizes = _label_sizes(terms, equation)
     terms = [term.diagonal() for term in terms]
     total = terms[0]
     for i, term in enumerate(terms[1:], 1):

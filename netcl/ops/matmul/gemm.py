@@ -43,7 +43,6 @@ VARIANTS = (
     KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "dot"}),
     KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "unpacked"}),
 )
-_MOST_INT = 2**31 - 2**20
 _CPU_PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
 _CPU_DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
@@ -101,7 +100,7 @@ class Product:
     @property
     def index(self) -> str:
         largest = max(self.m * self.k, self.k * self.n, self.batches * self.m * self.n)
-        return "int" if largest < _MOST_INT else "long"
+        return launch.index_type(largest)
 
     def plain(self, dtype: str | None) -> int:
         """Whether a dtype is stored as the type sums are kept in."""
@@ -278,27 +277,27 @@ _ALONE = 1.4  # what fewer work-groups than can be resident achieve, against the
 ADDING, PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a second launch takes; of all of them, that an addition does
 
 
-def _reads(p: Product, quads: bool) -> dict[str, Any]:
+def _read_macros(p: Product, quads: bool) -> dict[str, Any]:
     """Macros by which kernels read the operands."""
     macros: dict[str, Any] = {"WIDTH": 4 if quads else 1, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 
 
-def _slices(queue: Any, p: Product, block: Block, quads: bool) -> Plan:
+def _depth_slices(queue: Any, p: Product, block: Block, quads: bool) -> Plan:
     """Blocks whose depth the work-items share, without blocks in local memory."""
-    macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _reads(p, quads)
+    macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _read_macros(p, quads)
     kernel = compiled(queue, "reads.cl slices.cl", "gemm_slices", p, **macros)
     args = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
     return Plan((Launch(kernel, groups_of(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
 
 
 def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    block = _block(p, config, profile)
+    block = _best_block(p, config, profile)
     quads = config.use_vectorization and p.aligned and p.a in launch.QUADS and p.b in launch.QUADS
     if block.k == 0:
-        return _slices(queue, p, block, quads)
+        return _depth_slices(queue, p, block, quads)
     buffers = 2 if block.local_bytes(p, 2) <= profile.local_mem_size else 1
-    macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _reads(p, quads and not any(size % 4 for size in block[:3]))
+    macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _read_macros(p, quads and not any(size % 4 for size in block[:3]))
     groups = groups_of(p, block.m, block.n)
     depth = -(-p.k // block.splits // block.k) * block.k if block.splits > 1 else p.k
     splits = -(-p.k // depth)
@@ -323,13 +322,13 @@ def add_parts(queue: Any, p: Product, splits: int) -> Launch:
     return Launch(kernel, total // width, launch.LOCAL_1D, "sdrc", (p.n, p.has_bias, p.m * p.n, splits, total))
 
 
-def _block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
+def _best_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
     """The fastest by the model: of all blocks where policy decides, else of the ways to split the configuration's along k."""
     units, named = profile.max_compute_units, config.extra.get("splits")
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
     choices = [
-        block._replace(splits=splits) for block in fitting or [_fitted(p, config, profile)]
+        block._replace(splits=splits) for block in fitting or [_working_block(p, config, profile)]
         for splits in ([named] if named else useful_splits(p, block, units))
     ]  # fmt: skip
     return min(choices, key=lambda block: cost(p, block, units))
@@ -353,10 +352,10 @@ def cost(p: Product, block: Shape, units: int) -> float:
 
 def portable_cost(p: Product, profile: DeviceProfile) -> float:
     """How long the kernels that run on every GPU would take, in the same measure."""
-    return cost(p, _block(p, PORTABLE, profile), profile.max_compute_units)
+    return cost(p, _best_block(p, PORTABLE, profile), profile.max_compute_units)
 
 
-def _fitted(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
+def _working_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
     """A block that works: whole tiles, a work-group the device allows, one buffer that fits local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
@@ -395,7 +394,7 @@ class _Tile(NamedTuple):
         return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
 
 
-def _tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
+def _register_tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
     """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
     lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
     rows, vectors = (6, 2) if few else (6, 4)
@@ -405,7 +404,7 @@ def _tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHIN
     return _Tile(rows, vectors, lanes, max(1, min(_CPU_COLUMNS // (vectors * lanes), -(-p.n // (vectors * lanes)))))
 
 
-def _rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
+def _group_rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
     """Rows of a work-group, in whole tiles: as many as leave four groups per core, or sixteen where that hardly packs B more often."""
     per_block, units = panels * p.batches, profile.max_compute_units
     few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
@@ -418,7 +417,7 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
 
     Where the result gives fewer groups than there are cores, k is split: its parts are batches of a product whose results are added.
     """
-    tile = _tile(p, profile, config.extra)
+    tile = _register_tile(p, profile, config.extra)
     room = min(_CPU_PANEL, profile.local_mem_size or _CPU_PANEL)
     wanted = config.extra.get("KC", _CPU_DEPTH.get(tile.lanes * p.itemsize, 512))
     depth = min(wanted, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
@@ -428,7 +427,7 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     if splits > 1:
         return _split_panels(queue, p, tile, depth, splits, profile)
     inner = replace(p, a=sum_dtype(p.c)) if packed else p
-    rows = _rows(p, tile, panels, profile)
+    rows = _group_rows(p, tile, panels, profile)
     sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
     strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
@@ -490,7 +489,7 @@ def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
 def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile) -> Plan:
     part, panels = p.k // splits, -(-p.n // (tile.columns * tile.strips))
     inner = p.bare(batch=(1, splits))
-    rows, steps = _rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
+    rows, steps = _group_rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
     kernel = _panel_kernel(queue, inner, tile, KC=depth)
     main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdrss",
                   (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps), ends=False)  # fmt: skip
@@ -506,7 +505,7 @@ def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
 
 def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     """Dot products along k; both operands as they lie."""
-    lanes = _tile(p, profile).lanes
+    lanes = _register_tile(p, profile).lanes
     height, width = _dot_tile(p.m, profile)
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
     columns = max(width, -(-p.n // blocks // width) * width)
@@ -516,12 +515,12 @@ def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
 
 def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
     """B read where it lies, a tile of all rows at once."""
-    lanes = _tile(p, profile).lanes
+    lanes = _register_tile(p, profile).lanes
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
     if p.m > 12 and -(-p.m // 8) * 8 < -(-p.m // 12) * 12:
         height = 8
     tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
-    rows = _rows(p, tile, -(-p.n // tile.columns), profile)
+    rows = _group_rows(p, tile, -(-p.n // tile.columns), profile)
     kernel = _panel_kernel(queue, p, tile, KC=1 << 30, PACKED_B=0)
     groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
     return Plan((Launch(kernel, groups, 1, "abdrcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
@@ -531,7 +530,7 @@ def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProf
     """The form that suits the shape, or the one the configuration names: ``extra["form"]``."""
     form = config.extra.get("form", "")
     plain = p.plain(p.a) and p.plain(p.b)
-    lanes = _tile(p, profile).lanes
+    lanes = _register_tile(p, profile).lanes
     can_dot = plain and p.trans_b and not p.trans_a
     can_unpack = p.plain(p.b) and not p.trans_b and p.n >= (2 if lanes == 16 else 4) * lanes
     if can_dot and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= _DOT_DEPTH * lanes)):
@@ -600,7 +599,7 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
     return (planner if p.k else _naive)(queue, p, config, profile)
 
 
-def _describe(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Product | None:
+def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Product | None:
     """The product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -645,7 +644,7 @@ def product(
            alignment(a, b), repr(config) if config else get_kernel_selector().revision, *_SWITCHES())  # fmt: skip
     plan = state.get(key)
     if plan is None:
-        described = _describe(a, b, trans_a, trans_b, bias, finish, scale != 1)
+        described = _product_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
         if described is None:
             batch = out_shape[:-2]
             a, b = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))

@@ -91,7 +91,7 @@ class _Side(NamedTuple):
 
     def padded(self, queue: Any, p: Product, dtype: str, first: int) -> tuple[_Side, Launch, int]:
         """The same in whole pieces of 16 bytes, from value ``first`` of a memory on; who writes that, and how many values there are."""
-        wide = _whole(self.width, 16 // DTYPES[dtype].itemsize)
+        wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
         total = outer * inner * size
@@ -101,11 +101,11 @@ class _Side(NamedTuple):
         return _Side("p", dtype, self.lines, wide, strides), Launch(kernel, total, launch.LOCAL_1D, f"{self.letter}p", args), total
 
 
-def _whole(value: int, each: int) -> int:
+def _round_up(value: int, each: int) -> int:
     return -(-value // each) * each
 
 
-def _sides(p: Product) -> tuple[_Side, _Side]:
+def _operand_sides(p: Product) -> tuple[_Side, _Side]:
     a = _Side("a", p.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.a_strides)
     return a, _Side("b", p.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.b_strides)
 
@@ -119,9 +119,9 @@ def unit_dtype(p: Product) -> str | None:
     return "float32" if p.k >= SPLIT_DEPTH or get_matmul_precision() == "medium" else None
 
 
-def cost(p: Product, tile: Tile, units: int, dtype: str) -> float:
+def mma_cost(p: Product, tile: Tile, units: int, dtype: str) -> float:
     """As :func:`gemm.cost`, and what it takes to write operands out."""
-    written = [side for side in _sides(p) if not side.ready(p, dtype)]
+    written = [side for side in _operand_sides(p) if not side.ready(p, dtype)]
     return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
 
 
@@ -137,7 +137,7 @@ def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Ti
     found = list(choices(p, units, dtype))
     if config and config.extra.get("tier") == TIER:
         found = [tile for tile in found if tile[:3] == (config.tile_m, config.tile_n, config.tile_k)] or found
-    costs = [cost(p, tile, units, dtype) for tile in found]
+    costs = [mma_cost(p, tile, units, dtype) for tile in found]
     return found[costs.index(min(costs))], min(costs)
 
 
@@ -145,18 +145,18 @@ def plan(queue: Any, p: Product, tile: Tile | None = None) -> Plan:
     """A product on the units: operands that are not ready, then all of it, then the addition of its parts if there are several."""
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
     dtype, before, sides, packed = unit_dtype(p) or "float32", [], [], 0
-    for side in _sides(p):
+    for side in _operand_sides(p):
         if not side.ready(p, dtype):
             side, written, total = side.padded(queue, p, dtype, packed)
             before.append(written)
             packed += total
         sides.append(side)
     a, b = sides
-    first = packed - b.width * b.lines * _count(p, b) if b.letter == "p" else 0
-    depth = _whole(-(-p.k // tile.splits), tile.k)
+    first = packed - b.width * b.lines * _stack_count(p, b) if b.letter == "p" else 0
+    depth = _round_up(-(-p.k // tile.splits), tile.k)
     splits = -(-p.k // depth)
     ended = replace(p, a=dtype, b=dtype) if splits == 1 else p.bare(a=dtype, b=dtype)
-    kernel = gemm.compiled(queue, "reads.cl ptx.cl mma.cl", "gemm_mma", ended, **_macros(ended, tile))
+    kernel = gemm.compiled(queue, "reads.cl ptx.cl mma.cl", "gemm_mma", ended, **_mma_macros(ended, tile))
     args = (*p.sizes(), a.width, b.width, ended.has_bias, p.batch[1], *a.strides, *b.strides, first, splits, depth)
     groups = gemm.groups_of(p, tile.m, tile.n) * splits
     main = Launch(kernel, groups * tile.items, tile.items, a.letter + b.letter + ("drc" if splits == 1 else "drs"), args, splits == 1)
@@ -166,12 +166,12 @@ def plan(queue: Any, p: Product, tile: Tile | None = None) -> Plan:
     return Plan((*before, main, gemm.add_parts(queue, p, splits)), packed=values, sums=splits * p.batches * p.m * p.n)
 
 
-def _count(p: Product, side: _Side) -> int:
+def _stack_count(p: Product, side: _Side) -> int:
     """Stacks of an operand that differ."""
     return (p.batch[0] if side.strides[0] else 1) * (p.batch[1] if side.strides[1] else 1)
 
 
-def _macros(p: Product, tile: Tile) -> dict[str, Any]:
+def _mma_macros(p: Product, tile: Tile) -> dict[str, Any]:
     terms = 2 if p.a == "float32" and get_matmul_precision() != "medium" else 1
     macros = {"MMA": _UNITS[p.a], "SIZE": DTYPES[p.a].itemsize, "TERMS": terms, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     stores = {"C_WIDTH": 1 if p.n % 4 else 4, "C_SIZE": DTYPES[p.c].itemsize} | ({"PAIR": f"pair_{p.c}"} if p.c in HALVES else {})
@@ -186,7 +186,7 @@ def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
     return TIER if nvidia.trusted(queue, TIER, dtype, plan) else None
 
 
-def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _mma_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     """What the configuration names, or the best; the portable kernels for a product or a device that the units are not for."""
     dtype = unit_dtype(p)
     if not (dtype and nvidia.capable(profile) and nvidia.trusted(queue, TIER, dtype, plan)):
@@ -194,5 +194,5 @@ def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfil
     return plan(queue, p, best(p, profile.max_compute_units, config)[0])
 
 
-gemm.TIERS[TIER] = gemm.for_all(_planner)
+gemm.TIERS[TIER] = gemm.for_all(_mma_planner)
 gemm.VENDORS.append(tier)

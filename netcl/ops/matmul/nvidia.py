@@ -57,10 +57,10 @@ def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[], bool
 
 def trusted(queue: Any, tier: str, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
     """Whether what ``plan(queue, product)`` gives builds and is right for operands of a dtype."""
-    return verdict(queue, "matmul", tier, dtype, lambda: _right(queue, dtype, plan))
+    return verdict(queue, "matmul", tier, dtype, lambda: _multiplies_right(queue, dtype, plan))
 
 
-def _right(queue: Any, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
+def _multiplies_right(queue: Any, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
     rng, (m, n, k) = np.random.default_rng(0), (77, 136, 200)
     a, b = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (k, n)))
     made = plan(queue, Product(m, n, k, False, False, dtype, dtype, "float32", aligned=True))

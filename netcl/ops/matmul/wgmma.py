@@ -25,7 +25,7 @@ _RING = 192 * 1024  # bytes of local memory for stages; static arrays may have 2
 _INSTRUCTION = {"float32": "tf32", "float16": "f16", "bfloat16": "bf16"}
 
 
-class Tile(NamedTuple):
+class WarpGroupTile(NamedTuple):
     """What a work-group computes at a time: m x n of the result over stages k deep; ``swapped`` ones as n x m of its transpose.
 
     The rest is what the cost model of :func:`gemm.cost` asks of a block. ``rate`` is against the fastest portable one.
@@ -57,12 +57,12 @@ class Tile(NamedTuple):
 
 #: By bytes of a value.
 TILES = {
-    2: (Tile(128, 256, 64, 18.5, 600), Tile(128, 128, 64, 15.3, 270)),
+    2: (WarpGroupTile(128, 256, 64, 18.5, 600), WarpGroupTile(128, 128, 64, 15.3, 270)),
     4: (
-        Tile(128, 128, 32, 2.85, 80),
-        Tile(128, 64, 32, 2.4, 80),
-        Tile(64, 128, 32, 2.3, 80, swapped=True),
-        Tile(128, 128, 32, 2.75, 100, swapped=True),
+        WarpGroupTile(128, 128, 32, 2.85, 80),
+        WarpGroupTile(128, 64, 32, 2.4, 80),
+        WarpGroupTile(64, 128, 32, 2.3, 80, swapped=True),
+        WarpGroupTile(128, 128, 32, 2.75, 100, swapped=True),
     ),
 }
 _BEGIN = 700_000  # multiply-adds of a unit in the time that it takes the first stages to be filled
@@ -87,9 +87,9 @@ def takes(p: Product) -> bool:
     )  # fmt: skip
 
 
-def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
+def best_tile(p: Product, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
     """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
-    tiles: Sequence[Tile] = TILES[DTYPES[p.a].itemsize]
+    tiles: Sequence[WarpGroupTile] = TILES[DTYPES[p.a].itemsize]
     extra = config.extra if config else {}
     if config and extra.get("tier") == TIER:
         wanted = (config.tile_m, config.tile_n, bool(extra.get("swapped")))
@@ -100,7 +100,7 @@ def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Ti
     return found[costs.index(min(costs))], min(costs)
 
 
-def _priced(p: Product, tile: Tile) -> Tile:
+def _priced(p: Product, tile: WarpGroupTile) -> WarpGroupTile:
     """A tile as fast as it is where the right operand of its instructions must be turned."""
     along = not p.trans_a if tile.swapped else p.trans_b
     return tile if along or p.a != "float32" else tile._replace(rate=_TURNING * tile.rate)
@@ -123,7 +123,7 @@ def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], fi
     return f'#define {name}(d, x, y) __asm__ volatile("//@sm_90a {line}" : {outs} : {ins}, "l"(y))\n'
 
 
-def instructions(p: Product, tile: Tile) -> str:
+def instructions(p: Product, tile: WarpGroupTile) -> str:
     """What the kernel multiplies by, and the line behind which its sums may be read."""
     # The unit wants rows of the left and columns of the right operand along k; it turns what lies otherwise.
     left, right = (int(p.trans_a), int(not p.trans_b))[:: -1 if tile.swapped else 1]
@@ -134,10 +134,10 @@ def instructions(p: Product, tile: Tile) -> str:
     return "".join(macros) + f'#define SETTLED(d) __asm__ volatile("" : {kept})\n'
 
 
-def plan(queue: Any, p: Product, tile: Tile | None = None, **named: Any) -> Plan:
+def plan(queue: Any, p: Product, tile: WarpGroupTile | None = None, **named: Any) -> Plan:
     """One launch over as many work-groups as there are processors, and one that adds parts where k is split."""
     units = int(queue.device.max_compute_units)
-    tile = tile or best(p, units)[0]
+    tile = tile or best_tile(p, units)[0]
     inner = p if tile.splits == 1 else p.bare()
     macros: dict[str, Any] = {
         "COLUMNS": tile.columns, "STAGES": tile.stages, "SIZE": DTYPES[p.a].itemsize, "TRANS_A": int(p.trans_a),
@@ -164,17 +164,17 @@ def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
     if not nvidia.capable(profile, CAPABILITY, CAPABILITY) or not takes(p):
         return None
     units = profile.max_compute_units
-    if best(p, units)[1] >= min(mma.best(p, units)[1], gemm.portable_cost(p, profile)):
+    if best_tile(p, units)[1] >= min(mma.best(p, units)[1], gemm.portable_cost(p, profile)):
         return None
     return TIER if nvidia.trusted(queue, TIER, p.a, plan) else None
 
 
-def _planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _wgmma_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
     """What the configuration names, or the best; the tier below for a product or a device that these instructions are not for."""
     if not (takes(p) and nvidia.capable(profile, CAPABILITY, CAPABILITY) and nvidia.trusted(queue, TIER, p.a, plan)):
         return gemm.TIERS[mma.TIER][V.MATMUL_REGISTER_TILED](queue, p, config, profile)
-    return plan(queue, p, best(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
+    return plan(queue, p, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
-gemm.TIERS[TIER] = gemm.for_all(_planner)
+gemm.TIERS[TIER] = gemm.for_all(_wgmma_planner)
 gemm.VENDORS.insert(0, tier)

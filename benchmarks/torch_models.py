@@ -5,21 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def mlp(torch: Any) -> Any:
-    """784-128-10, named as :class:`netcl.nn.MLP` names its layers."""
-    nn = torch.nn
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
-
-        def forward(self, x: Any) -> Any:
-            return self.layers(x)
-
-    return Model()
-
-
 def _basic_block(torch: Any) -> Any:
     nn = torch.nn
 
