@@ -242,6 +242,66 @@ def test_sigterm_lets_the_ranks_save_and_leaves_no_process(tmp_path):
     assert (tmp_path / "checkpoints" / f"step-{int(step):06d}.netcl").exists()
 
 
+KILLED_ONCE = """
+import os
+from pathlib import Path
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")) and not Path({marker!r}).exists():
+    from netcl.trainer import callbacks
+    def end(self, batch, logs):
+        if self.trainer.epoch == 1:  # the second: the first has left a checkpoint
+            Path({marker!r}).touch()
+            os.kill(os.getpid(), 9)
+    callbacks.NaNGuard.on_train_batch_end = end
+"""
+
+
+def _train(tmp_path, name, *words, fault=""):
+    (tmp_path / "sitecustomize.py").write_text(fault)
+    options = ["--model", "mlp", "--epochs", "2", "--device", "cpu", "--distributed", "2", "--run", str(tmp_path / name), *words]
+    more = environment(NETCL_PROGRESS="off", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    return subprocess.run(
+        [sys.executable, "-m", "netcl", "train", *options], capture_output=True, text=True, env=more, timeout=150, check=False
+    )
+
+
+def test_a_job_whose_rank_is_killed_restarts_from_its_last_checkpoint(tmp_path):
+    from netcl.io import load_model
+
+    marker = tmp_path / "killed"
+    done = _train(tmp_path, "cut", "--max-restarts", "2", fault=KILLED_ONCE.format(marker=str(marker)))
+    assert done.returncode == 0 and marker.exists(), done.stderr
+    assert len(re.findall(r"netcl: the job ended with status \d+; restart 1 of 2, from its last checkpoint", done.stderr)) == 1, done.stderr
+    assert "restart 2" not in done.stderr and "was ended by SIGKILL" in done.stderr
+    assert _train(tmp_path, "straight").returncode == 0
+    straight, cut = (load_model(tmp_path / name / "model.netcl").parameters() for name in ("straight", "cut"))
+    for ours, theirs in zip(cut, straight, strict=True):
+        np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
+
+
+@pytest.mark.parametrize(("status", "starts"), [(0, 1), (130, 1), (143, 1), (1, 4), (137, 4)])
+def test_only_a_job_that_failed_is_restarted(monkeypatch, tmp_path, status, starts):
+    from netcl import cli
+    from netcl.distributed import launch
+
+    started = []
+    monkeypatch.setattr(launch, "launch", lambda program, ranks, devices: started.append(program) or status)
+    words = ["train", "--model", "mlp", "--run", str(tmp_path), "--distributed=2", "--device=cpu", "--overwrite", "--max-restarts", "3"]
+    assert cli.main(words) == status
+    plain = ["-m", "netcl", "train", "--model", "mlp", "--run", str(tmp_path)]
+    assert started == [[*plain, "--overwrite"], *[[*plain, "--resume"]] * (starts - 1)]
+
+
+def test_a_restart_never_resumes_another_run(monkeypatch, tmp_path, capsys):
+    from netcl import cli
+
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-000003.netcl").write_bytes(b"")
+    assert cli.main(["train", "--model", "mlp", "--run", str(tmp_path), "--distributed", "2", "--max-restarts", "1"]) == 1
+    assert "a new run cannot begin in a folder that holds the checkpoints of another" in capsys.readouterr().err
+    assert cli.main(["train", "--model", "mlp", "--run", str(tmp_path), "--max-restarts", "1"]) == 1
+    assert "add --distributed RANKS" in capsys.readouterr().err
+
+
 def test_positions_are_those_of_the_whole_batch():
     from netcl.data import TensorDataset
     from netcl.distributed import ShardedLoader, thread_worlds
