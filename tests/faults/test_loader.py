@@ -44,6 +44,16 @@ def test_a_worker_in_trouble_is_named():
     assert re.match(r"raised SampleError: \[DataLoader\] sample 33 has another shape", reasons["shape"])
 
 
+def test_a_sample_that_cannot_travel_is_named():
+    (line,) = run("trouble", "unpicklable").splitlines()
+    assert re.match(r"unpicklable: \d batches, [\d.]+ s: \[DataLoader\] worker 1 raised \w+: .*lock.*batch=5", line, re.I), line
+
+
+def test_workers_killed_or_stopped_at_random_moments():
+    lines = run("moments", "7").splitlines()
+    assert len(lines) == 5 and any(line.endswith("told") for line in lines), lines
+
+
 def test_the_number_of_workers_changes_nothing():
     assert run("agree") == "agreed\n"
 
