@@ -134,6 +134,7 @@ def test_arity():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x(){} __kernel void y", "f//", "f\n#include", 'f"', "é", "1st", "a-b", "a;b"])
+@pytest.mark.fault("kernel name with source in it", "`KernelSpec` and `PrimitiveBuilder`", "`KernelBuildError`")
 def test_a_name_that_is_more_than_a_name_is_refused(name):
     with pytest.raises(KernelBuildError, match=r"^\[KernelSpec\] the name is not an identifier; name="):
         KernelSpec(name, params=["__global float* x"], body="x[0] = 1.0f;")
@@ -145,6 +146,7 @@ def test_a_name_that_is_more_than_a_name_is_refused(name):
     "option",
     ["", "-DX=1 -include f", "-include f.cl", "-DX='a'", '-DX="a"', "-DX=1\n#define Y", "-DX=1;", "file.cl", "-cl-x y", "-I a", "@f"],
 )
+@pytest.mark.fault("build option with source in it", "`-include`, quotes, newlines", "`KernelBuildError`")
 def test_a_build_option_that_is_more_than_one_is_refused(option):
     with pytest.raises(KernelBuildError, match=r"^\[safe\] a build option is not of a known form; option="):
         KernelSpec("safe", params=["__global float* x"], body="x[0] = 1.0f;", options=[option])
@@ -165,6 +167,7 @@ def test_build_options_of_known_forms_are_taken():
     ["v0) + (v1", "v0), (v1", "v0, v1", "(v0", "v0 // v1", "v0 /* v1", "v0 = v1", "&v0", "*(v0)", "v0 + *v1", "v0<:1:>", "v0 %: v1",
      "v0++", "v0 ? v1 : )", "v0; v1", "v0 { v1", 'v0 "', "v0 \\\n v1", "v0 # v1", "v\u00e9", "get_global_id(0)", "printf(v0)", "out"],
 )  # fmt: skip
+@pytest.mark.fault("expression that leaves its place", "comments, digraphs, parentheses, pointers, assignments", "`KernelBuildError`")
 def test_an_expression_that_leaves_its_place_is_refused_by_name(expression):
     with pytest.raises(KernelBuildError, match=r"^\[mine\] "):
         PrimitiveBuilder().elementwise_spec("mine", 2, expression)
@@ -176,6 +179,7 @@ def test_expressions_that_are_fine(expression):
     assert known in PrimitiveBuilder().elementwise_spec("mine", 2, known).to_source()
 
 
+@pytest.mark.fault("kernel does not compile", "an undeclared name", "kernel, line and the driver's log")
 def test_a_build_error_names_kernel_line_and_log(cl_device):
     spec = KernelSpec("broken", params=["__global float* x"], body="x[0] = 1.0f;\n  x[1] = nonsense;")
     with pytest.raises(KernelBuildError, match=r"kernel=broken.*(?s:.)*nonsense") as told:
@@ -183,6 +187,7 @@ def test_a_build_error_names_kernel_line_and_log(cl_device):
     assert str(told.value).startswith("[build] the driver refused the kernel source; kernel=broken, device=")
 
 
+@pytest.mark.fault("kernel wants too much local memory", "more than the device has", "`DeviceError` with both figures")
 def test_more_local_memory_than_there_is_is_refused(cl_device):
     limit = int(cl_device.queue.device.local_mem_size)
     x = Tensor.zeros((64,), queue=cl_device.queue)

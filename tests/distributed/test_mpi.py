@@ -65,6 +65,7 @@ def test_bytes_on_the_wire(tmp_path):
     assert 4 * (gradients + 4) <= per_step <= 4 * (gradients + 4) + 2 * 8 + told
 
 
+@pytest.mark.fault("rank is killed", "SIGKILL in step 7", "named; job ends; fewer ranks resume")
 def test_a_killed_rank_is_named_and_fewer_ranks_go_on(tmp_path):
     folder, out = tmp_path / "checkpoints", tmp_path / "out.npz"
     start = time.monotonic()
@@ -80,6 +81,7 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(tmp_path):
     assert len(saved(out)[0]) == 13  # steps 8 to 20
 
 
+@pytest.mark.fault("rank killed under plain mpiexec", "SIGKILL", "the job ends in time")
 def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
     start = time.monotonic()
     assert run(2, "mlp", str(tmp_path / "out.npz"), "--fault", "kill", "--fault-at", "2", NETCL_COMM_TIMEOUT="20").returncode != 0
@@ -94,6 +96,7 @@ def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
         ("raise", r"netcl: rank 1 ends the job: this rank has had enough"),
     ],
 )
+@pytest.mark.fault("rank is late, unlike or raises", "one rank of three", "named in time")
 def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
     start = time.monotonic()
     done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", fault, "--fault-at", "2", NETCL_COMM_TIMEOUT="3")
@@ -102,6 +105,7 @@ def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
     assert re.search(words, done.stderr + done.stdout), done.stderr
 
 
+@pytest.mark.fault("rank fails alone and swallows it", "one rank of three", "`LostRankError` with its name")
 def test_a_rank_that_fails_alone_is_told_to_those_who_wait(tmp_path):
     start = time.monotonic()
     done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", "swallow", "--fault-at", "2", NETCL_COMM_TIMEOUT="100")
@@ -111,6 +115,7 @@ def test_a_rank_that_fails_alone_is_told_to_those_who_wait(tmp_path):
     assert re.search(words, done.stderr), done.stderr
 
 
+@pytest.mark.fault("rank 0 cannot write", "a folder in place of the log", "the job ends, file named")
 def test_a_rank_of_netcl_train_that_cannot_write_ends_the_job(tmp_path):
     (tmp_path / "log.csv").mkdir()
     words = ["-m", "netcl", "train", "--model", "mlp", "--run", str(tmp_path), "--device", "cpu", "--epochs", "2", "--distributed", "2"]
@@ -188,6 +193,7 @@ def test_ranks_drop_out_differently_and_go_on_with_their_own_numbers(tmp_path):
         np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
 
 
+@pytest.mark.fault("Ctrl-C to a job", "SIGINT to the process group", "checkpoint, status 130")
 def test_ctrl_c_lets_the_ranks_save(tmp_path):
     """It reaches the launcher, mpiexec, the guards and the ranks at once; those above a rank must wait for it, without a word."""
     words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
@@ -214,6 +220,7 @@ FAULTS_AT_START = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("fault", sorted(FAULTS_AT_START))
+@pytest.mark.fault("rank lost before MPI starts", "killed, leaves or hangs at start", "the job ends in time, rank named")
 def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
     """mpiexec alone waits for it forever, at full load."""
     is_one = "'1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK'))"
@@ -229,6 +236,7 @@ def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
     assert re.search(expected, done.stderr), done.stderr
 
 
+@pytest.mark.fault("SIGTERM to a job", "sent to the launcher", "checkpoint, status 143, no process left")
 def test_sigterm_lets_the_ranks_save_and_leaves_no_process(tmp_path):
     words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
     job = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
@@ -264,6 +272,7 @@ def _train(tmp_path, name, *words, fault=""):
     )
 
 
+@pytest.mark.fault("rank killed with `--max-restarts`", "SIGKILL once, in the second epoch", "restarted by itself; equal to the bit")
 def test_a_job_whose_rank_is_killed_restarts_from_its_last_checkpoint(tmp_path):
     from netcl.io import load_model
 
@@ -291,6 +300,7 @@ def test_only_a_job_that_failed_is_restarted(monkeypatch, tmp_path, status, star
     assert started == [[*plain, "--overwrite"], *[[*plain, "--resume"]] * (starts - 1)]
 
 
+@pytest.mark.fault("restart in a used folder", "checkpoints of another run", "refused before the first start")
 def test_a_restart_never_resumes_another_run(monkeypatch, tmp_path, capsys):
     from netcl import cli
 

@@ -21,6 +21,11 @@ def target(cl_device, request):
     return request.node.callspec.params["cl_device"].selector
 
 
+@pytest.mark.fault(
+    "driver call of a training step fails",
+    "every allocation, launch and transfer in turn, three statuses, once and for good; eager, compiled, while recording",
+    "netcl error with op and remedy; parameters, moments and counts all old or all new; saved, trained on, no memory kept",
+)
 def test_a_training_step_survives_the_failure_of_each_of_its_driver_calls(target):
     lines = run(
         target,
@@ -35,6 +40,11 @@ def test_a_training_step_survives_the_failure_of_each_of_its_driver_calls(target
     assert mended[1] < mended[0] / 2, mended  # a second attempt, after the pools were emptied, succeeds
 
 
+@pytest.mark.fault(
+    "driver fails to build, copy, map or cut memory",
+    "every program and kernel object once; every call of transfers, pinned and shared memory, streams",
+    "netcl error; the next call works, no memory kept",
+)
 def test_every_program_and_every_way_to_make_and_read_a_tensor_survives_a_failure(target):
     cold, *doors = run(target, "cold", "doors")
     kinds = {kind for line in doors for kind in line.split(": ")[1].split()}

@@ -60,6 +60,11 @@ HOOKS = {
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.fault(
+    "hook raises",
+    "forward, backward, leaf and after-backward hooks; eager and compiled",
+    "raised; the run goes on as if undisturbed",
+)
 def test_a_hook_that_raises_leaves_nothing_behind(device, hook, compiled):
     run, like = Run(compiled), Run()
     for _ in range(4):
@@ -74,6 +79,7 @@ def test_a_hook_that_raises_leaves_nothing_behind(device, hook, compiled):
         assert run.train() == pytest.approx(like.train(), rel=1e-5)
 
 
+@pytest.mark.fault("launch observer raises", "an observer in the middle of a step", "raised; the model trains on")
 def test_an_observer_of_launches_that_raises_leaves_nothing_behind(cl_device):
     run, like = Run(), Run()
     run.train(), like.train()
@@ -93,6 +99,7 @@ MOMENTS = [name for name in vars(Callback) if name.startswith("on_") and "predic
 
 
 @pytest.mark.parametrize("moment", [*MOMENTS, "set_trainer", "state_dict"])
+@pytest.mark.fault("trainer callback raises", "every moment of `Callback`", "raised; the trainer trains on")
 def test_a_callback_that_raises_leaves_a_trainer_that_trains(moment):
     with nc.device("cpu"):
         data = [(X, Y)] * 2
@@ -111,6 +118,7 @@ def test_a_callback_that_raises_leaves_a_trainer_that_trains(moment):
         assert np.isfinite(history.history["loss"][-1]) and run.model.training
 
 
+@pytest.mark.fault("NumPy's errors set to raise", '`np.errstate(all="raise")` around ops on infinities and NaN', "the same results")
 def test_errors_of_numpy_that_raise_change_no_result():
     values = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e38, -1e38, 1e-45, 700.0], np.float32)
     names = [
@@ -190,6 +198,7 @@ def loss_of(selector):
 """
 
 
+@pytest.mark.fault("`python -O`", "training in a process without asserts", "the same bits, the same errors")
 def test_without_asserts_the_numbers_and_the_refusals_are_the_same(one_target):
     names = {}
     exec(OPTIMIZED, names)

@@ -32,6 +32,11 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.fault(
+    "array of an odd layout",
+    "8-d, big-endian, read-only, negative strides, overlapping, unaligned, empty",
+    "arrives as it is",
+)
 def test_arrays_of_every_layout_arrive_as_they_are(device, layout):
     array = LAYOUTS[layout]
     x = nc.Tensor.from_host(array)
@@ -51,6 +56,11 @@ def test_eight_dimensions_are_computed_with(device):
     "how", [{}, {"async_copy": True}, {"async_copy": True, "use_pinned": True}, {"async_copy": False, "use_pinned": True}]
 )
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.fault(
+    "array changes after an asynchronous upload",
+    "overwritten right after the call, pinned or not, cast or not",
+    "the values at the call arrive",
+)
 def test_an_array_may_change_as_soon_as_it_was_sent(device, how, kind):
     array = np.ones(1 << 20, kind)
     sent = nc.Tensor.from_host(array, "float32", **how)
@@ -59,6 +69,7 @@ def test_an_array_may_change_as_soon_as_it_was_sent(device, how, kind):
     assert sent.numpy().max() == written.numpy().max() == 1
 
 
+@pytest.mark.fault("memory that cannot be shared", "`share=True` with strided, read-only and cast arrays", "`ShapeError`")
 def test_only_memory_that_can_be_shared_is(device):
     array = np.ones(1000, np.float32)
     shared = nc.Tensor.from_host(array, share=True)
@@ -70,6 +81,7 @@ def test_only_memory_that_can_be_shared_is(device):
             nc.Tensor.from_host(unlike, share=True)
 
 
+@pytest.mark.fault("masked array", "`numpy.ma`", "`DtypeError`")
 def test_masked_values_are_not_taken_for_values(device):
     with pytest.raises(DtypeError, match=r"a masked array has values that are not there; .*filled"):
         nc.tensor(np.ma.masked_array([1.0, 2.0], [False, True]))
@@ -84,6 +96,7 @@ def test_what_is_no_number_is_refused(device, array):
 
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (1 << 62, 4), (1 << 31, 1 << 31, 1 << 31), (1 << 64,), (10**30,)])
+@pytest.mark.fault("sizes whose product overflows", "shapes of 2^64 to 10^30 elements", "`OutOfMemoryError` or `ShapeError`")
 def test_sizes_whose_product_overflows_raise(device, shape):
     for make in (nc.zeros, nc.Tensor.empty, lambda s: nc.full(s, 1.0)):
         with pytest.raises(OutOfMemoryError, match=r"^\[allocate\] .*bytes=\d{19,}"):
