@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,17 @@ def test_a_stale_table_is_rewritten(docs_tables):
     assert "out of date" not in new and "| `NETCL_DEVICE` | `auto` |" in new
     assert new.startswith("before\n<!-- table: environment -->\n") and new.endswith("<!-- end -->\nafter\n")
     assert docs_tables.render(new) == new
+
+
+def test_the_table_of_faults_is_long_enough_and_names_no_fault_twice(docs_tables):
+    rows = [row.split(" | ") for row in docs_tables.faults().splitlines()[2:]]
+    assert len(rows) >= 80 and len({row[0] for row in rows}) == len(rows)
+
+
+def test_every_promise_of_the_security_page_has_its_test():
+    named = re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    path = ""
+    for given, name in named:
+        path = given or path
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), (path, name)
+    assert len(named) >= 15

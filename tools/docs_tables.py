@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
 import re
@@ -132,6 +133,19 @@ def _parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(annotation=parameter.empty, default=parameter.default if plain else ...)
 
 
+def faults() -> str:
+    """The faults that tests make, from their ``@pytest.mark.fault`` marks."""
+    rows = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body if "mark.fault(" in text else ():
+            for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+                    fault, how, outcome = (ast.literal_eval(word) for word in mark.args)
+                    rows.append((fault, how, outcome, _code(f"{path.relative_to(ROOT / 'tests').as_posix()}::{node.name}")))
+    return _table(("fault", "how it is made", "outcome", "test"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
     "error_classes": error_classes,
@@ -139,6 +153,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ops": op_table,
     "amp_policy": amp_policy,
     "reference": reference,
+    "faults": faults,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -84,21 +85,44 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RANKS",
         help="train on so many processes, through mpiexec; --device may then name several, separated by commas",
     )
+    parser.add_argument(
+        "--max-restarts",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="start a --distributed job that fails again from its last checkpoint, so many times at most",
+    )
     parser.add_argument("--tensorboard", action="store_true", help="write files for TensorBoard too")
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
     """The same command once per rank; ``--device`` may then name one device for each, separated by commas."""
-    from netcl.distributed.launch import launch
+    from netcl.distributed.launch import INTERRUPTED, TERMINATED, launch
+    from netcl.trainer import ModelCheckpoint
     from netcl.trainer.recipe import check_shares
 
     check_shares(_recipe(args), args.distributed)  # once, and not by every rank
-    words = [word for word in args.words if not word.startswith("--distributed=")]
-    for option in ("--distributed", "--device"):
+    options = ("--distributed", "--device", "--max-restarts")
+    words = [word for word in args.words if not word.startswith(tuple(f"{option}=" for option in options))]
+    for option in options:
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
-    words = [word for word in words if not word.startswith("--device=")]
-    return launch(["-m", "netcl", *words], args.distributed, args.device.split(",") if args.device else [])
+    devices = args.device.split(",") if args.device else []
+    if args.max_restarts and not args.resume:  # what a restart resumes must be this run's own
+        ModelCheckpoint(_folder(args) / "checkpoints", overwrite=args.overwrite).claim(None)
+    status = launch(["-m", "netcl", *words], args.distributed, devices)
+    resumed = [word for word in words if word not in ("--overwrite", "--resume")] + ["--resume"]
+    for attempt in range(1, args.max_restarts + 1):
+        if status in (0, INTERRUPTED, TERMINATED):
+            break
+        sys.stderr.write(f"netcl: the job ended with status {status}; restart {attempt} of {args.max_restarts}, from its last checkpoint\n")
+        status = launch(["-m", "netcl", *resumed], args.distributed, devices)
+    return status
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    recipe = _recipe(args)
+    return Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
 
 
 @command("train", _train_arguments)
@@ -112,8 +136,9 @@ def train(args: argparse.Namespace) -> int:
 
     if args.distributed > 1 and distributed.world().size == 1:
         return _start_ranks(args)
-    recipe, handle = _recipe(args), pick_device(args.device)
-    folder = Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
+    if args.max_restarts and distributed.world().size == 1:
+        raise CommandError(message("train", "--max-restarts restarts the job of several ranks", "add --distributed RANKS"))
+    recipe, handle, folder = _recipe(args), pick_device(args.device), _folder(args)
     if distributed.world().rank == 0:
         with suppress(BrokenPipeError):  # the run goes on without a reader; what is printed at its end then has status 141
             say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)

@@ -13,6 +13,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from netcl.core.errors import DeviceError, OutOfMemoryError
+
 ROOM = 1 << 48  # addresses of a segment: the n-th begins at n times this, so that no two of them touch
 MOST_PIECES = 4096  # sub-buffers that are remembered: those of a step come again, those of ever other sizes do not
 
@@ -35,12 +37,19 @@ class Arena:
     """Segments and what is free in them. A request takes the smallest stretch that holds it.
 
     Where none does, the largest of the segments that are free as a whole go back to the driver and one as large as they were together takes
-    their place: memory grows only by what is missing, and after the first steps of a program, nothing is. ``create`` asks the driver,
-    ``resized`` is told how many bytes came from there or went back; no segment is larger than ``limit``.
+    their place: memory grows only by what is missing, and after the first steps of a program, nothing is. ``create`` and ``part_of``
+    ask the driver for a buffer and a sub-buffer, ``resized`` is told how many bytes came from there or went back; no segment is larger than
+    ``limit``.
     """
 
-    def __init__(self, create: Callable[[int, str], Any], resized: Callable[[int], None], limit: int):
-        self._create = create
+    def __init__(
+        self,
+        create: Callable[[int, str], Any],
+        resized: Callable[[int], None],
+        limit: int,
+        part_of: Callable[[Any, int, int], Any] = lambda buffer, offset, nbytes: buffer.get_sub_region(offset, nbytes),
+    ):
+        self._create, self._part_of = create, part_of
         self._resized = resized
         self._limit = limit
         self._free: list[tuple[int, int]] = []  # bytes and address of every free stretch, sorted
@@ -98,8 +107,15 @@ class Arena:
             self._settle()
             whole = {address for address, _ in self._whole()}
             found = [pair for pair in self._free if pair[0] >= least and pair[1] not in whole]
-            self._free = [pair for pair in self._free if pair not in found]
-            return [self._cut(nbytes, nbytes, address) for nbytes, address in found]
+            cut: list[Any] = []
+            try:
+                for nbytes, address in found:
+                    self._free.remove((nbytes, address))
+                    cut.append(self._cut(nbytes, nbytes, address))
+            except (DeviceError, OutOfMemoryError):
+                self.returned.extend(cut)
+                raise
+            return cut
 
     def trim(self, most: int = 0, wait: bool = True) -> None:
         """Return segments that are free as a whole to the driver, the oldest first, until ``most`` bytes are free.
@@ -134,6 +150,13 @@ class Arena:
 
     def _cut(self, nbytes: int, length: int, address: int) -> Any:
         """The first ``nbytes`` of a stretch that was free and is out of the list of those already."""
+        buffer = self._pieces.get((address, nbytes))
+        if buffer is None:
+            try:
+                buffer = self._piece(address, nbytes)
+            except (DeviceError, OutOfMemoryError):
+                insort(self._free, (length, address))
+                raise
         del self._begins[address]
         if length == nbytes:
             del self._ends[address + length]
@@ -142,9 +165,6 @@ class Arena:
             self._begins[rest] = length = length - nbytes
             self._ends[rest + length] = rest
             insort(self._free, (length, rest))
-        buffer = self._pieces.get((address, nbytes))
-        if buffer is None:
-            buffer = self._piece(address, nbytes)
         self._taken[id(buffer)] = address, nbytes
         return buffer
 
@@ -156,7 +176,7 @@ class Arena:
         if len(self._pieces) >= MOST_PIECES:
             for key in [key for key in self._pieces if _references(self._pieces, key) == _ALONE]:
                 del self._pieces[key]
-        buffer = self._pieces[address, nbytes] = segment.buffer.get_sub_region(address % ROOM, nbytes)
+        buffer = self._pieces[address, nbytes] = self._part_of(segment.buffer, address % ROOM, nbytes)
         return buffer
 
     def _settle(self) -> None:

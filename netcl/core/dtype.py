@@ -148,12 +148,21 @@ def sum_dtype(dtype: str) -> str:
 def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Host values to the bytes a buffer of ``dtype`` holds; round to nearest even."""
     if dtype is not _BFLOAT16:
-        return array if array.dtype == dtype.storage else array.astype(dtype.storage)
+        return array if array.dtype == dtype.storage else _cast(array, dtype.storage)
     if array.dtype.name == "bfloat16":
         return array.view(dtype.storage)
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    bits = np.ascontiguousarray(_cast(array, np.dtype(np.float32))).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits >> 16) | 0x40, rounded).astype(np.uint16).reshape(array.shape)
+
+
+def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """The values in another dtype; what is too large becomes infinity, as on a device, also under ``np.seterr(all="raise")``."""
+    try:
+        return array.astype(kind, copy=False)
+    except FloatingPointError:
+        with np.errstate(all="ignore"):
+            return array.astype(kind, copy=False)
 
 
 def decode(stored: np.ndarray, dtype: DType) -> np.ndarray:

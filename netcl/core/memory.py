@@ -81,7 +81,7 @@ class Shelf:
 
     def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
         """A buffer over a part of one from here."""
-        return buffer if (offset, nbytes) == (0, self.bucket) else buffer.get_sub_region(offset, nbytes)
+        return buffer if (offset, nbytes) == (0, self.bucket) else _sub_buffer(buffer, offset, nbytes)
 
 
 class BufferHandle:
@@ -260,12 +260,14 @@ class BufferPool:
         arguments = (self.context, flags, max(nbytes, 4)) if values is None else (self.context, flags, 0, values)
         try:
             return self._create(*arguments)
-        except platforms.opencl().MemoryError:
+        except platforms.opencl().Error as error:
+            if not program.lacks_memory(error):
+                raise program.failure("allocate", f"for {what or 'a buffer'}", error) from None
             empty_cache()
         try:
             return self._create(*arguments)
-        except platforms.opencl().MemoryError:
-            raise OutOfMemoryError(self._no_room(nbytes, what, "the device has no room left")) from None
+        except platforms.opencl().Error as error:
+            raise OutOfMemoryError(self._no_room(nbytes, what, f"the device has no room left ({error})")) from None
 
     def _no_room(self, nbytes: int, what: str, reason: str) -> str:
         stats, device = self.stats, self.context.devices[0]
@@ -357,7 +359,7 @@ class PersistentBufferPool(BufferPool):
         cap = env.value("NETCL_MAX_CACHED_GB") * (1 << 30) if max_cached_bytes is None else max_cached_bytes
         self.max_cached_bytes = int(cap)
         self.max_per_bucket = max_per_bucket
-        self.arena = Arena(self._new_segment, self._resized, self.limit)
+        self.arena = Arena(self._new_segment, self._resized, self.limit, _sub_buffer)
         self.cuts = bool(context.devices[0].type & platforms.opencl().device_type.CPU)
         self._cuts: dict[int, _Cut] = {}
         self._pooled = 0  # bytes of all shelves and segments, leased or free: while they are below the cap, nothing has to be watched
@@ -552,7 +554,8 @@ def _complete(event: Any) -> bool:
 def _map_pinned(queue: Any, nbytes: int) -> np.ndarray:
     cl = platforms.opencl()
     flags = cl.map_flags.READ | cl.map_flags.WRITE
-    mapped, _ = cl.enqueue_map_buffer(queue, create_pinned_buffer(queue, nbytes), flags, 0, (nbytes,), np.uint8, is_blocking=True)
+    with program.driver_errors("allocate", "for page-locked memory"):
+        mapped, _ = cl.enqueue_map_buffer(queue, create_pinned_buffer(queue, nbytes), flags, 0, (nbytes,), np.uint8, is_blocking=True)
     return mapped
 
 
@@ -607,7 +610,13 @@ def create_pinned_buffer(queue: Any, nbytes: int) -> Any:
     """A buffer in page-locked host memory (ALLOC_HOST_PTR)."""
     cl = platforms.opencl()
     platforms.check_process()
-    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, max(int(nbytes), 4))
+    with program.driver_errors("create_pinned_buffer", f"for {nbytes} bytes"):
+        return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, max(int(nbytes), 4))
+
+
+def _sub_buffer(buffer: Any, offset: int, nbytes: int) -> Any:
+    with program.driver_errors("allocate", f"for a part of {nbytes} bytes"):
+        return buffer.get_sub_region(offset, nbytes)
 
 
 def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
@@ -619,7 +628,8 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
     if not array.flags.c_contiguous:
         raise ShapeError(message("create_zero_copy_buffer", "the array is not contiguous", "pass numpy.ascontiguousarray(array)",
                                  shape=array.shape, strides=array.strides))  # fmt: skip
-    return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
+    with program.driver_errors("create_zero_copy_buffer", f"for {array.shape} {array.dtype}"):
+        return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
 
 
 def empty_cache() -> None:

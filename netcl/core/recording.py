@@ -37,7 +37,7 @@ class Recorder(Protocol):
     def changed(self, tensors: Iterable[Any]) -> None: ...
     def read(self, what: str) -> None: ...
     def host_work(self, what: str) -> None: ...
-    def again(self, function: Callable[[], Any]) -> Any: ...
+    def again(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any: ...
     def depends(self, owner: Any, modes: Sequence[str], parts: Sequence[str], sizes: Sequence[Any]) -> None: ...
     def leaf(self, tensor: Any) -> None: ...
     def made(self, tensor: Any) -> bool: ...
@@ -83,16 +83,17 @@ def changed(tensors: Iterable[Any]) -> None:
         active.recorder.changed(tensors)
 
 
-def again(function: Callable[[], Any]) -> Any:
+def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
     """Call ``function`` now and, if a step is being recorded, at every replay of it: counters, schedules, numbers.
 
-    A number it returns (or numbers, in a list) may be a kernel argument; a replay then passes what the function says that time.
+    A number it returns (or numbers, in a list) may be a kernel argument; a replay then passes what the function says that time. ``undo``
+    takes back what the function did, where the next launch of a replay fails.
 
     >>> again(lambda: 0.5)
     0.5
     """
     recorder = active.recorder
-    return function() if recorder is None else recorder.again(function)
+    return function() if recorder is None else recorder.again(function, undo)
 
 
 def requires(fact: Callable[[], Any]) -> None:

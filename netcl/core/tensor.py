@@ -22,7 +22,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.arguments import Shape
 from netcl.core.arguments import check_shape as _shape
 from netcl.core.arguments import find_queue as _queue
-from netcl.core.backend.cpu import CPUBackend, HostCopy, storage_of
+from netcl.core.backend.cpu import CPUBackend, HostCopy, check_shared, storage_of
 from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
 from netcl.core.dtype import FLOAT32
@@ -95,6 +95,8 @@ def _make_from_host(
         queue_or_array, array, dtype = None, queue_or_array, array if array is not None else dtype
     queue = _queue(queue_or_array)
     stored, row = storage_of(array, dtype)
+    if share:
+        check_shared(array, stored)
     if isinstance(queue, CPUQueue):
         own = stored if share or not np.may_share_memory(stored, array) else stored.copy()
         result = cls._of_array(own, row.name, queue)

@@ -22,6 +22,7 @@ from netcl.distributed.mpi import INSTALL
 #: Seconds between two looks at a child, and seconds it has to end by itself.
 PAUSE, LAST_WORDS = 0.2, 4.0
 INTERRUPTED = 130  # the exit status of a rank that saved after Ctrl-C, while others may still save
+TERMINATED = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG = 1
 
 
@@ -65,7 +66,7 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
         job = subprocess.Popen(command, env=env.for_child(), preexec_fn=die_with_parent)
         with _handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: notes.leave("interrupt")}):
             status = _watch_job(job, notes, ranks)
-        return 128 + signal.SIGTERM if notes.has("interrupt") and status else status
+        return TERMINATED if notes.has("interrupt") and status else status
 
 
 def _watch_job(job: subprocess.Popen[bytes], notes: Notes, ranks: int) -> int:

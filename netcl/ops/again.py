@@ -169,7 +169,7 @@ class _Listener:
     def requires(self, fact: Callable[[], Any]) -> None:
         self.facts[fact] = fact()
 
-    def again(self, function: Callable[[], Any]) -> Any:
+    def again(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
         self.problem = True
         return function()
 

@@ -16,7 +16,7 @@ import numpy as np
 from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
 from netcl.core.device import queue_of
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.movement import along
@@ -52,7 +52,11 @@ class Faults:
     def check(self) -> None:
         """Wait for the device; raise for the first index that was out of range since the last check."""
         self.pending = False  # first: reading the flag asks again
-        code = int(self.flag.to_host()[0])
+        try:
+            code = int(self.flag.to_host()[0])
+        except (DeviceError, OutOfMemoryError):
+            self.pending = True  # nobody has been told
+            raise
         if not code:
             return
         self.flag.fill_(0)

@@ -21,7 +21,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
-from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
@@ -312,9 +312,17 @@ def _apply_opencl(
         return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
 
     plan = _plan(queue, (rule, kinds, of_given), make, roles)
-    for batch in plan.batches:
+    for done, batch in enumerate(plan.batches):
         buffers = chain.from_iterable(map(batch.pick, roles))
-        plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
+        try:
+            plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
+        except (DeviceError, OutOfMemoryError) as error:
+            raise partly(error) if done else error from None
+
+
+def partly(error: DeviceError | OutOfMemoryError) -> DeviceError | OutOfMemoryError:
+    """The error of an update of which some launches were made."""
+    return type(error)(f"{error}; some tensors are updated and others are not: load the last checkpoint")
 
 
 def _device_number(queue: Any, value: float) -> Tensor:

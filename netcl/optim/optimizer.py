@@ -12,7 +12,7 @@ import numpy as np
 from netcl import ops
 from netcl.core import dtype as dtypes
 from netcl.core import recording
-from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
 from netcl.optim.clip import clip_factor
@@ -151,6 +151,9 @@ class Optimizer:
     def step(self, max_norm: float | None = None, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> Tensor | None:
         """Change every parameter that has a gradient.
 
+        Where the driver fails, nothing has changed and the step can be repeated; an update of several groups, or of more tensors than one
+        launch takes, says so if a part of it is done.
+
         ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
         the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor that nothing has waited for.
 
@@ -161,10 +164,15 @@ class Optimizer:
         live = [(group, self._with_gradient(group)) for group in self.param_groups]
         total, factor = self._factor(live, max_norm, grad_scale)
         counters: list[Tensor] = []
-        for group, params in live:
-            for age, states, roles in self._roles(group, params, found_inf is not None):
-                self._change(group, states, age, roles, factor, found_inf)
-                counters += [age] if isinstance(age, Tensor) else []
+        done = 0
+        try:
+            for group, params in live:
+                for age, states, roles in self._roles(group, params, found_inf is not None):
+                    self._change(group, states, age, roles, factor, found_inf)
+                    counters += [age] if isinstance(age, Tensor) else []
+                    done += 1
+        except (DeviceError, OutOfMemoryError) as error:
+            raise update.partly(error) if done else error from None
         if counters and found_inf is not None:
             update.apply(_COUNT, [counters], (), found_inf)
         recording.requires(partial(self._structure, self.state))
@@ -187,11 +195,16 @@ class Optimizer:
             rule, given["age"], age = self.counted_rule(group), age, 1
         else:
             rule = self.rule(group)
-        numbers = recording.again(partial(self._next_numbers, group, rule, states if counting else (), age))
+        undo = partial(_uncount, states if counting else ())
+        numbers = recording.again(partial(self._next_numbers, group, rule, states if counting else (), age), undo)
         used = rule if len(roles) == len(rule.tensors) else rule.with_copy("p", "low")
         if found_inf is not None:
             used, given["skip"] = used.guarded(), found_inf
-        update.apply(used, roles, numbers, factor, **given)
+        try:
+            update.apply(used, roles, numbers, factor, **given)
+        except (DeviceError, OutOfMemoryError, KernelBuildError):
+            undo()  # nothing was launched, and the step can be repeated
+            raise
 
     def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
         """Count a step of parameters of one age, and give the numbers of its update in the order of the rule."""
@@ -416,6 +429,12 @@ class Optimizer:
         lines = [f"  group {i}: {len(group['params'])} parameters, " + ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")
                  for i, group in enumerate(self.param_groups)]  # fmt: skip
         return "\n".join([f"{self.op}(", *lines, ")"])
+
+
+def _uncount(states: Sequence[dict[str, Any]]) -> None:
+    """Take back the count of a step whose update was not launched."""
+    for state in states:
+        state["step"] -= 1
 
 
 def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:

@@ -239,7 +239,7 @@ class Graph:
         rebuilt(result, lambda output: outputs.append(output.value))
         self.nodes = needed(recording.nodes, outputs)
         self._like = [(t.shape, t.dtype) for t in inputs]
-        self._sources, self._checks = list(recording.sources), list(recording.checks)
+        self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)
         self._bound = [value.buffer for value in self.inputs]
         self._changed = [i for i, value in enumerate(self.inputs) if value.marks]
@@ -393,9 +393,8 @@ class Graph:
         with program.state(self.queue).lock:
             self._bind(inputs)
             fresh = {value: self._renew(value) for value in self._fresh}
-            self._ask_numbers()
             self._note_writes(inputs)
-            self._run(self._calls)
+            self._run_parts()
             return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
@@ -454,20 +453,23 @@ class Graph:
                 for rebind in self._rebinds[i]:
                     rebind(buffer)
 
-    def _ask_numbers(self) -> None:
-        """Repeat what the host does in a step, and pass on the numbers that have changed. If that raises (a schedule that is at its end),
-        the device has done by then what it would have done without a recording: counters and parameters stay together."""
-        said, done = self._said, 0
-        try:
-            for i, source in enumerate(self._sources):
-                new = source()
-                if new != said[i]:
-                    self._pass_on(i, new, said[i])
-                    said[i] = new
-                done += 1
-        finally:
-            if done < len(said):
-                self._run(self._calls[: self._until[done]])
+    def _run_parts(self) -> None:
+        """Launch everything, and repeat what the host does in a step between the launches where the step did it.
+
+        If that raises (a schedule that is at its end), or a launch fails, the rest is left out, as without a recording. Where the launch
+        that fails is the next one after a source, the source is undone: counters and parameters stay together.
+        """
+        calls, said, asked, done = self._calls, self._said, 0, 0
+        for i, source in enumerate(self._sources):
+            until = self._until[i]
+            if until > done:
+                self._run(calls[done:until], asked, i)
+                asked, done = i, until
+            new = source()
+            if new != said[i]:
+                self._pass_on(i, new, said[i])
+                said[i] = new
+        self._run(calls[done:], asked, len(said))
 
     def _pass_on(self, source: int, new: Any, old: Any) -> None:
         several = isinstance(new, (list, tuple))
@@ -476,7 +478,9 @@ class Graph:
                 for launch, at in self._numbers.get((source, index), ()):
                     launch.set(at, number)
 
-    def _run(self, calls: Sequence[Callable[[], Any]]) -> None:
+    def _run(self, calls: Sequence[Callable[[], Any]], first: int, last: int) -> None:
+        """Make these calls, of which the first follows the sources from ``first`` to before ``last``."""
+        call = None
         try:
             if program.launch_observers:
                 self._run_observed(calls)
@@ -487,8 +491,13 @@ class Graph:
             else:
                 for call in calls:
                     call()
-        except platforms.opencl().MemoryError as error:
-            raise OutOfMemoryError(message("replay", f"the device has no room left ({error})", program.MAKE_ROOM)) from None
+        except (platforms.opencl().Error, DeviceError, OutOfMemoryError) as error:
+            if call is calls[0]:
+                for undo in filter(None, self._undos[first:last]):
+                    undo()
+            if not isinstance(error, platforms.opencl().Error):
+                raise
+            raise program.failure("replay", "in a recorded step", error) from None
 
     def _say_why(self, call: Callable[[], Any]) -> None:
         """A launch that answered with an error, made again by the way that raises it."""

@@ -50,6 +50,7 @@ class Recorder:
         self.values: list[Value] = []
         self.inputs: list[Value] = []
         self.sources: list[Callable[[], Any]] = []
+        self.undos: list[Callable[[], None] | None] = []
         self.asked: list[int] = []  # after how many nodes each source was
         self.facts: list[tuple[Callable[[], Any], Any]] = []
         self.checks: list[tuple[int | Tensor, Callable[[Any], None]]] = []
@@ -181,11 +182,12 @@ class Recorder:
     def host_work(self, what: str) -> None:
         self.problem = self.problem or f"it runs Python that a replay would leave out: {what}"
 
-    def again(self, function: Callable[[], Any]) -> Any:
+    def again(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
         with recording.paused():
             answer = function()
         place = len(self.sources)
         self.sources.append(function)
+        self.undos.append(undo)
         self.asked.append(len(self.nodes))
         if isinstance(answer, float):
             return Number.of(answer, place, 0)

@@ -13,7 +13,8 @@ from typing import Any
 
 from netcl.core import dispatch, platforms, recording
 from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager, require, synchronize
-from netcl.core.errors import DeviceError, message
+from netcl.core.errors import DeviceError, OutOfMemoryError, message
+from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 from netcl.core.tensor import Tensor
 
@@ -62,7 +63,8 @@ class Stream:
         if isinstance(self.queue, CPUQueue):
             return None
         dispatch.call("flush")
-        event = platforms.opencl().enqueue_marker(self.queue)
+        with program.driver_errors("Stream.record", "for an event"):
+            event = platforms.opencl().enqueue_marker(self.queue)
         self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
         return event
 
@@ -81,7 +83,8 @@ class Stream:
             event.wait()
         else:
             recording.host_work("a stream waits for another")
-            platforms.opencl().enqueue_barrier(self.queue, wait_for=[event])
+            with program.driver_errors("Stream.wait_for", "for a barrier"):
+                platforms.opencl().enqueue_barrier(self.queue, wait_for=[event])
         return self
 
     def use(self, tensor: Any) -> Tensor:
@@ -145,7 +148,10 @@ class _Borrowed(BufferHandle):
     def __del__(self) -> None:
         if self.buffer is not None and not platforms.forked_child:
             self.buffer = None
-            Stream.of(self.owner).wait_for(self.stream)
+            try:
+                Stream.of(self.owner).wait_for(self.stream)
+            except (DeviceError, OutOfMemoryError):
+                self.stream.queue.finish()  # nothing may be raised here: the host waits instead
 
 
 def _event_of(other: Any) -> Any:

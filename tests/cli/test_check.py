@@ -14,6 +14,7 @@ __kernel void local_one(__global float* y, __local float* room) { y[0] = 1; }
 """
 
 
+@pytest.mark.fault("faults in a kernel", "a planted read out of bounds, under Oclgrind", "found and named")
 def test_faults_are_found(cl_device, tmp_path, capsys):
     if not sanitizer.available():
         pytest.skip("Oclgrind is not installed")
@@ -49,6 +50,7 @@ def test_a_size_beyond_any_memory_is_wrong_usage(tmp_path, capsys):
     assert "'999999999999' is not a whole number from 1 to 67108864" in capsys.readouterr().err
 
 
+@pytest.mark.fault("kernel file that is no text", "bytes", "one line")
 def test_a_file_that_is_no_text_is_told(tmp_path, capsys):
     (tmp_path / "kernels.cl").write_bytes(b"\xff\xfe")
     assert cli.main(["check", str(tmp_path / "kernels.cl"), "--device", "cpu"]) == 1

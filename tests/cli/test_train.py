@@ -92,6 +92,7 @@ def test_a_run_goes_on_where_it_stopped(digits, tmp_path, capsys):
     assert epochs[2]["val_loss"] < epochs[1]["val_loss"]  # the first schedule had come to its end: it was made for two epochs
 
 
+@pytest.mark.fault("run in a used folder", "without `--resume` or `--overwrite`", "refused")
 def test_a_used_folder_needs_a_decision(digits, tmp_path, capsys):
     shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
     words = ["train", tmp_path, "--epochs", 1, "--run", tmp_path, "--device", "cpu"]
@@ -119,6 +120,7 @@ def test_what_is_given_to_a_resumed_run_counts(digits):
 
 
 @pytest.mark.parametrize("options", [["--batch-size", "32"], ["--optimizer", "sgd"]], ids=" ".join)
+@pytest.mark.fault("resume with settings that do not fit", "another optimizer or batch size", "refused; the run is unchanged")
 def test_a_run_that_cannot_go_on_so_stays_as_it_was(digits, tmp_path, capsys, options):
     shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
     status, _, err = run(capsys, "train", tmp_path, *options, "--epochs", 3, "--run", tmp_path, "--resume", "--device", "cpu")
@@ -178,6 +180,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.fault("report of damaged files", "run files cut and replaced", "one line that names the file")
 def test_a_report_of_damaged_files_names_the_file(digits, tmp_path, capsys, name):
     for i, content in enumerate(DAMAGE[name]):
         folder = tmp_path / str(i)
@@ -191,6 +194,7 @@ def test_a_report_of_damaged_files_names_the_file(digits, tmp_path, capsys, name
 
 @pytest.mark.parametrize("content", [b"\xff", DEEP.encode(), b"a = " + DEEP.encode()])
 @pytest.mark.parametrize("suffix", ["toml", "json"])
+@pytest.mark.fault("recipe that cannot be read", "deep nesting, not UTF-8", "one line")
 def test_a_recipe_that_cannot_be_read_is_told_in_a_line(tmp_path, capsys, content, suffix):
     (tmp_path / f"recipe.{suffix}").write_bytes(content)
     status, _, err = run(capsys, "train", tmp_path / f"recipe.{suffix}", "--device", "cpu")
@@ -339,6 +343,7 @@ def test_output_without_a_terminal_is_plain(tmp_path):
 
 
 @pytest.mark.parametrize(("lines", "unbuffered"), [(0, "1"), (1, "")])
+@pytest.mark.fault("reader of the output leaves", "`| head -1`", "the run ends and saves everything, status 141")
 def test_a_training_goes_on_without_its_reader(tmp_path, lines, unbuffered):
     """``netcl train ... 2>&1 | head -1``: everything is written, and the lost output has a status of its own."""
     command = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "2", "--run", str(tmp_path)]
@@ -362,6 +367,7 @@ def test_a_broken_pipe_of_another_is_an_error(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.fault("closed stdout or stderr", "`>&-`", "the run ends and writes its report")
 def test_closed_streams_change_nothing(tmp_path, closed):
     words = [sys.executable, "-m", "netcl", *DIGITS, "--epochs", "1", "--run", str(tmp_path)]
     done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True)

@@ -38,6 +38,7 @@ print((x + 2).to_host()[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="address-space limits of Linux")
+@pytest.mark.fault("address space is limited", "RLIMIT_AS and many small tensors", "`OutOfMemoryError`; PoCL would abort")
 def test_many_small_tensors_under_an_address_space_limit_are_refused(cl_device):
     """PoCL aborted the process here. What is freed can be allocated again."""
     if cl_device.device_type != "cpu":

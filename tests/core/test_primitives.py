@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from netcl.core.errors import KernelBuildError, ShapeError
+import netcl
+from netcl.core import platforms
+from netcl.core.errors import DeviceError, KernelBuildError, ShapeError
 from netcl.core.kernels.primitives import (
     MACRO_NAMES,
     PRIMITIVE_PREAMBLE,
@@ -129,3 +131,78 @@ def test_expressions_pass_an_allow_list(expression, what):
 def test_arity():
     with pytest.raises(ShapeError, match="at least one input"):
         PrimitiveBuilder().elementwise_spec("none", 0, "1")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x(){} __kernel void y", "f//", "f\n#include", 'f"', "é", "1st", "a-b", "a;b"])
+@pytest.mark.fault("kernel name with source in it", "`KernelSpec` and `PrimitiveBuilder`", "`KernelBuildError`")
+def test_a_name_that_is_more_than_a_name_is_refused(name):
+    with pytest.raises(KernelBuildError, match=r"^\[KernelSpec\] the name is not an identifier; name="):
+        KernelSpec(name, params=["__global float* x"], body="x[0] = 1.0f;")
+    with pytest.raises(KernelBuildError, match="is not an identifier"):
+        PrimitiveBuilder().elementwise_spec(name, 1, "v0")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["", "-DX=1 -include f", "-include f.cl", "-DX='a'", '-DX="a"', "-DX=1\n#define Y", "-DX=1;", "file.cl", "-cl-x y", "-I a", "@f"],
+)
+@pytest.mark.fault("build option with source in it", "`-include`, quotes, newlines", "`KernelBuildError`")
+def test_a_build_option_that_is_more_than_one_is_refused(option):
+    with pytest.raises(KernelBuildError, match=r"^\[safe\] a build option is not of a known form; option="):
+        KernelSpec("safe", params=["__global float* x"], body="x[0] = 1.0f;", options=[option])
+    with pytest.raises(KernelBuildError, match=r"a build option is not of a known form"):
+        netcl.kernel(body="out[i] = x[i];", options=[option])(_safe)
+
+
+def _safe(x: "float32") -> "float32": ...  # noqa: F821
+
+
+def test_build_options_of_known_forms_are_taken():
+    options = ["-DX", "-D X=1", "-DY=(1.5f+2)", "-cl-fast-relaxed-math", "-cl-std=CL1.2", "-I/usr/include", "-w", "-Werror", "-g"]
+    assert KernelSpec("fine", body="int x = 0;", options=options).options == options
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["v0) + (v1", "v0), (v1", "v0, v1", "(v0", "v0 // v1", "v0 /* v1", "v0 = v1", "&v0", "*(v0)", "v0 + *v1", "v0<:1:>", "v0 %: v1",
+     "v0++", "v0 ? v1 : )", "v0; v1", "v0 { v1", 'v0 "', "v0 \\\n v1", "v0 # v1", "v\u00e9", "get_global_id(0)", "printf(v0)", "out"],
+)  # fmt: skip
+@pytest.mark.fault("expression that leaves its place", "comments, digraphs, parentheses, pointers, assignments", "`KernelBuildError`")
+def test_an_expression_that_leaves_its_place_is_refused_by_name(expression):
+    with pytest.raises(KernelBuildError, match=r"^\[mine\] "):
+        PrimitiveBuilder().elementwise_spec("mine", 2, expression)
+
+
+@pytest.mark.parametrize("expression", ["v0 * v1", "-v0 * (v1 + 1.0f)", "v0 <= v1 ? v0 : v1", "FMA(v0, v1, -v0)", "v0 == v1 && !(v0 > v1)"])
+def test_expressions_that_are_fine(expression):
+    known = expression.replace("FMA", "fma")
+    assert known in PrimitiveBuilder().elementwise_spec("mine", 2, known).to_source()
+
+
+@pytest.mark.fault("kernel does not compile", "an undeclared name", "kernel, line and the driver's log")
+def test_a_build_error_names_kernel_line_and_log(cl_device):
+    spec = KernelSpec("broken", params=["__global float* x"], body="x[0] = 1.0f;\n  x[1] = nonsense;")
+    with pytest.raises(KernelBuildError, match=r"kernel=broken.*(?s:.)*nonsense") as told:
+        spec.build(cl_device)
+    assert str(told.value).startswith("[build] the driver refused the kernel source; kernel=broken, device=")
+
+
+@pytest.mark.fault("kernel wants too much local memory", "more than the device has", "`DeviceError` with both figures")
+def test_more_local_memory_than_there_is_is_refused(cl_device):
+    limit = int(cl_device.queue.device.local_mem_size)
+    x = Tensor.zeros((64,), queue=cl_device.queue)
+    wants = KernelSpec(
+        "wants", params=["__global float* x", "__local float* l"], body="l[get_local_id(0)] = 1.0f; x[get_global_id(0)] = l[0];"
+    )
+    with pytest.raises(DeviceError, match=rf"^\[wants\] the kernel needs more local memory.*; bytes=\d+, limit={limit}; use smaller tiles"):
+        wants.run(cl_device.queue, 64, 64, x, platforms.opencl().LocalMemory(limit + 64))
+    wants.run(cl_device.queue, 64, 64, x, platforms.opencl().LocalMemory(256))
+
+
+def test_a_work_group_larger_than_the_device_allows_is_refused(cl_device):
+    x = Tensor.zeros((64,), queue=cl_device.queue)
+    built = KernelSpec("plain", params=["__global float* x"], body="x[get_global_id(0)] = 1.0f;").build(cl_device)
+    with pytest.raises(DeviceError, match=r"^\[plain\] the launch is refused \(a launch has 1 to 3 dimensions\); global_size="):
+        built.kernel(cl_device.queue, (2, 2, 2, 2), None, x)
+    built.run(cl_device.queue, 64, 1 << 20, x)  # a local size is a wish: it is reduced
+    assert x.tolist() == [1.0] * 64

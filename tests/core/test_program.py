@@ -147,7 +147,7 @@ def test_a_build_failure_can_be_acted_on(cl_device, tmp_path, monkeypatch):
     with pytest.raises(KernelBuildError) as caught:
         program.build(cl_device.context, source, ("-D SIZE=4",))
     text = str(caught.value)
-    assert text.startswith("[build] the driver refused the kernel source; device=")
+    assert text.startswith("[build] the driver refused the kernel source; kernel=bad, device=")
     assert cl_device.context.devices[0].name in text
     assert "options=-D SIZE=4" in text
     assert "undefined_name" in text

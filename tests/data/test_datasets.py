@@ -58,6 +58,7 @@ ROGUE = bytes([0, 0, 8, 2]) + struct.pack(">2I", 60000, 50000)  # three gigabyte
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.fault("wrong IDX files", "magic, sizes, types", "`FormatError`")
 def test_idx_files_that_are_not_right_are_refused(tmp_path, content, reason, zipped):
     path = tmp_path / "a"
     path.write_bytes(gzip.compress(content) if zipped else content)
@@ -65,6 +66,7 @@ def test_idx_files_that_are_not_right_are_refused(tmp_path, content, reason, zip
         read_idx(path)
 
 
+@pytest.mark.fault("gzipped IDX file that grows", "0.4 MB that unpack to 70 MB", "refused before it is unpacked")
 def test_a_small_file_cannot_take_gigabytes(tmp_path):
     """A header and a body that agree, of zeros that gzip packs a thousandfold: refused before the body is unpacked."""
     path, count = tmp_path / "a", 70 << 20
@@ -90,6 +92,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, read):
 
 
 @pytest.mark.parametrize("cut", [15, 25, -9, -1])
+@pytest.mark.fault("damaged gzip file", "cut at several places", "`FormatError`")
 def test_a_damaged_gzip_file_is_refused(tmp_path, cut):
     rng = np.random.default_rng(0)
     (tmp_path / "a").write_bytes(gzip.compress(idx_bytes(rng.integers(0, 256, (9, 9), np.uint8)))[:cut])

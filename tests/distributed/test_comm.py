@@ -93,6 +93,7 @@ def test_a_world_of_one_is_a_copy():
     assert world.bytes_sent == 0
 
 
+@pytest.mark.fault("ranks with other shapes", "an all-reduce", "named by all before anything is sent")
 def test_a_rank_with_another_shape_is_named_by_all():
     def run(world):
         with pytest.raises(LostRankError, match=r"do not agree on what is reduced: rank 1 has \['sum', \[2\]") as caught:
@@ -115,6 +116,7 @@ def _late(world: World) -> None:
         world.barrier()
 
 
+@pytest.mark.fault("rank never arrives", "one that does not call", "named in time")
 def test_a_rank_that_never_arrives_is_named_in_time():
     first, _second, third = thread_worlds(3, timeout=0.3)
     threading.Thread(target=_late, args=(third,), daemon=True).start()

@@ -65,6 +65,7 @@ def test_bytes_on_the_wire(tmp_path):
     assert 4 * (gradients + 4) <= per_step <= 4 * (gradients + 4) + 2 * 8 + told
 
 
+@pytest.mark.fault("rank is killed", "SIGKILL in step 7", "named; job ends; fewer ranks resume")
 def test_a_killed_rank_is_named_and_fewer_ranks_go_on(tmp_path):
     folder, out = tmp_path / "checkpoints", tmp_path / "out.npz"
     start = time.monotonic()
@@ -80,6 +81,7 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(tmp_path):
     assert len(saved(out)[0]) == 13  # steps 8 to 20
 
 
+@pytest.mark.fault("rank killed under plain mpiexec", "SIGKILL", "the job ends in time")
 def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
     start = time.monotonic()
     assert run(2, "mlp", str(tmp_path / "out.npz"), "--fault", "kill", "--fault-at", "2", NETCL_COMM_TIMEOUT="20").returncode != 0
@@ -94,6 +96,7 @@ def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
         ("raise", r"netcl: rank 1 ends the job: this rank has had enough"),
     ],
 )
+@pytest.mark.fault("rank is late, unlike or raises", "one rank of three", "named in time")
 def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
     start = time.monotonic()
     done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", fault, "--fault-at", "2", NETCL_COMM_TIMEOUT="3")
@@ -102,6 +105,7 @@ def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
     assert re.search(words, done.stderr + done.stdout), done.stderr
 
 
+@pytest.mark.fault("rank fails alone and swallows it", "one rank of three", "`LostRankError` with its name")
 def test_a_rank_that_fails_alone_is_told_to_those_who_wait(tmp_path):
     start = time.monotonic()
     done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", "swallow", "--fault-at", "2", NETCL_COMM_TIMEOUT="100")
@@ -111,6 +115,7 @@ def test_a_rank_that_fails_alone_is_told_to_those_who_wait(tmp_path):
     assert re.search(words, done.stderr), done.stderr
 
 
+@pytest.mark.fault("rank 0 cannot write", "a folder in place of the log", "the job ends, file named")
 def test_a_rank_of_netcl_train_that_cannot_write_ends_the_job(tmp_path):
     (tmp_path / "log.csv").mkdir()
     words = ["-m", "netcl", "train", "--model", "mlp", "--run", str(tmp_path), "--device", "cpu", "--epochs", "2", "--distributed", "2"]
@@ -188,6 +193,7 @@ def test_ranks_drop_out_differently_and_go_on_with_their_own_numbers(tmp_path):
         np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
 
 
+@pytest.mark.fault("Ctrl-C to a job", "SIGINT to the process group", "checkpoint, status 130")
 def test_ctrl_c_lets_the_ranks_save(tmp_path):
     """It reaches the launcher, mpiexec, the guards and the ranks at once; those above a rank must wait for it, without a word."""
     words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
@@ -214,6 +220,7 @@ FAULTS_AT_START = {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("fault", sorted(FAULTS_AT_START))
+@pytest.mark.fault("rank lost before MPI starts", "killed, leaves or hangs at start", "the job ends in time, rank named")
 def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
     """mpiexec alone waits for it forever, at full load."""
     is_one = "'1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK'))"
@@ -229,6 +236,7 @@ def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
     assert re.search(expected, done.stderr), done.stderr
 
 
+@pytest.mark.fault("SIGTERM to a job", "sent to the launcher", "checkpoint, status 143, no process left")
 def test_sigterm_lets_the_ranks_save_and_leaves_no_process(tmp_path):
     words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
     job = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
@@ -240,6 +248,68 @@ def test_sigterm_lets_the_ranks_save_and_leaves_no_process(tmp_path):
     assert job.returncode == 128 + signal.SIGTERM and "Traceback" not in rest, rest
     (step,) = re.findall(r"interrupted after step (\d+)", rest)
     assert (tmp_path / "checkpoints" / f"step-{int(step):06d}.netcl").exists()
+
+
+KILLED_ONCE = """
+import os
+from pathlib import Path
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")) and not Path({marker!r}).exists():
+    from netcl.trainer import callbacks
+    def end(self, batch, logs):
+        if self.trainer.epoch == 1:  # the second: the first has left a checkpoint
+            Path({marker!r}).touch()
+            os.kill(os.getpid(), 9)
+    callbacks.NaNGuard.on_train_batch_end = end
+"""
+
+
+def _train(tmp_path, name, *words, fault=""):
+    (tmp_path / "sitecustomize.py").write_text(fault)
+    options = ["--model", "mlp", "--epochs", "2", "--device", "cpu", "--distributed", "2", "--run", str(tmp_path / name), *words]
+    more = environment(NETCL_PROGRESS="off", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    return subprocess.run(
+        [sys.executable, "-m", "netcl", "train", *options], capture_output=True, text=True, env=more, timeout=150, check=False
+    )
+
+
+@pytest.mark.fault("rank killed with `--max-restarts`", "SIGKILL once, in the second epoch", "restarted by itself; equal to the bit")
+def test_a_job_whose_rank_is_killed_restarts_from_its_last_checkpoint(tmp_path):
+    from netcl.io import load_model
+
+    marker = tmp_path / "killed"
+    done = _train(tmp_path, "cut", "--max-restarts", "2", fault=KILLED_ONCE.format(marker=str(marker)))
+    assert done.returncode == 0 and marker.exists(), done.stderr
+    assert len(re.findall(r"netcl: the job ended with status \d+; restart 1 of 2, from its last checkpoint", done.stderr)) == 1, done.stderr
+    assert "restart 2" not in done.stderr and "was ended by SIGKILL" in done.stderr
+    assert _train(tmp_path, "straight").returncode == 0
+    straight, cut = (load_model(tmp_path / name / "model.netcl").parameters() for name in ("straight", "cut"))
+    for ours, theirs in zip(cut, straight, strict=True):
+        np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
+
+
+@pytest.mark.parametrize(("status", "starts"), [(0, 1), (130, 1), (143, 1), (1, 4), (137, 4)])
+def test_only_a_job_that_failed_is_restarted(monkeypatch, tmp_path, status, starts):
+    from netcl import cli
+    from netcl.distributed import launch
+
+    started = []
+    monkeypatch.setattr(launch, "launch", lambda program, ranks, devices: started.append(program) or status)
+    words = ["train", "--model", "mlp", "--run", str(tmp_path), "--distributed=2", "--device=cpu", "--overwrite", "--max-restarts", "3"]
+    assert cli.main(words) == status
+    plain = ["-m", "netcl", "train", "--model", "mlp", "--run", str(tmp_path)]
+    assert started == [[*plain, "--overwrite"], *[[*plain, "--resume"]] * (starts - 1)]
+
+
+@pytest.mark.fault("restart in a used folder", "checkpoints of another run", "refused before the first start")
+def test_a_restart_never_resumes_another_run(monkeypatch, tmp_path, capsys):
+    from netcl import cli
+
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-000003.netcl").write_bytes(b"")
+    assert cli.main(["train", "--model", "mlp", "--run", str(tmp_path), "--distributed", "2", "--max-restarts", "1"]) == 1
+    assert "a new run cannot begin in a folder that holds the checkpoints of another" in capsys.readouterr().err
+    assert cli.main(["train", "--model", "mlp", "--run", str(tmp_path), "--max-restarts", "1"]) == 1
+    assert "add --distributed RANKS" in capsys.readouterr().err
 
 
 def test_positions_are_those_of_the_whole_batch():

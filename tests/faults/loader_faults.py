@@ -1,8 +1,11 @@
 """What test_loader.py runs in a process of its own: a loader whose workers meet the trouble that the command line names."""
 
 import os
+import random
 import resource
+import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -22,6 +25,8 @@ class Numbered(Dataset):
     def __getitem__(self, index):
         if index == 33:
             getattr(self, self.trouble, lambda: None)()
+        if (index, self.trouble) == (33, "unpicklable"):
+            return np.full(4, index, np.float32), threading.Lock()
         return np.full(12 if (index, self.trouble) == (33, "shape") else 4, index, np.float32), index
 
     def raises(self):
@@ -66,6 +71,30 @@ def trouble(*kinds):
         assert loader.worker_pids() == [] and not any(alive(pid) for pid in pids), pids
     loader.dataset.trouble = ""
     assert len(list(loader)) == 7
+
+
+def moments(seed):
+    """Workers are killed or stopped at random moments: all batches arrive, or an error names the worker, and then the loader works."""
+    chance = random.Random(int(seed))
+    loader = made()
+    wanted = [x for x, _ in made(num_workers=0)]
+    for number in range(5):
+        at, victim = chance.randrange(1, 6), chance.randrange(2)
+        ending = signal.SIGSTOP if number == 3 else signal.SIGKILL
+        got, outcome = [], "whole"
+        try:
+            for x, _ in loader:
+                got.append(x)
+                if len(got) == at and loader.worker_pids():
+                    os.kill(loader.worker_pids()[victim], ending)
+        except WorkerError as error:
+            outcome = "told"
+            assert f"worker {victim}" in str(error), error
+        assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=False)) and (outcome == "told" or len(got) == 7)
+        loader.close()
+        assert len(list(loader)) == 7
+        say(f"{ending.name} before batch {at}: {outcome}")
+    loader.close()
 
 
 def alive(pid):

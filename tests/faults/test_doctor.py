@@ -141,6 +141,7 @@ def sandbox(tmp_path, plain_pyopencl) -> Sandbox:
     return Sandbox(tmp_path, plain_pyopencl)
 
 
+@pytest.mark.fault("pyopencl is not installed", "a Python without it", "NumPy backend works; the remedy is named")
 def test_no_pyopencl(sandbox):
     status, text = sandbox.doctor(BLOCK_PYOPENCL)
     assert status == 1
@@ -151,6 +152,7 @@ def test_no_pyopencl(sandbox):
     assert f"mend: {expected}" in text and "*  cpu       NumPy" in text
 
 
+@pytest.mark.fault("pyopencl does not import", "a broken extension module", "named with its remedy")
 def test_pyopencl_that_does_not_import(sandbox):
     sandbox.site_packages = sandbox.folder / "site"
     sandbox.put("site/pyopencl/__init__.py", "raise ImportError('libOpenCL.so.1: cannot open shared object file')")
@@ -160,6 +162,7 @@ def test_pyopencl_that_does_not_import(sandbox):
     assert "mend: pip install --force-reinstall pyopencl" in text
 
 
+@pytest.mark.fault("no OpenCL runtime", "an empty machine", "named with its remedy")
 def test_no_runtime(sandbox):
     status, text = sandbox.doctor()
     assert status == 1
@@ -196,6 +199,7 @@ def test_a_setting_pyopencls_loader_does_not_read(sandbox):
     assert "[runtime-fails] the runtime missing (/opt/missing.so) does not load" in text and "set by you" not in text
 
 
+@pytest.mark.fault("driver library is damaged", "text in place of the library", "named with its remedy")
 def test_a_runtime_whose_library_is_damaged(sandbox):
     library = sandbox.put("lib/libdamaged.so", "this is no library, though it is long enough to be looked at " * 4)
     sandbox.put("vendors/damaged.icd", str(library))
@@ -205,6 +209,7 @@ def test_a_runtime_whose_library_is_damaged(sandbox):
     assert "damaged or built for another kind of machine" in text and "[no-runtime-loads]" in text
 
 
+@pytest.mark.fault("driver library is missing", "an `.icd` file that points nowhere", "named with its remedy")
 def test_a_runtime_whose_library_is_missing(sandbox):
     sandbox.put("vendors/gone.icd", "libgone.so.7")
     status, text = sandbox.doctor()
@@ -223,6 +228,7 @@ def test_a_runtime_of_another_machine(sandbox):
     assert f"built for another kind of machine than {platform.machine()}" in text
 
 
+@pytest.mark.fault("driver crashes while it is loaded", "a library that aborts", "the process lives; the driver is named")
 def test_a_runtime_that_crashes_while_loading(sandbox):
     sandbox.put("lib/libcrash.so.1", shared_object(crash=True))
     sandbox.drivers = (("crash", (str(sandbox.folder / "lib/libcrash.so.1"),)),)
@@ -303,6 +309,7 @@ def test_platforms_were_queried_before_netcl_could_register(sandbox, oclgrind):
     assert "mend: import netcl and use it before pyopencl.get_platforms() is called" in text
 
 
+@pytest.mark.fault("no folder can be written", "a read-only home", "works with a temporary folder, removed at exit")
 def test_no_folder_can_be_written(sandbox, oclgrind):
     sandbox.drivers = (("oclgrind", (oclgrind,)),)
     _, text = sandbox.doctor(NETCL_CACHE_DIR="/proc/netcl-cannot-be-made")
@@ -353,6 +360,7 @@ def test_a_setting_that_works_is_a_note():
 
 
 @needs_pyopencl
+@pytest.mark.fault("NUL byte in an `.icd` file", "written there", "named")
 def test_a_nul_byte_in_an_icd_file(sandbox):
     sandbox.put("vendors/odd.icd", b"libodd\0.so\n")
     status, text = sandbox.doctor()
@@ -369,6 +377,7 @@ def test_a_pyopencl_that_raises_an_os_error(sandbox, tmp_path):
 
 
 @pytest.mark.parametrize("setting", [("NETCL_DEBUG", "x"), ("NETCL_FUSION", "-3")])
+@pytest.mark.fault("variable holds nonsense", "`NETCL_*` values that are none", "named with its remedy")
 def test_a_variable_that_holds_nonsense(sandbox, setting):
     status, text = sandbox.doctor(**dict([setting]))
     assert status == 1 and f"[illegal-variable] [env] {setting[0]} holds a value it cannot have; value='{setting[1]}'" in text

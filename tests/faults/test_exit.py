@@ -28,6 +28,7 @@ sys.exit(3)
 
 
 @pytest.mark.parametrize("then", ["pass", "y.to_host()", "began.set(); queue.Queue().get()"], ids=["launches", "reads", "waits"])
+@pytest.mark.fault("daemon thread computes at exit", "a thread in an endless loop of ops", "the process ends in time with its own status")
 def test_a_daemon_thread_that_computes_neither_hangs_nor_aborts_the_exit(cl_device, then):
     command = [sys.executable, "-c", SCRIPT.format(then=then), cl_device.platform_name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -99,6 +99,7 @@ KINDS = ["netcl", "checkpoint.netcl", "npz", "pt", "safetensors", "stream.pt"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault("file is cut", "every format, at many lengths", "`FileError`")
 def test_a_cut_file_is_refused(tmp_path, kind):
     path = written(tmp_path, kind)
     data = path.read_bytes()
@@ -109,6 +110,11 @@ def test_a_cut_file_is_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault(
+    "bit of a file flips",
+    "every format, seeded places",
+    "`FileError`, or equal values; a bare pickle stream has no checksum",
+)
 def test_a_flipped_bit_is_refused_or_harmless(tmp_path, kind, rng):
     path = written(tmp_path, kind)
     data, before = path.read_bytes(), opened(kind, path)
@@ -127,6 +133,7 @@ def test_a_flipped_bit_is_refused_or_harmless(tmp_path, kind, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fault("file of another format", "text, random bytes and the heads of others", "`FileError`")
 def test_a_file_of_another_format_is_refused(tmp_path, kind):
     path = tmp_path / "file"
     for data in (b"", b"hello world, this is text", os.urandom(500), b"\x89HDF\r\n\x1a\n" + bytes(200), b"PK\x03\x04" + bytes(100)):
@@ -212,6 +219,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", MODEL_FAULTS)
+@pytest.mark.fault("model file with wrong content", "contents that do not fit each other", "`FileError`")
 def test_a_model_file_with_wrong_content_is_refused(tmp_path, fault):
     path = written(tmp_path, "netcl")
     change, reason = MODEL_FAULTS[fault]
@@ -220,6 +228,7 @@ def test_a_model_file_with_wrong_content_is_refused(tmp_path, fault):
         load_model(path)
 
 
+@pytest.mark.fault("array in a file is changed", "bytes replaced, archive intact", "`FileError`")
 def test_a_changed_array_does_not_match_its_checksum(tmp_path):
     path = written(tmp_path, "netcl")
     arrays = archive.read_arrays(path, "test")
@@ -252,6 +261,7 @@ def unrelated(meta: dict, arrays: dict) -> None:
     meta["state"]["random"] = [{"seed": -1, "counter": 0}]
 
 
+@pytest.mark.fault("checkpoint does not fit", "other shapes, names, parts", "`ValueError`; nothing changes")
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     good_model, good_optimizer = trained()
     path = save_checkpoint(tmp_path / "a.netcl", model=good_model, optimizer=good_optimizer, rng=np.random.default_rng(0), step=3)
@@ -283,6 +293,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     refuses(r"the random streams of the checkpoint are not what netcl writes", *trained())
 
 
+@pytest.mark.fault("part of a checkpoint is refused", "the last part raises", "all parts as before")
 def test_a_part_that_refuses_its_state_gives_the_others_theirs_back(tmp_path):
     model, optimizer = trained()
     stubborn = Stubborn()
@@ -331,6 +342,7 @@ def npy(array: np.ndarray) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.fault("zip bomb", "a small archive of 256 MB", "refused before it is unpacked")
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
     bomb = zipped(tmp_path / "bomb.npz", {"x.npy": npy(np.zeros(1 << 25))}, zipfile.ZIP_DEFLATED)
     assert bomb.stat().st_size < 1 << 20
@@ -343,6 +355,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
     assert load_params(bomb, max_bytes=1 << 30)["x"].shape == (1 << 25,)
 
 
+@pytest.mark.fault("zip entries overlap", "several names for the same bytes", "`FileError`")
 def test_entries_that_overlap_are_refused(tmp_path):
     """Many names for the same bytes: a bomb without compression."""
     path = zipped(tmp_path / "a.npz", {f"{i}.npy": npy(np.zeros(1000)) for i in range(4)})
@@ -360,6 +373,7 @@ def test_entries_that_overlap_are_refused(tmp_path):
         load_params(path)
 
 
+@pytest.mark.fault("zip entry declares too little", "a false size", "`FileError`")
 def test_an_entry_that_declares_less_than_it_holds_is_refused(tmp_path):
     path = zipped(tmp_path / "a.npz", {"x.npy": npy(np.zeros(1000))}, zipfile.ZIP_DEFLATED)
     data = path.read_bytes()
@@ -371,6 +385,7 @@ def test_an_entry_that_declares_less_than_it_holds_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd.npy", "/etc/passwd.npy", "a/../../b.npy", "C:\\x.npy", "a\\..\\b.npy", "x\n.npy", "..npy/.."]
 )
+@pytest.mark.fault("names in an archive are paths", "`../` and absolute names", "`FileError`; nothing is written")
 def test_names_that_are_paths_are_refused(tmp_path, name):
     path = zipped(tmp_path / "a.npz", {name: npy(np.zeros(3))})
     for reader in (load_params, load_model, load_torch):
@@ -379,6 +394,7 @@ def test_names_that_are_paths_are_refused(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.fault("two entries of one name", "an archive with both", "`FileError`")
 def test_two_entries_of_one_name_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         for value in (1.0, 2.0):
@@ -397,6 +413,7 @@ class Evil:
         return os.system, (self.command,)
 
 
+@pytest.mark.fault("pickle inside an npz file", "an object array", "refused; nothing runs")
 def test_a_pickle_inside_an_npz_is_refused_unopened(tmp_path):
     marker = tmp_path / "marker"
     np.savez(tmp_path / "a.npz", x=np.array([Evil(marker)], dtype=object), allow_pickle=True)
@@ -418,6 +435,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.fault("odd headers of arrays", "headers that NumPy does not write", "`FileError`")
 def test_odd_headers_of_arrays_are_refused(tmp_path, header):
     entry = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(4)
     with pytest.raises(FileError, match=r"\[load_params\]"):
@@ -442,6 +460,11 @@ def torch_file(path: Path, program: bytes, storages: dict[str, bytes] | None = N
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("container", ["zip", "stream"])
+@pytest.mark.fault(
+    "torch file that calls something",
+    "`__reduce__` of `os.system`, pickle protocols 0 to 5",
+    "refused by name; nothing runs",
+)
 def test_a_file_that_calls_something_is_refused_and_calls_nothing(tmp_path, protocol, container):
     marker = tmp_path / "marker"
     program = pickle.dumps({"weight": Evil(marker)}, protocol=protocol)
@@ -469,6 +492,7 @@ def test_a_file_that_calls_something_is_refused_and_calls_nothing(tmp_path, prot
         "torch._utils __builtins__",
     ],
 )
+@pytest.mark.fault("torch file that names a function", "`os.system` and others", "refused by name; nothing is imported")
 def test_names_that_are_not_on_the_list_are_refused_by_name(tmp_path, name):
     module, attribute = name.split()
     program = b"\x80\x02c" + f"{module}\n{attribute}\n".encode() + b"X\x04\x00\x00\x00true\x85R."
@@ -547,6 +571,7 @@ def tensor_program(numel: int, offset: int, size: tuple, stride: tuple) -> bytes
         ((2**60, 0, (4,), (1,)), "storage '0' has another size"),
     ],
 )
+@pytest.mark.fault("tensor beyond its storage", "strides and offsets out of range", "`FileError`")
 def test_tensors_beyond_their_storage_are_refused(tmp_path, layout, reason):
     path = torch_file(tmp_path / "a.pt", tensor_program(*layout), {"0": np.arange(4, dtype=np.float32).tobytes()})
     with pytest.raises(FileError, match=rf"\[load_torch\] .*{reason}"):
@@ -565,6 +590,7 @@ def test_a_tensor_that_torch_would_conjugate_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("use", ["key", "size", "storage", "pairs", "device"])
+@pytest.mark.fault("structure that takes for ever", "containers nested and shared", "refused within 5 s")
 def test_structures_that_take_for_ever_to_look_at_are_refused_quickly(tmp_path, use):
     """A tuple of twice a tuple of twice a tuple ...: small in memory, endless to hash or print."""
     deep = b"\x80\x02)" + b"".join(b"q\x00h\x00\x86" for _ in range(200))
@@ -597,6 +623,7 @@ def test_a_program_that_says_something_large_many_times_is_refused_quickly(tmp_p
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.fault("mutated pickle programs", "seeded mutations", "`FileError` or read; never a crash")
 def test_mutated_programs_are_refused_or_read_but_never_crash(tmp_path, rng):
     with zipfile.ZipFile(GOLDEN / "zip.pt") as file:
         entries = {name: file.read(name) for name in file.namelist()}
@@ -611,6 +638,7 @@ def test_mutated_programs_are_refused_or_read_but_never_crash(tmp_path, rng):
             load_torch(path)
 
 
+@pytest.mark.fault("mutated metadata", "seeded mutations of JSON", "`FileError` or read; never a crash")
 def test_mutated_meta_is_refused_or_read_but_never_crashes(tmp_path, rng):
     path = written(tmp_path, "checkpoint.netcl")
     arrays = archive.read_arrays(path, "test")
@@ -627,6 +655,7 @@ def test_mutated_meta_is_refused_or_read_but_never_crashes(tmp_path, rng):
             assert str(refused).startswith("[")
 
 
+@pytest.mark.fault("state that cannot be saved", "objects that have no stored form", "the old file is whole")
 def test_saving_what_cannot_be_saved_leaves_the_old_file(tmp_path):
     path = written(tmp_path, "netcl")
     before = path.read_bytes()
@@ -643,6 +672,7 @@ def test_saving_what_cannot_be_saved_leaves_the_old_file(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize("read", [load_checkpoint, load_model, load_torch, load])
+@pytest.mark.fault("pipe in place of a file", "a FIFO", "refused at once")
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match=r"a pipe or a device has this name; file=.*; name a regular file"):
@@ -664,6 +694,7 @@ with device("cpu"):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 @pytest.mark.parametrize(("what", "name"), [("train", "checkpoints/"), ("save", "w.npz")])
+@pytest.mark.fault("disk is full", "a limit that ends a write in the middle", "file and remedy are named; no half file is left")
 def test_a_full_disk_names_the_file_and_the_remedy(tmp_path, what, name):
     done = subprocess.run([sys.executable, "-c", FULL, what, str(tmp_path)], capture_output=True, text=True)
     told = done.stderr.strip().splitlines()[-1]
@@ -672,6 +703,7 @@ def test_a_full_disk_names_the_file_and_the_remedy(tmp_path, what, name):
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".writing") or path.suffix == ".npz"] == []
 
 
+@pytest.mark.fault("torch file of bare containers", "thousands of empty lists", "refused by a limit on steps")
 def test_a_torch_file_of_bare_containers_is_refused_before_it_takes_minutes(tmp_path, monkeypatch):
     monkeypatch.setattr(opcodes, "FREE_STEPS", 1000)
     path = tmp_path / "a.pt"

@@ -60,6 +60,7 @@ def start(device, wait: str) -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.fault("Ctrl-C while a kernel runs", "SIGINT inside the driver", "status 130 within the grace time")
 def test_ctrl_c_leaves_with_130(cl_device, way):
     with start(cl_device, WAYS[way]) as process:
         begin = time.monotonic()
@@ -68,6 +69,7 @@ def test_ctrl_c_leaves_with_130(cl_device, way):
         assert time.monotonic() - begin < 6
 
 
+@pytest.mark.fault("two Ctrl-C", "SIGINT twice", "leaves at once, 130")
 def test_a_second_ctrl_c_leaves_at_once(cl_device):
     with start(cl_device, WAYS["blocking read"]) as process:
         begin = time.monotonic()
@@ -115,6 +117,7 @@ def test_finish_within_a_time_limit(cl_device):
     assert interruptible_finish(cl_device.queue, timeout=60) is True
 
 
+@pytest.mark.fault("program has a SIGINT handler", "its own", "kept")
 def test_the_programs_own_handler_is_kept(cl_device):
     script = textwrap.dedent("""
         import signal, sys

@@ -30,6 +30,11 @@ def run(*arguments):
     return done.stdout
 
 
+@pytest.mark.fault(
+    "loader worker raises, dies, hangs or leaves",
+    "each in a worker process",
+    "named within seconds; the loader works again",
+)
 def test_a_worker_in_trouble_is_named():
     lines = run("trouble", "raises", "killed", "hangs", "leaves", "shape").splitlines()
     told = [re.fullmatch(r"(\w+): ([0-5]) batches, ([\d.]+) s: \[DataLoader\] worker 1 (.*)", line) for line in lines]
@@ -44,6 +49,22 @@ def test_a_worker_in_trouble_is_named():
     assert re.match(r"raised SampleError: \[DataLoader\] sample 33 has another shape", reasons["shape"])
 
 
+@pytest.mark.fault("sample that cannot travel", "a lock in a sample", "sample and worker are named")
+def test_a_sample_that_cannot_travel_is_named():
+    (line,) = run("trouble", "unpicklable").splitlines()
+    assert re.match(r"unpicklable: \d batches, [\d.]+ s: \[DataLoader\] worker 1 raised \w+: .*lock.*batch=5", line, re.I), line
+
+
+@pytest.mark.fault(
+    "loader workers killed or stopped",
+    "SIGKILL and SIGSTOP at seeded moments",
+    "whole batches or an error; the loader works again",
+)
+def test_workers_killed_or_stopped_at_random_moments():
+    lines = run("moments", "7").splitlines()
+    assert len(lines) == 5 and any(line.endswith("told") for line in lines), lines
+
+
 def test_the_number_of_workers_changes_nothing():
     assert run("agree") == "agreed\n"
 
@@ -53,14 +74,17 @@ def test_workers_and_a_context_in_either_order(cl_device, order):
     assert run("context", cl_device.platform_name, order) == "trained\n"
 
 
+@pytest.mark.fault("no room for shared memory", "a limit on file sizes", "`MemoryError` with the remedy")
 def test_no_room_for_shared_memory_is_said_at_once():
     assert re.match(r"\[SharedBatchRingBuffer\] there is no room for the batches .*; bytes=\d+, reason=.*; fewer workers", run("no_memory"))
 
 
+@pytest.mark.fault("transform that cannot travel", "a lambda", "named with the remedy")
 def test_what_cannot_travel_to_a_worker_is_said():
     assert re.search(r"worker 0 cannot be started: .*lambda.*use_shared_mem=False makes the workers threads", run("lambda_transform"))
 
 
+@pytest.mark.fault("parent of workers is killed", "SIGKILL", "workers end, nothing in `/dev/shm`")
 def test_workers_leave_with_their_parent():
     with subprocess.Popen([sys.executable, SCRIPT, "wait_to_be_killed"], stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]

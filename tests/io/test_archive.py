@@ -89,6 +89,7 @@ def test_the_same_content_gives_the_same_bytes(tmp_path, rng):
 # ---- writing
 
 
+@pytest.mark.fault("write fails", "an error in the middle", "the old file is whole")
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "a.npz"
     save_params({"x": np.ones(3)}, path)
@@ -104,6 +105,7 @@ def test_files_have_the_permissions_of_any_new_file(tmp_path):
     assert stat.S_IMODE((tmp_path / "a.npz").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
 
 
+@pytest.mark.fault("killed processes left files", "temporary files of dead and living writers", "only the dead ones' are removed")
 def test_what_killed_processes_left_is_swept_and_what_others_write_is_not(tmp_path):
     old = time.time() - 3600
     (tmp_path / ".writing-dead").write_bytes(b"x")
@@ -126,6 +128,7 @@ def test_a_name_that_is_not_a_files_is_refused_before_anything_is_written(tmp_pa
     assert not Path(os.devnull).is_file() and not list(tmp_path.iterdir())
 
 
+@pytest.mark.fault("file replaced while it is read", "a rename during a read", "one whole version is read")
 def test_a_file_is_read_whole_while_another_takes_its_name(tmp_path, monkeypatch):
     save_params({"x": np.ones(1000)}, tmp_path / "a.npz")
     opened = zipfile.ZipFile
@@ -160,6 +163,7 @@ def test_names_that_are_paths_are_not_written(tmp_path, name):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.fault("object that needs pickle", "saved", "`FileError`")
 def test_objects_are_not_written(tmp_path):
     with pytest.raises(FileError, match=r"\[save_params\] arrays of dtype object are not saved; name=x; convert it to numbers"):
         save_params({"x": np.array([{}])}, tmp_path / "a.npz")
@@ -214,6 +218,7 @@ def test_states_of_generators_and_tensors_come_back(tmp_path):
     assert (again[7].dtype, again[7].tolist(), again["wide"].dtype) == ("int32", [1, 2], "float64")
 
 
+@pytest.mark.fault("state that contains itself", "a cycle", "refused")
 def test_a_state_that_contains_itself_is_refused(tmp_path):
     value: list = []
     value.append(value)

@@ -82,6 +82,7 @@ class Run:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw", "rmsprop", "lion"])
+@pytest.mark.fault("run is cut and resumed", "in the middle, five optimizers", "equal to the bit")
 def test_a_resumed_run_is_the_straight_run_bit_for_bit(tmp_path, kind):
     straight = Run(kind)
     straight.steps(4)

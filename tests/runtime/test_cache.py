@@ -62,6 +62,7 @@ def test_what_a_second_pass_made_is_what_is_kept(cl_device, folder, monkeypatch)
 
 
 @pytest.mark.parametrize("where", [0, 20, 60, "middle", -1])
+@pytest.mark.fault("bit of a cached program flips", "a byte of the file", "rebuilt, one warning")
 def test_a_flipped_byte_is_rebuilt_with_one_warning(cl_device, folder, where):
     source = SCALE + f"// flipped {where}\n"
     run(cl_device, source)
@@ -78,6 +79,7 @@ def test_a_flipped_byte_is_rebuilt_with_one_warning(cl_device, folder, where):
 
 
 @pytest.mark.parametrize("keep", [0, 1, 10, 40, 100])
+@pytest.mark.fault("cached program is cut", "a short file", "rebuilt")
 def test_a_truncated_entry_is_rebuilt(cl_device, folder, keep):
     source = SCALE + f"// truncated {keep}\n"
     run(cl_device, source)
@@ -89,6 +91,7 @@ def test_a_truncated_entry_is_rebuilt(cl_device, folder, keep):
     assert len(caught) <= 1
 
 
+@pytest.mark.fault("driver refuses a cached program", "a sound file with other content", "rebuilt")
 def test_a_sound_file_the_driver_refuses_is_rebuilt(cl_device, folder):
     source = SCALE + "// foreign\n"
     run(cl_device, source)
@@ -108,6 +111,7 @@ def test_stale_leftovers_do_not_matter(cl_device, folder):
     assert program_cache.info() == {"folder": str(folder / "programs"), "programs": 0, "bytes": 0}
 
 
+@pytest.mark.fault("cache folder cannot be written", "a file in its place", "builds go on without it")
 def test_nothing_can_be_written(cl_device, monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
@@ -136,6 +140,7 @@ def test_the_key_knows_source_options_and_device(cl_device):
     assert len(keys) == 4
 
 
+@pytest.mark.fault("eight processes build one kernel", "at once", "all work, the cache is sound")
 def test_eight_processes_build_the_same_kernel(cl_device, tmp_path):
     script = textwrap.dedent(f"""
         import sys, warnings
@@ -173,6 +178,7 @@ def test_a_first_run_is_told_about_once(monkeypatch, tmp_path, caplog):
     assert ProgramCache().load("ab" * 32) is None and len(caplog.records) == 1
 
 
+@pytest.mark.fault("cached programs are swapped", "one file under the name of another", "not run; rebuilt")
 def test_a_binary_under_the_name_of_another_does_not_run(cl_device, folder):
     """A file that is sound in itself, but was made of another source."""
     plus = SCALE.replace("*= factor", "+= factor")

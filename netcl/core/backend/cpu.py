@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, message
 
 
 class HostCopy:
@@ -30,6 +30,8 @@ class HostCopy:
 
 def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np.ndarray, dtypes.DType]:
     """Any array-like as contiguous stored bytes and their dtype; may still be the caller's memory."""
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise DtypeError(message(op, "a masked array has values that are not there", "pass array.filled(value)", shape=array.shape))
     if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(array)
@@ -39,6 +41,13 @@ def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np
     if array.dtype.kind not in "biuf":
         dtypes.of_array(array, op)  # refuses it, unless it is an ml_dtypes bfloat16
     return np.ascontiguousarray(dtypes.encode(array, wanted)).reshape(array.shape), wanted
+
+
+def check_shared(array: Any, stored: np.ndarray) -> None:
+    """``ShapeError`` unless the stored form of an array is its own memory, and writable: what ``share=True`` promises."""
+    if stored.size and not (isinstance(array, np.ndarray) and np.may_share_memory(stored, array) and array.flags.writeable):
+        what = "share=True needs a contiguous, writable array of the tensor's dtype"
+        raise ShapeError(message("from_host", what, "leave share out, which copies", shape=stored.shape, dtype=stored.dtype))
 
 
 class CPUBackend:

@@ -19,6 +19,7 @@ from netcl.core import env, memory, platforms
 from netcl.core.backend.cpu import HostCopy, storage_of
 from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish, register
 from netcl.core.errors import DeviceError, ShapeError, message
+from netcl.core.kernels import program
 from netcl.core.recording import active
 
 __all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
@@ -55,6 +56,18 @@ def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
+def _guarded(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
+    """A function of the driver whose errors are netcl's."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return enqueue(*args, **options)
+        except failed as error:
+            raise program.failure("transfer", "for a copy", error) from None
+
+    return call
+
+
 class OpenCLBackend:
     """Transfers over one queue.
 
@@ -71,8 +84,8 @@ class OpenCLBackend:
         self.context = queue.context
         self.pool = memory.get_persistent_pool(queue)
         self.integrated = memory.is_integrated_gpu(queue)
-        self._copy = cl.enqueue_copy
-        self._fill = cl.enqueue_fill_buffer
+        self._copy = _guarded(cl.enqueue_copy, cl.Error)
+        self._fill = _guarded(cl.enqueue_fill_buffer, cl.Error)
         self._simulated = "oclgrind" in queue.device.platform.name.lower()
         register(self)
 

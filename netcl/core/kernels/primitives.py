@@ -29,7 +29,14 @@ _FUNCTIONS = frozenset(
     "fabs fmin fmax fma mad floor ceil round rint trunc fmod pow pown powr hypot sign clamp mix step smoothstep isnan isinf isfinite "
     "select min max abs native_exp native_log native_sqrt native_rsqrt native_sin native_cos convert_float convert_int".split()
 )
-_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)|(?P<sign>[-+*/%(),<>=!?:&|]))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)|(?P<sign>&&|\|\||[<>=!]=|[-+*/%(),<>!?:&|]))", re.A
+)
+#: Build options that a kernel may have: each is one word without quotes, or ``-D NAME``; none can bring further text into the source.
+_OPTION = re.compile(r"-D ?[A-Za-z_]\w*(=[-+*/%().,\w]*)?|-cl-[-\w.=]+|-I[-\w./+]+|-w|-Werror|-g", re.A)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.A)
+_OPENING = frozenset("- + * / % ( , < > ! ? : & | && || <= >= == !=".split())  # what a value follows
+_COMMENTS = re.compile(r"//|/\*|<:|:>|<%|%>|%:|\+\+|--")  # and digraphs, which are brackets and # under other names
 _FP16 = "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
 
 
@@ -59,8 +66,12 @@ class KernelSpec:
     def __post_init__(self) -> None:
         if bool(self.body) == bool(self.src):
             raise KernelBuildError(message("KernelSpec", "exactly one of src and body is needed", name=self.name))
-        if not re.fullmatch(r"[A-Za-z_]\w*", self.name):
+        if not _IDENTIFIER.fullmatch(self.name):
             raise KernelBuildError(message("KernelSpec", "the name is not an identifier", name=repr(self.name)))
+        for option in self.options:
+            if not _OPTION.fullmatch(option):
+                remedy = "one option per string: -DNAME=value, -cl-..., -Ifolder, -w, -Werror or -g"
+                raise KernelBuildError(message(self.name, "a build option is not of a known form", remedy, option=repr(option)))
         if self.tuner is not None and not self.guarded:
             remedy = "measure it with netcl.profiling.local_sizes.autotune_local_size"
             raise KernelBuildError(message("KernelSpec", "a tuner needs a guarded elementwise kernel", remedy, name=self.name))
@@ -187,7 +198,10 @@ class WorkGroupTuner:
 def check_expression(expression: str, arity: int, op: str = "elementwise") -> None:
     """Refuse text that is not an arithmetic expression over ``v0 .. v{arity-1}``, the macros and OpenCL's math functions."""
     known = {f"v{i}" for i in range(arity)} | set(MACRO_NAMES) | _FUNCTIONS
-    position = 0
+    hidden = _COMMENTS.search(expression)
+    if hidden:
+        raise KernelBuildError(message(op, f"{hidden[0]!r} is not part of the expression language", expression=repr(expression)))
+    position, depth, before = 0, 0, "("
     while position < len(expression.rstrip()):
         token = _TOKEN.match(expression, position)
         if token is None:
@@ -196,7 +210,15 @@ def check_expression(expression: str, arity: int, op: str = "elementwise") -> No
         if token["name"] and token["name"] not in known:
             remedy = f"known: v0..v{arity - 1}, {' '.join(MACRO_NAMES)} and OpenCL's math functions"
             raise KernelBuildError(message(op, f"unknown name {token['name']}", remedy, expression=repr(expression)))
-        position = token.end()
+        sign = token["sign"] or ""
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0 or (sign == "," and not depth):
+            raise KernelBuildError(message(op, f"{sign!r} ends the expression before its end", expression=repr(expression)))
+        if sign in ("*", "&") and before in _OPENING:
+            raise KernelBuildError(message(op, f"{sign!r} needs a value on its left", expression=repr(expression)))
+        position, before = token.end(), sign or "value"
+    if depth:
+        raise KernelBuildError(message(op, "a parenthesis is not closed", expression=repr(expression)))
     if not expression.strip():
         raise KernelBuildError(message(op, "the expression is empty"))
 

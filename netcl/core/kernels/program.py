@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import math
 import re
 import threading
 import time
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from netcl.core import env, platforms, recording
-from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 
 log = logging.getLogger("netcl")
@@ -48,6 +49,8 @@ free_memory: Callable[[], None] | None = None  # filled by core.memory: what to 
 before_write: Callable[[Any], None] | None = None  # filled by ops.fusion: told the lease or array that is about to be changed
 awaited: dict[int, Any] = {}  # filled by ops.fusion: by id, the leases and arrays that before_write has something to do for
 MAKE_ROOM = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
+RELEASE = "repeat the call; if it fails again, start the program anew: the driver may have lost the device"
+_OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # which pyopencl has no class of its own for
 _MOST_SIZES = 4096  # per kernel
 _MARK = re.compile(r"//@(sm_\w+) ")
 _builds = 0
@@ -56,6 +59,27 @@ _builds = 0
 def build_count() -> int:
     """How many programs this process has built from source: a test of "nothing was recompiled" compares two readings."""
     return _builds
+
+
+def lacks_memory(error: Any) -> bool:
+    """Whether the driver says that memory or resources ran out."""
+    return isinstance(error, platforms.opencl().MemoryError) or error.code in (_OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY)
+
+
+def failure(op: str, what: str, error: Any) -> OutOfMemoryError | DeviceError:
+    """An error of the driver as netcl raises it, with the op and a remedy: ``OutOfMemoryError`` where memory or resources ran out."""
+    if lacks_memory(error):
+        return OutOfMemoryError(message(op, f"the device has no room left {what} ({error})", MAKE_ROOM))
+    return DeviceError(message(op, f"the driver failed {what} ({error})", RELEASE))
+
+
+@contextmanager
+def driver_errors(op: str, what: str) -> Iterator[None]:
+    """Raise errors of the driver inside the block as :func:`failure` has them."""
+    try:
+        yield
+    except platforms.opencl().Error as error:
+        raise failure(op, what, error) from None
 
 
 class ContextState(dict):
@@ -198,7 +222,9 @@ class Program:
             if _MARK.search(self.source):
                 self._final = unmarked(_binary_of(built))
                 built = self._from_binary(context, self._final)
-        except cl.RuntimeError as error:
+        except cl.Error as error:
+            if lacks_memory(error):
+                raise failure("build", f"for {_names(self.source)}", error) from None
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         _builds += 1
         self._unsaved = binary_store is not None
@@ -221,7 +247,9 @@ class Program:
         cl = platforms.opencl()
         try:
             return cl.Kernel(self._built, name)
-        except cl.Error:
+        except cl.Error as error:
+            if lacks_memory(error):
+                raise failure(name, "for the kernel object", error) from None
             what = f"the program has no kernel {name}"
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
@@ -254,7 +282,8 @@ def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
     """Let queues whose tensors a launch uses wait for it: they may change the values next, or hand the memory out again."""
     queue.flush()
     for lender in lenders:
-        platforms.opencl().enqueue_barrier(lender, wait_for=[event])
+        with driver_errors("launch", "for a barrier"):
+            platforms.opencl().enqueue_barrier(lender, wait_for=[event])
     lenders.clear()
 
 
@@ -288,8 +317,10 @@ class Kernel:
         self.max_work_group = int(first.get_work_group_info(info.WORK_GROUP_SIZE, device))
         required = tuple(first.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, device))
         self.required_local = required if any(required) else None
+        self.local_memory = int(first.get_work_group_info(info.LOCAL_MEM_SIZE, device))  # bytes that the text itself declares
+        self._local_argument = cl.LocalMemory
         self.enqueue = cl.enqueue_nd_range_kernel
-        self.no_memory = cl.MemoryError
+        self.failed = cl.Error
 
     def _object(self) -> Any:
         return self.program.make(self.name)
@@ -327,8 +358,8 @@ class Kernel:
         target = queue if launch_queue is None else launch_queue(queue)
         try:
             event = self.enqueue(target, own.kernel, sizes, local)
-        except self.no_memory:
-            event = self._retry(target, own.kernel, sizes, local)
+        except self.failed as error:
+            event = self._retry(target, own.kernel, sizes, local, error)
         if not self.launched:
             self.launched = True
             self.program.save_after_launch(event)
@@ -370,15 +401,31 @@ class Kernel:
         """A launch of this kernel that can be repeated: sizes as an observer was told them, buffers and numbers as arguments."""
         return Prepared(self, queue, sizes, local, args)
 
-    def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None) -> Any:
+    def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
         """Drivers commit memory at the first launch, not at allocation: free what the pools hold and try once more."""
+        if not lacks_memory(error):
+            raise self._refused(sizes, local, error) from None
         if free_memory is not None:
             free_memory()
-        queue.finish()
         try:
+            queue.finish()
             return self.enqueue(queue, kernel, sizes, local)
-        except self.no_memory as error:
-            raise OutOfMemoryError(message(self.name, f"the device has no room left at launch ({error})", MAKE_ROOM)) from None
+        except self.failed as again:
+            raise failure(self.name, "at launch", again) from None
+
+    def _refused(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, why: Any) -> DeviceError:
+        """A launch that cannot be made, with the limits it may have met."""
+        device = self.program.state.device
+        seen = {"global_size": sizes, "local_size": local, "max_work_group": self.max_work_group, "max_items": self.program.state.max_items,
+                "device": device.name}  # fmt: skip
+        return DeviceError(message(self.name, f"the launch is refused ({why})", "keep to the limits", **seen))
+
+    def _check_local_memory(self, argument: int = 0) -> None:
+        """Raise where text and arguments want more local memory than there is: PoCL 3.1 aborts the process instead."""
+        limit = int(self.program.state.device.local_mem_size)
+        if self.local_memory + argument > limit:
+            what = "the kernel needs more local memory than the device has"
+            raise DeviceError(message(self.name, what, "use smaller tiles", bytes=self.local_memory + argument, limit=limit))
 
     def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
         """Places and buffers in turn; where the text does not tell types, the numbers too."""
@@ -390,6 +437,8 @@ class Kernel:
                 found.append(arg.buffer)
             except AttributeError:  # a buffer, local memory, or a number
                 found.append(arg)
+                if type(arg) is self._local_argument:
+                    self._check_local_memory(sum(a.size for a in args if type(a) is self._local_argument))
                 continue
             if arg.queue is not queue:
                 self._check_context(queue, arg)
@@ -415,7 +464,8 @@ class Kernel:
             recording.host_work("a kernel uses a tensor of another queue")
             lender, target = (of if launch_queue is None else launch_queue(of) for of in (tensor.queue, queue))
             cl = platforms.opencl()
-            cl.enqueue_barrier(target, wait_for=[cl.enqueue_marker(lender)])
+            with driver_errors(self.name, "for a barrier"):
+                cl.enqueue_barrier(target, wait_for=[cl.enqueue_marker(lender)])
             lender.flush()  # a marker that was never submitted would be waited for without an end
             self._own().lenders.append(lender)
 
@@ -429,8 +479,13 @@ class Kernel:
 
     def _sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
+        self._check_local_memory()
+        if not 1 <= len(sizes) <= len(self.program.state.max_items):
+            raise self._refused(sizes, None, f"a launch has 1 to {len(self.program.state.max_items)} dimensions")
         if self.required_local is not None:
             local: tuple[int, ...] | None = self.required_local[: len(sizes)]
+            if math.prod(self.required_local) > self.program.state.max_work_group:
+                raise self._refused(sizes, local, "the work-group size that the kernel requires is larger than the device allows")
         elif local_size is None:
             return sizes, None
         else:
@@ -487,8 +542,8 @@ class Sized:
             return
         try:
             self._enqueue(queue, own.kernel, self.sizes, self.local)
-        except self.kernel.no_memory:
-            self.kernel._retry(queue, own.kernel, self.sizes, self.local)
+        except self.kernel.failed as error:
+            self.kernel._retry(queue, own.kernel, self.sizes, self.local, error)
         if self._driver is not None and prepared is None:
             self._eventless = own, queue, _eventless(self._driver, queue, own.kernel, self.sizes, self.local)
 
@@ -547,9 +602,15 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
     marked = sorted({int(n) for n in re.findall(r":(\d+):\d+", build_log) if 0 < int(n) <= len(lines)})
     shown = sorted({k for n in marked[:5] for k in range(max(1, n - 2), min(len(lines), n + 2) + 1)}) or range(1, min(len(lines), 12) + 1)
     listing = "\n".join(f"{'>' if n in marked else ' '}{n:5d} | {lines[n - 1]}" for n in shown)
-    what = message("build", "the driver refused the kernel source", device=device.name, options=" ".join(options) or "none")
+    seen = {"kernel": _names(source), "device": device.name, "options": " ".join(options) or "none"}
+    what = message("build", "the driver refused the kernel source", **seen)
     saved = _save_source(source)
     return f"{what}\n\n{build_log}\n\n{listing}\n\nsource saved as {saved}"
+
+
+def _names(source: str) -> str:
+    """The kernels of a program, as its text names them."""
+    return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"
 
 
 def _save_source(source: str) -> str:

@@ -1,0 +1,114 @@
+"""Arrays of every layout, arrays that change after the call, and sizes that do not fit anywhere."""
+
+import numpy as np
+import pytest
+
+import netcl as nc
+from netcl.core.errors import DtypeError, OutOfMemoryError, ShapeError
+
+EIGHT = np.arange(2 * 3 * 1 * 2 * 1 * 2 * 3 * 2, dtype=np.float32).reshape(2, 3, 1, 2, 1, 2, 3, 2)
+ORDER = (7, 0, 3, 1, 2, 6, 5, 4)
+
+
+def _read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+LAYOUTS = {
+    "8-d": EIGHT,
+    "8-d transposed": EIGHT.transpose(ORDER),
+    "big-endian float": np.arange(7).astype(">f4"),
+    "big-endian int": np.arange(7).astype(">i8"),
+    "big-endian half": np.arange(7).astype(">f2"),
+    "read-only": _read_only(np.arange(7, dtype=np.float32)),
+    "broadcast": np.broadcast_to(np.float32(3), (4, 5)),
+    "negative strides": np.arange(60, dtype=np.float32).reshape(6, 10)[::-1, ::-3],
+    "overlapping": np.lib.stride_tricks.sliding_window_view(np.arange(9, dtype=np.float32), 4),
+    "unaligned": np.frombuffer(b"\0" + np.arange(5, dtype=np.float32).tobytes(), np.uint8)[1:].view(np.float32),
+    "Fortran order": np.asfortranarray(np.arange(12, dtype=np.int32).reshape(3, 4)),
+    "empty": np.zeros((3, 0, 2), np.float32),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.fault(
+    "array of an odd layout",
+    "8-d, big-endian, read-only, negative strides, overlapping, unaligned, empty",
+    "arrives as it is",
+)
+def test_arrays_of_every_layout_arrive_as_they_are(device, layout):
+    array = LAYOUTS[layout]
+    x = nc.Tensor.from_host(array)
+    np.testing.assert_array_equal(x.numpy(), array)
+    assert x.shape == array.shape and x.numpy().dtype == array.dtype.newbyteorder("=")
+    x.from_host(array)
+    np.testing.assert_array_equal((x + x).numpy(), array + array)
+
+
+def test_eight_dimensions_are_computed_with(device):
+    x = nc.tensor(EIGHT)
+    np.testing.assert_array_equal((x * 2 + x).sum(3).numpy(), (EIGHT * 3).sum(3))
+    np.testing.assert_array_equal(x.permute(*ORDER).numpy(), EIGHT.transpose(ORDER))
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"async_copy": True}, {"async_copy": True, "use_pinned": True}, {"async_copy": False, "use_pinned": True}]
+)
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.fault(
+    "array changes after an asynchronous upload",
+    "overwritten right after the call, pinned or not, cast or not",
+    "the values at the call arrive",
+)
+def test_an_array_may_change_as_soon_as_it_was_sent(device, how, kind):
+    array = np.ones(1 << 20, kind)
+    sent = nc.Tensor.from_host(array, "float32", **how)
+    written = nc.zeros((1 << 20,)).from_host(array, **how)
+    array[:] = 7
+    assert sent.numpy().max() == written.numpy().max() == 1
+
+
+@pytest.mark.fault("memory that cannot be shared", "`share=True` with strided, read-only and cast arrays", "`ShapeError`")
+def test_only_memory_that_can_be_shared_is(device):
+    array = np.ones(1000, np.float32)
+    shared = nc.Tensor.from_host(array, share=True)
+    assert shared.numpy().sum() == 1000
+    for unlike in (array[::2], _read_only(array.copy()), array.astype(np.float64), array.astype(">f4"), [1.0, 2.0]):
+        with pytest.raises(
+            ShapeError, match=r"^\[from_host\] share=True needs a contiguous, writable array of the tensor's dtype; .*copies"
+        ):
+            nc.Tensor.from_host(unlike, share=True)
+
+
+@pytest.mark.fault("masked array", "`numpy.ma`", "`DtypeError`")
+def test_masked_values_are_not_taken_for_values(device):
+    with pytest.raises(DtypeError, match=r"a masked array has values that are not there; .*filled"):
+        nc.tensor(np.ma.masked_array([1.0, 2.0], [False, True]))
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(2, complex), np.zeros(2, "M8[s]"), np.array(["a"]), np.array([None]), np.zeros(2, [("a", "f4")])]
+)
+def test_what_is_no_number_is_refused(device, array):
+    with pytest.raises(DtypeError, match=r"^\[from_host\] arrays of dtype"):
+        nc.tensor(array)
+
+
+@pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (1 << 62, 4), (1 << 31, 1 << 31, 1 << 31), (1 << 64,), (10**30,)])
+@pytest.mark.fault("sizes whose product overflows", "shapes of 2^64 to 10^30 elements", "`OutOfMemoryError` or `ShapeError`")
+def test_sizes_whose_product_overflows_raise(device, shape):
+    for make in (nc.zeros, nc.Tensor.empty, lambda s: nc.full(s, 1.0)):
+        with pytest.raises(OutOfMemoryError, match=r"^\[allocate\] .*bytes=\d{19,}"):
+            make(shape)
+    with pytest.raises(MemoryError):
+        (nc.zeros((1, 1)).expand(1 << 40, 1 << 30) + 1).numpy()
+    with pytest.raises(ShapeError, match="do not fill"):
+        nc.zeros((4,)).reshape(shape)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0, 2)])
+def test_nothing_is_a_size_too(device, shape):
+    x = nc.zeros(shape)
+    assert (x + 1).exp().numpy().shape == shape
+    assert x.sum().item() == 0 and x.reshape(-1).shape == (0,)
