@@ -78,9 +78,8 @@ def _constant(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, op
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """A tensor whose values are whatever the memory holds."""
-    if len(size) == 2 and isinstance(size[1], str):
-        size, dtype = size[:1], size[1]
-    shape = _sizes(size, options)
+    *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
+    shape = _sizes(tuple(sizes), options)
     queue, grad = _place(options)
     return Tensor.empty(shape, dtype or dtypes.FLOAT32, queue=queue, requires_grad=grad)
 
@@ -246,7 +245,7 @@ def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     return options if options.get("device") is not None else {**options, "queue": x.queue}
 
 
-def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tensor:
     """Indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
         what = "x must be a vector or a matrix, and without replacement have as many columns as samples"
@@ -255,7 +254,7 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> T
         repeats = num_samples if replacement else 1
         shape = (*input.shape[:-1], repeats, input.shape[-1])
         # The least of exponential times with rates p falls on i with probability p[i] / sum(p).
-        times = twin("clamp_min")(-twin("log1p")(-rand(shape, queue=input.queue)), 1e-30)
+        times = twin("clamp_min")(twin("neg")(twin("log1p")(twin("neg")(rand(shape, queue=input.queue)))), 1e-30)
         score = twin("div")(input.detach().to("float32").unsqueeze(-2), times)
         return score.argmax(-1) if replacement else score.squeeze(-2).topk(num_samples).indices
 
@@ -270,9 +269,9 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     return tuple(g.transpose(0, 1) if indexing == "xy" and len(given) > 1 else g for g in grids)
 
 
-def cartesian_prod(*tensors: Tensor) -> Tensor:
+def cartesian_prod(*tensors: Any) -> Tensor:
     """All combinations of one element of each vector, one row each."""
-    return twin("stack")([grid.reshape(-1) for grid in meshgrid(*tensors)], -1) if len(tensors) > 1 else tensors[0]
+    return twin("stack")([twin("reshape")(grid, (-1,)) for grid in meshgrid(*tensors)], -1) if len(tensors) > 1 else tensors[0]
 
 
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
@@ -282,19 +281,19 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     return input[Tensor.from_host(input.queue, places)]
 
 
-def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
     """The powers of every element from N - 1 down to 0 (or up from it), one row each."""
-    powers = Tensor.arange(x.size if N is None else N, queue=x.queue).to(x.dtype)
+    powers: Any = Tensor.arange(x.size if N is None else N, queue=x.queue).to(x.dtype)
     return twin("pow")(x.unsqueeze(-1), powers if increasing else powers.flip(0))
 
 
-def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """Tensors expanded to their common shape."""
     shape = broadcast_shapes(*(x.shape for x in tensors))
     return tuple(x.expand(shape) for x in tensors)
 
 
-def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+def unravel_index(indices: Any, shape: Any) -> tuple[Tensor, ...]:
     """The coordinates of places in a flattened tensor of a shape."""
     strides = [int(np.prod(shape[i + 1 :])) for i, _ in enumerate(shape)]
     return tuple(indices // stride % size for stride, size in zip(strides, shape, strict=True))
@@ -315,7 +314,7 @@ def is_tensor(obj: Any) -> bool:
 
 def typename(obj: Any) -> str:
     """The name of the type of a tensor, as ``x.type()``, or of anything else."""
-    return obj.type() if isinstance(obj, Tensor) else type(obj).__name__
+    return obj.type() if is_tensor(obj) else type(obj).__name__
 
 
 def promote_types(type1: Any, type2: Any) -> dtypes.dtype:
@@ -389,7 +388,7 @@ def initial_seed() -> int:
 
 def seed() -> int:
     """Seed all generators with a number nobody chose, and return it."""
-    number = int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type, operator]
+    number = int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type]
     random.manual_seed(number)
     return number
 
