@@ -19,7 +19,7 @@ POINTWISE = [name for name in ROWS if isinstance(REGISTRY[name], Pointwise)]
 DIFFERENTIABLE = [name for name in ROWS if REGISTRY[name].differentiable]
 FLAT = {name for name in POINTWISE if not set(REGISTRY[name].vjp) - {None, "0"}}
 #: Made of rows that are tested by themselves and with no kernel of their own: on OpenCL devices float32 values, the rest with --full.
-MADE_OF_ROWS = {n for n in ROWS if getattr(REGISTRY[n], "call", len).__module__ in ("netcl.ops.composed", "netcl.ops.statistics")}
+MADE_OF_ROWS = {n for n in ROWS if getattr(REGISTRY[n], "call", len).__module__ == "netcl.ops.composed"}
 TWICE = [name for name in DIFFERENTIABLE if isinstance(REGISTRY[name], Pointwise | Reduction) and name not in FLAT]
 
 

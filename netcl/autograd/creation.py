@@ -6,7 +6,7 @@ They are found at the root of the package, ``netcl.eye(3)``. ``device=``, ``dtyp
 
 from __future__ import annotations
 
-import itertools
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from netcl.autograd.ops import twin
-from netcl.autograd.tape import no_grad
+from netcl.autograd.tape import is_grad_enabled, no_grad, set_grad_enabled
 from netcl.core import dtype as dtypes
 from netcl.core.arguments import find_queue
 from netcl.core.device import get_active_device, set_active_device
@@ -22,12 +22,8 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import random
 from netcl.ops.composed import largest
+from netcl.ops.elementwise import common_dtype
 
-NAMES = """arange as_tensor asarray bartlett_window blackman_window broadcast_shapes broadcast_tensors can_cast cartesian_prod combinations
-    empty empty_like eye finfo from_numpy full full_like get_default_device get_default_dtype get_rng_state hamming_window hann_window
-    iinfo inference_mode initial_seed is_tensor linspace logspace meshgrid multinomial normal ones ones_like promote_types rand rand_like
-    randint randint_like randn randn_like randperm range result_type scalar_tensor seed set_default_device set_default_dtype set_rng_state
-    tril_indices triu_indices typename unravel_index vander zeros zeros_like""".split()
 _UNUSED = ("layout", "pin_memory", "memory_format", "non_blocking")
 
 
@@ -128,11 +124,6 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
     return made * std + mean
 
 
-def eye(n: int, m: int | None = None, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Ones on the diagonal of an n by m matrix of zeros."""
-    return _made(np.eye(n, m, dtype=np.float32), dtype, options)
-
-
 def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Tensor:
     """``start, start + step, ...`` below ``end``; integers give int64, floats float32."""
     end = options.pop("stop", end)
@@ -140,42 +131,31 @@ def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **opti
     return Tensor.arange(start, end, step, dtype, queue=queue).requires_grad_(grad)
 
 
-def range(start: float = 0, end: float = 0, step: float = 1, *, dtype: Any = None, **options: Any) -> Tensor:
-    """``start, start + step, ...`` up to ``end`` itself, float32."""
-    return _made(start + step * np.arange(int((end - start) / step) + 1), dtype or dtypes.FLOAT32, options)
+def _on_host(name: str, values: Callable[..., Any], default: Any = dtypes.FLOAT32) -> Callable[..., Tensor]:
+    """A function whose values NumPy computes, with torch's keywords."""
+    parameters = tuple(inspect.signature(values).parameters)
+
+    def make(*args: Any, dtype: Any = None, **options: Any) -> Tensor:
+        named = {key: options.pop(key) for key in parameters if key in options}
+        return _made(values(*args, **named), dtype or default, options)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"``{name}({', '.join(parameters)})`` as in torch."
+    return make
 
 
-def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Tensor:
-    """``steps`` values from ``start`` to ``end``, equally far apart."""
-    return _made(np.linspace(float(start), float(end), steps), dtype or dtypes.FLOAT32, options)
-
-
-def logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any) -> Tensor:
-    """``base`` to the power of ``steps`` values from ``start`` to ``end``."""
-    return _made(np.logspace(float(start), float(end), steps, base=base), dtype or dtypes.FLOAT32, options)
-
-
-def tril_indices(row: int, col: int | None = None, offset: int = 0, *, dtype: Any = "int64", **options: Any) -> Tensor:
-    """Rows and columns of the lower triangle of a matrix, one line each."""
-    return _made(np.stack(np.tril_indices(row, offset, row if col is None else col)), dtype, options)
-
-
-def triu_indices(row: int, col: int | None = None, offset: int = 0, *, dtype: Any = "int64", **options: Any) -> Tensor:
-    """Rows and columns of the upper triangle of a matrix, one line each."""
-    return _made(np.stack(np.triu_indices(row, offset, row if col is None else col)), dtype, options)
-
-
-def _window(shape: Callable[[int], np.ndarray]) -> Callable[..., Tensor]:
-    def window(window_length: int, periodic: bool = True, *, dtype: Any = None, **options: Any) -> Tensor:
-        """A window of a length, for signals: its period is the length, or (``periodic=False``) its ends are alike."""
-        values = shape(window_length + 1)[:-1] if periodic and window_length > 1 else shape(window_length)
-        return _made(np.maximum(values, 0), dtype or dtypes.FLOAT32, options)
-
-    return window
-
-
-hann_window, hamming_window = _window(np.hanning), _window(np.hamming)
-blackman_window, bartlett_window = _window(np.blackman), _window(np.bartlett)
+_ON_HOST: dict[str, tuple[Any, ...]] = {
+    "eye": (lambda n, m=None: np.eye(n, m),),
+    "linspace": (lambda start, end, steps: np.linspace(float(start), float(end), steps),),
+    "logspace": (lambda start, end, steps, base=10.0: np.logspace(float(start), float(end), steps, base=base),),
+    "range": (lambda start=0, end=0, step=1: start + step * np.arange(int((end - start) / step) + 1),),
+    "scalar_tensor": (lambda value: np.asarray(value),),
+    "tril_indices": (lambda row, col=None, offset=0: np.stack(np.tril_indices(row, offset, row if col is None else col)), "int64"),
+    "triu_indices": (lambda row, col=None, offset=0: np.stack(np.triu_indices(row, offset, row if col is None else col)), "int64"),
+    **{f"{name}_window": (lambda window_length, periodic=True, f=f: np.maximum(f(window_length + 1)[:window_length] if periodic
+                                                                              else f(window_length), 0),)
+       for name, f in (("hann", np.hanning), ("hamming", np.hamming), ("blackman", np.blackman), ("bartlett", np.bartlett))},
+}  # fmt: skip
 
 
 # ---- from values and tensors
@@ -188,12 +168,6 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
     return Tensor.from_host(find_queue(None, None, device), data, dtype)
 
 
-def asarray(obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False) -> Tensor:
-    """As :func:`as_tensor`, with ``copy=True`` for memory of its own."""
-    made = as_tensor(obj, dtype, device)
-    return (made.clone() if copy and made is obj else made).requires_grad_(requires_grad) if requires_grad or copy else made
-
-
 def from_numpy(array: np.ndarray) -> Tensor:
     """A copy of an array on the active device; float64 becomes float32. (torch shares the memory.)"""
     if not isinstance(array, np.ndarray):
@@ -201,44 +175,13 @@ def from_numpy(array: np.ndarray) -> Tensor:
     return Tensor.from_host(array)
 
 
-def scalar_tensor(value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
-    """A tensor without axes, float32 unless a dtype is given."""
-    return full((), value, dtype=dtype or dtypes.FLOAT32, **options)
+def _like(name: str, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def like(input: Tensor, *args: Any, dtype: Any = None, **options: Any) -> Tensor:
+        return make(input.shape, *args, dtype=dtype or input.dtype, **_beside(input, options))
 
-
-def full_like(input: Tensor, fill_value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
-    """``fill_value`` everywhere, in the shape, dtype and place of a tensor."""
-    return full(input.shape, fill_value, dtype=dtype or input.dtype, **_beside(input, options))
-
-
-def zeros_like(input: Tensor, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Zeros in the shape, dtype and place of a tensor."""
-    return full_like(input, 0, dtype=dtype, **options)
-
-
-def ones_like(input: Tensor, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Ones in the shape, dtype and place of a tensor."""
-    return full_like(input, 1, dtype=dtype, **options)
-
-
-def empty_like(input: Tensor, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Memory in the shape, dtype and place of a tensor."""
-    return empty(input.shape, dtype=dtype or input.dtype, **_beside(input, options))
-
-
-def rand_like(input: Tensor, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Values uniform in [0, 1) in the shape, dtype and place of a tensor."""
-    return rand(input.shape, dtype=dtype or input.dtype, **_beside(input, options))
-
-
-def randn_like(input: Tensor, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Standard normal values in the shape, dtype and place of a tensor."""
-    return randn(input.shape, dtype=dtype or input.dtype, **_beside(input, options))
-
-
-def randint_like(input: Tensor, low: int, high: int | None = None, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Integers as :func:`randint` gives them in the shape, dtype and place of a tensor."""
-    return randint(low, high, input.shape, dtype=dtype or input.dtype, **_beside(input, options))
+    like.__name__ = like.__qualname__ = f"{name}_like"
+    like.__doc__ = f"``{name}`` in the shape, dtype and place of a tensor."
+    return like
 
 
 def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
@@ -269,70 +212,13 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     return tuple(g.transpose(0, 1) if indexing == "xy" and len(given) > 1 else g for g in grids)
 
 
-def cartesian_prod(*tensors: Any) -> Tensor:
-    """All combinations of one element of each vector, one row each."""
-    return twin("stack")([twin("reshape")(grid, (-1,)) for grid in meshgrid(*tensors)], -1) if len(tensors) > 1 else tensors[0]
-
-
-def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """The ways to take ``r`` elements of a vector, one row each."""
-    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
-    places = np.array(list(choose(np.arange(input.size), r)), np.int64).reshape(-1, r)
-    return input[Tensor.from_host(input.queue, places)]
-
-
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
-    """The powers of every element from N - 1 down to 0 (or up from it), one row each."""
-    powers: Any = Tensor.arange(x.size if N is None else N, queue=x.queue).to(x.dtype)
-    return twin("pow")(x.unsqueeze(-1), powers if increasing else powers.flip(0))
-
-
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """Tensors expanded to their common shape."""
-    shape = broadcast_shapes(*(x.shape for x in tensors))
+    shape = np.broadcast_shapes(*(x.shape for x in tensors))
     return tuple(x.expand(shape) for x in tensors)
 
 
-def unravel_index(indices: Any, shape: Any) -> tuple[Tensor, ...]:
-    """The coordinates of places in a flattened tensor of a shape."""
-    strides = [int(np.prod(shape[i + 1 :])) for i, _ in enumerate(shape)]
-    return tuple(indices // stride % size for stride, size in zip(strides, shape, strict=True))
-
-
 # ---- questions and states
-
-
-def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
-    """The common shape of shapes."""
-    return tuple(int(n) for n in np.broadcast_shapes(*shapes))
-
-
-def is_tensor(obj: Any) -> bool:
-    """Whether something is a tensor."""
-    return isinstance(obj, Tensor)
-
-
-def typename(obj: Any) -> str:
-    """The name of the type of a tensor, as ``x.type()``, or of anything else."""
-    return obj.type() if is_tensor(obj) else type(obj).__name__
-
-
-def promote_types(type1: Any, type2: Any) -> dtypes.dtype:
-    """The dtype of a result of two dtypes."""
-    return dtypes.promote(*(dtypes.lookup(name, "promote_types") for name in (type1, type2))).name
-
-
-def result_type(tensor1: Any, tensor2: Any) -> dtypes.dtype:
-    """The dtype of a result of two tensors or numbers."""
-    from netcl.ops.elementwise import common_dtype
-
-    return common_dtype((tensor1, tensor2)).name
-
-
-def can_cast(from_: Any, to: Any) -> bool:
-    """Whether a cast keeps the kind of values: floats may not become integers, nor numbers bool."""
-    kinds = [0 if row.name == "bool" else 1 + row.is_float for row in (dtypes.lookup(x, "can_cast") for x in (from_, to))]
-    return kinds[0] <= kinds[1]
 
 
 def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
@@ -345,45 +231,10 @@ def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
     return SimpleNamespace(max=largest(row.name), min=-largest(row.name), eps=2.0**-7, tiny=2.0**-126, smallest_normal=2.0**-126, bits=16)
 
 
-def iinfo(dtype: Any) -> Any:
-    """The limits of a dtype of integers: ``max``, ``min``, ``bits``."""
-    return np.iinfo(dtypes.lookup(dtype, "iinfo").host)
-
-
-def get_default_dtype() -> dtypes.dtype:
-    """The dtype of new tensors of floats: always float32."""
-    return dtypes.FLOAT32
-
-
 def set_default_dtype(d: Any) -> None:
     """Only float32 is taken."""
     if dtypes.lookup(d, "set_default_dtype").name != "float32":
         raise DtypeError(message("set_default_dtype", "new tensors are float32", "pass dtype= where another is wanted", dtype=d))
-
-
-def get_default_device() -> Any:
-    """The device new tensors are made on."""
-    return get_active_device()
-
-
-def set_default_device(device: Any) -> None:
-    """Make a device that of new tensors in this thread."""
-    set_active_device(device)
-
-
-def get_rng_state(device: Any = None) -> random.RandomState:
-    """The state of a device's generator."""
-    return random.get_state(find_queue(None, None, device))
-
-
-def set_rng_state(new_state: Any, device: Any = None) -> None:
-    """Give a device's generator a state that :func:`get_rng_state` returned."""
-    random.set_state(new_state, find_queue(None, None, device))
-
-
-def initial_seed() -> int:
-    """The seed of the active device's generator."""
-    return int(random.get_state(get_active_device().queue).as_dict()["seed"])
 
 
 def seed() -> int:
@@ -393,8 +244,23 @@ def seed() -> int:
     return number
 
 
-def inference_mode(mode: bool = True) -> Any:
-    """``no_grad()``; with ``mode=False``, nothing."""
-    from netcl.autograd.tape import is_grad_enabled, set_grad_enabled
-
-    return no_grad() if mode else set_grad_enabled(is_grad_enabled())
+#: Everything here, by the name it has at the root.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, meshgrid, multinomial, normal, ones,
+                               rand, randint, randn, randperm, seed, set_default_dtype, zeros)},
+    **{name: _on_host(name, *how) for name, how in _ON_HOST.items()},
+    **{f"{f.__name__}_like": _like(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
+    "randint_like": lambda input, low, high=None, **options: randint(low, high, input.shape, **_beside(input, options)).to(input.dtype),
+    "asarray": as_tensor,
+    "broadcast_shapes": lambda *shapes: tuple(int(n) for n in np.broadcast_shapes(*shapes)),
+    "cartesian_prod": lambda *tensors: twin("stack")([twin("ravel")(grid) for grid in meshgrid(*tensors)], -1),
+    "get_default_device": get_active_device, "set_default_device": set_active_device, "get_default_dtype": lambda: dtypes.FLOAT32,
+    "get_rng_state": random.get_state, "set_rng_state": random.set_state,
+    "iinfo": lambda dtype: np.iinfo(dtypes.lookup(dtype, "iinfo").host),
+    "inference_mode": lambda mode=True: no_grad() if mode else set_grad_enabled(is_grad_enabled()),
+    "initial_seed": lambda: int(random.get_state().as_dict()["seed"]),
+    "is_tensor": lambda obj: isinstance(obj, Tensor),
+    "promote_types": lambda type1, type2: dtypes.promote(dtypes.lookup(type1), dtypes.lookup(type2)).name,
+    "result_type": lambda tensor1, tensor2: common_dtype((tensor1, tensor2)).name,
+    "typename": lambda obj: getattr(obj, "type", lambda: type(obj).__name__)(),
+}  # fmt: skip

@@ -51,7 +51,7 @@ def add(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Sum of two tensors."""
 
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * x + alpha * the sum of the products of two batches of matrices."""
+    """beta * x + alpha * (sum(a @ b, 0))."""
 
 def addcdiv(a: Operand, b: Operand, c: Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
     """a + value * b / c."""
@@ -66,7 +66,7 @@ def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1)
     """beta * x + alpha * (a @ b)."""
 
 def addr(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * x + alpha * outer(a, b)."""
+    """beta * x + alpha * (outer(a, b))."""
 
 def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x w' + bias``: what ``linear`` does without an activation."""
@@ -83,8 +83,8 @@ def amax(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | 
 def amin(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Smallest element; NaN wins. The gradient of ties is shared."""
 
-def aminmax(x: Tensor, *, axis: Any = None, keepdims: bool = False) -> Any:
-    """The least and the largest value, ``(min, max)``."""
+def aminmax(x: Operand, *, axis: Any = None, keepdims: bool = False) -> Any:
+    """Least and largest value, (min, max)."""
 
 def any(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether some element is not zero."""
@@ -171,7 +171,7 @@ def avg_pool2d_input_grad(dy: Tensor, *, size: Any, kernel_size: Any, stride: An
     """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
 
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * x + alpha * (a @ b) for batches of matrices."""
+    """beta * x + alpha * (a @ b)."""
 
 def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
     """Batch norm of ``(N, C, ...)``: in training by the batch's statistics per channel, else by the running ones.
@@ -230,9 +230,6 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
 def broadcast_to(x: Tensor, shape: Any, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
 
-def bucketize(x: Tensor, boundaries: Tensor, right: bool = False) -> Tensor:
-    """The number of the interval between ordered boundaries each element lies in. Computed on the host."""
-
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
 
@@ -244,7 +241,7 @@ def cat(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     (3, 3)
     """
 
-def cdist(a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:
+def cdist(a: Operand, b: Operand, p: float = 2.0) -> Any:
     """The p-norm of the difference of every row of a and every row of b."""
 
 def ceil(x: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -357,9 +354,6 @@ def cosine_similarity(a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-08
 def count_nonzero(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """How many elements are not zero, as int64."""
 
-def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-    """The vector product along an axis of three elements."""
-
 def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean') -> Tensor:
     """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
 
@@ -385,14 +379,11 @@ def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Te
 def deg2rad(x: Operand) -> Any:
     """Degrees to radians."""
 
-def diag(x: Tensor, diagonal: int = 0) -> Tensor:
+def diag(x: Operand, diagonal: float = 0) -> Any:
     """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
 
 def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
-
-def diagflat(x: Tensor, offset: int = 0) -> Tensor:
-    """A matrix with all elements of ``x`` on a diagonal."""
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The diagonal of two axes as a last axis; a view."""
@@ -400,23 +391,17 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 def diff(x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """The difference of every element and the one before it along an axis, ``n`` times."""
 
-def dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
-    """The p-norm of a - b."""
-
 def div(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
 def divide(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
+def dot(a: Operand, b: Operand) -> Any:
     """The inner product of two vectors."""
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
-
-def dsplit(x: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Parts along axis 2; see tensor_split."""
 
 def dstack(xs: Sequence[Tensor]) -> Tensor:
     """Tensors joined as numpy.dstack does."""
@@ -473,10 +458,10 @@ def flatten(x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
 def flip(x: Tensor, axes: Any, *more: int) -> Tensor:
     """The order of the elements reversed along the named axes."""
 
-def fliplr(x: Tensor) -> Tensor:
+def fliplr(x: Operand) -> Any:
     """The second axis reversed."""
 
-def flipud(x: Tensor) -> Tensor:
+def flipud(x: Operand) -> Any:
     """The first axis reversed."""
 
 def floor(x: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -495,7 +480,7 @@ def fmod(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Remainder with the sign of the dividend, as in C."""
 
 def frac(x: Operand) -> Any:
-    """The fraction of x, with its sign."""
+    """The signed fraction of x."""
 
 def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """``out[i][j] = x[index[i][j]][j]`` for axis 0, and so on: one index per element of the result."""
@@ -575,12 +560,6 @@ def hinge(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'm
 def hinge_loss(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
-def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """How many elements lie in each of ``bins`` equal intervals between min and max (or the extremes). Computed on the host."""
-
-def hsplit(x: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Parts along axis 1; see tensor_split."""
-
 def hstack(xs: Sequence[Tensor]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
 
@@ -599,14 +578,14 @@ def im2col(x: Tensor, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilatio
 def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
 
-def index_copy(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """x with the slices of ``src`` at ``index`` along an axis."""
+def index_copy(x: Operand, axis: Any, index: Any, src: Any) -> Any:
+    """x with the slices of src at index along an axis."""
 
-def index_fill(x: Tensor, axis: int, index: Any, value: Any) -> Tensor:
-    """x with ``value`` in the slices ``index`` along an axis."""
+def index_fill(x: Operand, axis: Any, index: Any, value: Any) -> Any:
+    """x with a value in the slices index along an axis."""
 
-def index_put(x: Tensor, indices: Sequence[Any], values: Any) -> Tensor:
-    """x with ``values`` at ``x[indices]``."""
+def index_put(x: Operand, indices: Any, values: Any) -> Any:
+    """x with values at x[indices]."""
 
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
@@ -614,7 +593,7 @@ def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
 def info_nce(a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = 'mean') -> Tensor:
     """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
 
-def inner(a: Tensor, b: Tensor) -> Tensor:
+def inner(a: Operand, b: Operand) -> Any:
     """Sum of products over the last axes of both."""
 
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-05) -> Tensor:
@@ -633,7 +612,7 @@ def interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, mode: str
     """
 
 def isclose(a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-    """Whether ``|a - b| <= atol + rtol * |b|``; equal infinities are close."""
+    """Whether |a - b| <= atol + rtol * |b|; equal infinities are close."""
 
 def isfinite(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is neither infinite nor NaN."""
@@ -738,7 +717,7 @@ def logaddexp(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def logaddexp2(a: Operand, b: Operand) -> Any:
     """log2(2**a + 2**b) without overflow."""
 
-def logcumsumexp(x: Tensor, axis: int) -> Tensor:
+def logcumsumexp(x: Operand, axis: Any) -> Any:
     """log of the sum of exp of every element and all before it along an axis."""
 
 def logical_and(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -754,7 +733,7 @@ def logical_xor(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Exactly one is not zero."""
 
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
-    """log(x / (1 - x)); with ``eps``, of x held between eps and 1 - eps."""
+    """log(x / (1 - x)); with eps, of x held between eps and 1 - eps."""
 
 def logsumexp(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """log(sum(exp(x))) without overflow."""
@@ -767,9 +746,6 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     """``x * scale`` where the uint8 ``mask`` is not 0, else 0: what dropout does, and its gradient."""
-
-def masked_scatter(x: Tensor, mask: Any, source: Any) -> Tensor:
-    """x with the elements of ``source``, in order, where the mask holds."""
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """The elements where the mask holds, along one axis. Waits for the device: their number is a shape."""
@@ -822,7 +798,7 @@ def maximum(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def mean(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Mean over axes."""
 
-def median(x: Tensor, axis: Any = None, keepdims: bool = False) -> Any:
+def median(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
     """The median, of an even number of values the lower one; with an axis also its index, as in torch. One NaN makes it NaN."""
 
 def min(x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
@@ -856,7 +832,7 @@ def mse(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
 def mse_loss(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
     """The squared difference."""
 
-def msort(x: Tensor) -> Tensor:
+def msort(x: Operand) -> Any:
     """The values in order along the first axis."""
 
 def mul(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -865,7 +841,7 @@ def mul(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def multiply(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Product of two tensors."""
 
-def mv(a: Tensor, b: Tensor) -> Tensor:
+def mv(a: Operand, b: Operand) -> Any:
     """A matrix times a vector."""
 
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
@@ -877,7 +853,7 @@ def nan_to_num_values(x: Operand, nan: float = 0.0, posinf: float = 1e+30, negin
 def nanmean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The mean over axes of what is not NaN."""
 
-def nansum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+def nansum(x: Operand, axis: Any = None, keepdims: bool = False) -> Any:
     """The sum over axes of what is not NaN."""
 
 def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
@@ -946,7 +922,7 @@ def prelu_broadcast(a: Operand, b: Operand, *, out: Tensor | None = None) -> Ten
 def prod(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Product over axes."""
 
-def quantile(x: Tensor, q: Any, axis: Any = None, keepdims: bool = False, *, interpolation: str = 'linear') -> Tensor:
+def quantile(x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = 'linear') -> Tensor:
     """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
 
 def rad2deg(x: Operand) -> Any:
@@ -965,7 +941,7 @@ def randint(low: int = 0, high: int | None = None, shape: Any = ..., *, dtype: s
 def randn(*shape: Any, dtype: str = 'float32', queue: Any = None) -> Tensor:
     """Values of the standard normal distribution."""
 
-def ravel(x: Tensor) -> Tensor:
+def ravel(x: Operand) -> Any:
     """All elements along one axis; shares memory."""
 
 def reciprocal(x: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -995,8 +971,8 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
 def repeat(x: Tensor, repeats: Any, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
-def repeat_interleave(x: Tensor, repeats: Any, axis: Any = None) -> Tensor:
-    """Every element (or slice along an axis) repeated, by one number or by one number each."""
+def repeat_interleave(x: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
+    """Every element (or slice along an axis) repeated, by one number or one each."""
 
 def resample2d(x: Tensor, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
     """Images of height and width ``size`` whose neighbours lie ``steps`` input pixels apart; what :func:`interpolate` is made of."""
@@ -1035,7 +1011,7 @@ def rope(x: Tensor, positions: Tensor | None = None, *, base: float = 10000.0, o
     """
 
 def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = ...) -> Tensor:
-    """The plane of two axes turned ``k`` times by 90 degrees, from the first axis towards the second."""
+    """The plane of two axes turned k times by 90 degrees, from the first axis towards the second."""
 
 def round(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
@@ -1077,15 +1053,12 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     """
 
 def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """x with ``src`` (a tensor or a number) at the places ``index`` along an axis; of several values for one place the last is written."""
+    """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last."""
 
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
 
-def searchsorted(x: Tensor, values: Tensor, right: bool = False) -> Tensor:
-    """Where in the ordered vector ``x`` each value would be inserted, before equal ones or (``right``) behind. Computed on the host."""
-
-def select(x: Tensor, axis: int, index: int) -> Tensor:
+def select(x: Operand, axis: Any, index: Any) -> Any:
     """One slice along an axis; a view."""
 
 def selu(x: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -1177,7 +1150,7 @@ def stack(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
 def std(x: Operand, axis: Any = None, *, keepdims: bool = False, correction: float = 1, out: Tensor | None = None) -> Tensor:
     """Standard deviation: the square root of var."""
 
-def std_mean(x: Tensor, axis: Any = None, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+def std_mean(x: Tensor, axis: Any = None, *, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
     """std and mean over axes."""
 
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
@@ -1207,17 +1180,14 @@ def swish(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
 
-def take_along_dim(x: Tensor, indices: Tensor, axis: Any = None) -> Tensor:
-    """Elements at ``indices`` along an axis (or of the flattened tensor); the other axes broadcast."""
+def take_along_dim(x: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
+    """Elements at indices along an axis (or of all); other axes broadcast."""
 
 def tan(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Tangent."""
 
 def tanh(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
-
-def tensor_split(x: Tensor, indices_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
-    """Parts along an axis, of nearly equal sizes or ending at the given indices, as ``numpy.array_split``."""
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
@@ -1231,7 +1201,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Any:
     """The ``k`` largest (or smallest) values along an axis, in order, and their indices."""
 
-def trace(x: Tensor) -> Tensor:
+def trace(x: Operand) -> Any:
     """The sum of the diagonal of a matrix."""
 
 def transpose(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
@@ -1261,10 +1231,7 @@ def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> t
 def unflatten(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     """One axis divided into several; shares memory. One size may be -1."""
 
-def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Windows of ``size`` elements along an axis, ``step`` apart, as a last axis (``torch.Tensor.unfold``)."""
-
-def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: Any = None) -> Any:
+def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
     """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.
 
     Computed on the host.
@@ -1276,14 +1243,11 @@ def unsqueeze(x: Tensor, axis: int) -> Tensor:
 def var(x: Operand, axis: Any = None, *, keepdims: bool = False, correction: float = 1, out: Tensor | None = None) -> Tensor:
     """Variance, in two passes; divided by n - correction."""
 
-def var_mean(x: Tensor, axis: Any = None, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+def var_mean(x: Tensor, axis: Any = None, *, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
     """var and mean over axes."""
 
-def vdot(a: Tensor, b: Tensor) -> Tensor:
+def vdot(a: Operand, b: Operand) -> Any:
     """The inner product of two vectors."""
-
-def vsplit(x: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Parts along axis 0; see tensor_split."""
 
 def vstack(xs: Sequence[Tensor]) -> Tensor:
     """Tensors joined as numpy.vstack does."""

@@ -14,9 +14,9 @@ METHODS = """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr
     asin asinh atan atan2 atanh baddbmm ceil clamp clamp_max clamp_min clip copysign cos cosh cumprod cumsum deg2rad div
     divide eq erf erfc exp exp2 expm1 fix floor floor_divide fmod frac ge greater greater_equal gt heaviside hypot index_add
     index_copy index_fill index_put ldexp le lerp less less_equal log log10 log1p log2 logical_and logical_not logical_or
-    logical_xor logit lt masked_fill masked_scatter mul multiply nan_to_num ne neg negative not_equal pow rad2deg reciprocal
-    relu remainder round rsqrt scatter scatter_add sgn sigmoid sign sin sinc sinh sqrt square sub subtract tan tanh tril
-    triu true_divide trunc xlogy uniform normal copy bernoulli random exponential log_normal""".split()
+    logical_xor logit lt masked_fill mul multiply nan_to_num ne neg negative not_equal pow rad2deg reciprocal relu remainder
+    round rsqrt scatter scatter_add sgn sigmoid sign sin sinc sinh sqrt square sub subtract tan tanh tril triu true_divide
+    trunc xlogy uniform normal copy bernoulli random exponential log_normal""".split()
 OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
 LOGICAL = ("and", "or", "xor")
 

@@ -52,17 +52,16 @@ def size_of(shape: tuple[int, ...]) -> Size:
 METHODS = """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all amax amin aminmax any arccos arccosh arcsin
     arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere as_strided as_strided_scatter asin asinh atan atan2 atanh
     baddbmm bernoulli bincount bmm broadcast_to ceil chunk clamp clamp_max clamp_min clip copysign cos cosh count_nonzero
-    cross cumprod cumsum deg2rad diag diag_embed diagflat diagonal diff dist div divide dot dsplit eq erf erfc exp exp2
-    expand expm1 fix flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac gather ge ger greater greater_equal
-    gt heaviside histc hsplit hypot index_add index_copy index_fill index_put index_select inner isclose isfinite isinf
-    isnan isneginf isposinf kron kthvalue ldexp le lerp less less_equal log log10 log1p log2 log_softmax logaddexp
-    logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lt masked_fill masked_scatter
-    masked_select matmul max maximum mean median min minimum mm moveaxis movedim msort mul multiply mv nan_to_num nanmean
-    nansum narrow ne neg negative nonzero norm not_equal outer permute pow prelu prod quantile rad2deg ravel reciprocal relu
-    remainder repeat repeat_interleave reshape roll rot90 round rsqrt scatter scatter_add select sgn sigmoid sign signbit
-    sin sinc sinh softmax sort split split_with_sizes sqrt square squeeze std sub subtract sum swapaxes swapdims take
-    take_along_dim tan tanh tensor_split tile topk trace transpose tril triu true_divide trunc unbind unflatten unfold
-    unique unsqueeze var vdot vsplit xlogy""".split()
+    cumprod cumsum deg2rad diag diag_embed diagonal diff div divide dot eq erf erfc exp exp2 expand expm1 fix flatten flip
+    fliplr flipud floor floor_divide fmax fmin fmod frac gather ge ger greater greater_equal gt heaviside hypot index_add
+    index_copy index_fill index_put index_select inner isclose isfinite isinf isnan isneginf isposinf kron kthvalue ldexp le
+    lerp less less_equal log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
+    logical_xor logit logsumexp lt masked_fill masked_select matmul max maximum mean median min minimum mm moveaxis movedim
+    msort mul multiply mv nan_to_num nanmean nansum narrow ne neg negative nonzero norm not_equal outer permute pow prelu prod
+    quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape roll rot90 round rsqrt scatter
+    scatter_add select sgn sigmoid sign signbit sin sinc sinh softmax sort split split_with_sizes sqrt square squeeze std sub
+    subtract sum swapaxes swapdims take take_along_dim tan tanh tile topk trace transpose tril triu true_divide trunc unbind
+    unflatten unique unsqueeze var vdot xlogy""".split()
 OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "pow": "pow", "mod": "remainder",
     "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",

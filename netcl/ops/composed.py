@@ -1,13 +1,15 @@
-"""Ops made of other ops under torch's names: diagonals, rearrangements, products, arithmetic, scans.
+"""Ops made of other ops under torch's names; each is one row, and its gradient is that of its parts.
 
-Each is one row; its gradient is that of its parts.
+``unique`` computes on the host, as do the lengths that a result's shape depends on.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,10 +18,30 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import launch
 from netcl.ops.movement import Sizes, sizes_of
-from netcl.ops.registry import S, composite
+from netcl.ops.registry import S, Sample, composite, op
+from netcl.ops.sort import Ordered
 
-Axis = int | None
 _LN2 = math.log(2)
+
+
+class Extremes(NamedTuple):
+    """The least and the largest value."""
+
+    min: Tensor
+    max: Tensor
+
+
+def _row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
+    """Register a composite whose first parameters behind ``F`` are the tensors of its samples."""
+    inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
+
+    @wraps(call)
+    def with_tensors(F: Any, *args: Any, **kwargs: Any) -> Any:
+        first = args[: len(inputs)]
+        given = first if any(isinstance(x, list | tuple) for x in first) else launch.as_tensors(name, *first)
+        return call(F, *given, *args[len(inputs) :], **kwargs)
+
+    composite(ref=ref, name=name, inputs=inputs, samples=samples, doc=doc, **columns)(with_tensors)
 
 
 def _tensor(name: str, x: Any, least: int = 0, most: int = 64) -> Tensor:
@@ -30,15 +52,18 @@ def _tensor(name: str, x: Any, least: int = 0, most: int = 64) -> Tensor:
     return made
 
 
-def _at(name: str, axis: Any, ndim: int) -> int:
-    return launch.check_axis(name, axis, ndim)
+_at = launch.check_axis
 
 
-def _part(F: Any, x: Tensor, axis: int, start: int | None, stop: int | None = None) -> Tensor:
-    return F.getitem(x, (*[slice(None)] * axis, slice(start, stop)))
+def _rows(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
+    return (*[slice(None)] * _at("index", axis, ndim), index)
 
 
-# ---- diagonals
+def _like(x: Tensor, values: Any) -> Any:
+    return values if isinstance(values, Tensor | int | float) else Tensor.from_host(x.queue, values, x.dtype)
+
+
+# ---- diagonals and axes
 
 
 @composite(
@@ -79,29 +104,6 @@ def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -
     return F.moveaxis(F.reshape(flat, (*lead, size, size)), (-2, -1), (dim1, dim2))
 
 
-@composite(ref=lambda x, diagonal=0: np.diag(x, diagonal), samples=[S((3,)), S((3, 5), diagonal=1)],
-           errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 axes, got 3")])  # fmt: skip
-def diag(F: Any, x: Tensor, diagonal: int = 0) -> Tensor:
-    """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
-    x = _tensor("diag", x, 1, 2)
-    return F.diagonal(x, diagonal) if x.ndim == 2 else F.diag_embed(x, diagonal)
-
-
-@composite(ref=lambda x, offset=0: np.diagflat(x, offset), samples=[S((2, 2), offset=1)])
-def diagflat(F: Any, x: Tensor, offset: int = 0) -> Tensor:
-    """A matrix with all elements of ``x`` on a diagonal."""
-    return F.diag_embed(F.reshape(_tensor("diagflat", x), (-1,)), offset)
-
-
-@composite(ref=np.trace, samples=[S((3, 5))], errors=[(S((2, 2, 2)), r"\[trace\] x must have 2 axes, got 3")])
-def trace(F: Any, x: Tensor) -> Tensor:
-    """The sum of the diagonal of a matrix."""
-    return F.sum(F.diagonal(_tensor("trace", x, 2, 2)))
-
-
-# ---- rearrangements
-
-
 @composite(ref=lambda x, source, destination: np.moveaxis(x, source, destination),
            samples=[S((2, 3, 4), source=0, destination=-1), S((2, 3, 4), source=(0, 1), destination=(-1, 0))],
            errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name as many axes")])  # fmt: skip
@@ -118,96 +120,31 @@ def moveaxis(F: Any, x: Tensor, source: Sizes, destination: Sizes) -> Tensor:
     return F.reorder(x, order)
 
 
-@composite(ref=lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), samples=[S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2)])
-def rot90(F: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """The plane of two axes turned ``k`` times by 90 degrees, from the first axis towards the second."""
-    x, (a, b) = _tensor("rot90", x, 2), dims
-    turned = {0: F.clone, 1: lambda t: F.transpose(F.flip(t, b), a, b), 2: lambda t: F.flip(t, (a, b)),
-              3: lambda t: F.flip(F.transpose(t, a, b), b)}  # fmt: skip
-    return turned[k % 4](x)
+def _rot90(F: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    a, b = dims
+    turned = x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
+    return F.flip(turned, (a, b)) if k % 4 == 2 else F.flip(turned, b) if k % 4 == 3 else turned
 
 
-@composite(ref=np.fliplr, samples=[S((2, 3))])
-def fliplr(F: Any, x: Tensor) -> Tensor:
-    """The second axis reversed."""
-    return F.flip(_tensor("fliplr", x, 2), 1)
+def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    at, known = _at("unflatten", axis, x.ndim), -math.prod(sizes)
+    return F.reshape(x, (*x.shape[:at], *(x.shape[at] // known if n == -1 and known else n for n in sizes), *x.shape[at + 1 :]))
 
 
-@composite(ref=np.flipud, samples=[S((3, 2))])
-def flipud(F: Any, x: Tensor) -> Tensor:
-    """The first axis reversed."""
-    return F.flip(_tensor("flipud", x, 1), 0)
-
-
-@composite(ref=np.ravel, samples=[S((2, 3))])
-def ravel(F: Any, x: Tensor) -> Tensor:
-    """All elements along one axis; shares memory."""
-    return F.reshape(x, (-1,))
-
-
-@composite(
-    ref=lambda x, axis, sizes: x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), samples=[S((2, 6, 3), axis=1, sizes=(2, -1))]
-)
-def unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
-    """One axis divided into several; shares memory. One size may be -1."""
-    x = _tensor("unflatten", x, 1)
-    at = _at("unflatten", axis, x.ndim)
-    known = -math.prod(sizes)
-    whole = tuple(x.shape[at] // known if n == -1 and known else n for n in sizes)
-    return F.reshape(x, (*x.shape[:at], *whole, *x.shape[at + 1 :]))
-
-
-@composite(ref=lambda x, axis, index: np.take(x, index, axis), samples=[S((2, 3, 4), axis=1, index=-1)])
-def select(F: Any, x: Tensor, axis: int, index: int) -> Tensor:
-    """One slice along an axis; a view."""
-    x = _tensor("select", x, 1)
-    return F.getitem(x, (*[slice(None)] * _at("select", axis, x.ndim), index))
-
-
-def _windows_ref(x, dimension, size, step):
-    starts = np.arange(0, x.shape[dimension] - size + 1, step)
-    return np.take(np.lib.stride_tricks.sliding_window_view(x, size, dimension), starts, dimension)
-
-
-@composite(ref=_windows_ref, samples=[S((7,), dimension=0, size=3, step=2), S((2, 6, 3), dimension=1, size=2, step=1)])
-def unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Windows of ``size`` elements along an axis, ``step`` apart, as a last axis (``torch.Tensor.unfold``)."""
-    x = _tensor("unfold", x, 1)
-    at = _at("unfold", dimension, x.ndim)
-    if not 0 < size <= x.shape[at] or step < 1:
-        raise ShapeError(
-            message("unfold", "size must fit into the axis and step be positive", size=size, step=step, **{"x.shape": x.shape})
-        )
-    starts = np.arange(0, x.shape[at] - size + 1, step)
-    places = Tensor.from_host(x.queue, (starts[:, None] + np.arange(size)).reshape(-1))
-    windows = F.reshape(F.index_select(x, at, places), (*x.shape[:at], len(starts), size, *x.shape[at + 1 :]))
-    return F.moveaxis(windows, at + 1, -1)
-
-
-def _split_ref(x, indices_or_sections, axis=0):
-    return tuple(np.array_split(x, indices_or_sections, axis))
-
-
-@composite(ref=_split_ref, samples=[S((7, 2), indices_or_sections=3), S((2, 7), indices_or_sections=(2, 5), axis=1)])
-def tensor_split(F: Any, x: Tensor, indices_or_sections: Sizes, axis: int = 0) -> tuple[Tensor, ...]:
-    """Parts along an axis, of nearly equal sizes or ending at the given indices, as ``numpy.array_split``."""
-    x = _tensor("tensor_split", x, 1)
-    at = _at("tensor_split", axis, x.ndim)
-    ends = [len(part) for part in np.array_split(np.empty(x.shape[at], np.uint8), indices_or_sections)]
-    return F.split(x, ends, at)
-
-
-def _register_splits(name: str, axis: int) -> None:
-    def call(F: Any, x: Tensor, indices_or_sections: Sizes) -> tuple[Tensor, ...]:
-        x = _tensor(name, x, 1 if name == "hsplit" else axis + 1)
-        return F.tensor_split(x, indices_or_sections, 0 if x.ndim == 1 else axis)
-
-    composite(ref=lambda x, indices_or_sections: _split_ref(x, indices_or_sections, axis), name=name, inputs=("x",),
-              samples=[S((4, 4, 4), indices_or_sections=2)], doc=f"Parts along axis {axis}; see tensor_split.")(call)  # fmt: skip
-
-
-for _name, _axis in {"vsplit": 0, "hsplit": 1, "dsplit": 2}.items():
-    _register_splits(_name, _axis)
+_row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
+     lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
+     doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
+     errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 axes, got 3")])  # fmt: skip
+_row("trace", lambda F, x: F.sum(F.diagonal(_tensor("trace", x, 2, 2))), np.trace, S((3, 5)), doc="The sum of the diagonal of a matrix.")
+_row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
+     doc="The plane of two axes turned k times by 90 degrees, from the first axis towards the second.")  # fmt: skip
+_row("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
+_row("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
+_row("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
+_row("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
+     doc="One axis divided into several; shares memory. One size may be -1.")  # fmt: skip
+_row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),
+     S((2, 3, 4), axis=1, index=-1), doc="One slice along an axis; a view.")  # fmt: skip
 
 
 def _at_least(x: Any, ndim: int) -> tuple[int, ...]:
@@ -218,46 +155,32 @@ def _at_least(x: Any, ndim: int) -> tuple[int, ...]:
     return (*(1,) * (ndim - len(shape)), *shape) if ndim < 3 or not shape else (1, *shape, 1) if len(shape) == 1 else (*shape, 1)
 
 
-def _register_at_least(ndim: int) -> None:
-    name = f"atleast_{ndim}d"
-
+def _several_at_least(ndim: int) -> Callable[..., Any]:
     def call(F: Any, x: Any, *more: Any) -> Any:
-        several = [*x, *more] if isinstance(x, list | tuple) else [x, *more]
-        made = tuple(F.reshape(t, _at_least(t, ndim)) for t in launch.as_tensors(name, *several))
-        return made if more or isinstance(x, list | tuple) else made[0]
+        several = isinstance(x, list | tuple)
+        made = tuple(F.reshape(t, _at_least(t, ndim)) for t in launch.as_tensors("atleast", *(x if several else (x,)), *more))
+        return made if more or several else made[0]
 
-    composite(ref=getattr(np, name), name=name, inputs=("x",), samples=[S(()), S((3,)), S((2, 3))],
-              doc=f"x with at least {ndim} axes; of several tensors, each.")(call)  # fmt: skip
+    return call
+
+
+def _stacked(axis: int, ndim: int, columns: int = 0) -> Callable[..., Any]:
+    def call(F: Any, xs: Sequence[Tensor]) -> Tensor:
+        shaped = ((t, (-1, 1) if columns and t.ndim < 2 else _at_least(t, ndim)) for t in launch.as_tensors("stack", *xs))
+        made = [F.reshape(t, shape) for t, shape in shaped]
+        return F.cat(made, min(axis, made[0].ndim - 1))
+
+    return call
 
 
 for _ndim in (1, 2, 3):
-    _register_at_least(_ndim)
+    _row(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
+         doc=f"x with at least {_ndim} axes; of several tensors, each.")  # fmt: skip
+for _name, *_how in (("hstack", 1, 1), ("vstack", 0, 2), ("dstack", 2, 3), ("column_stack", 1, 2, 1)):
+    _row(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
 
 
-def _register_stack(name: str, axis: int, ndim: int, ref: Callable[..., Any]) -> None:
-    def call(F: Any, xs: Sequence[Tensor]) -> Tensor:
-        parts = launch.as_tensors(name, *xs)
-        if name == "column_stack":
-            return F.cat([F.reshape(t, (-1, 1)) if t.ndim < 2 else t for t in parts], axis)
-        made = [F.reshape(t, _at_least(t, ndim)) for t in parts]
-        return F.cat(made, 0 if name == "hstack" and made[0].ndim == 1 else axis)
-
-    composite(ref=ref, name=name, inputs=("xs",), samples=[S([(2, 3), (2, 3)]), S([(3,), (3,)])],
-              doc=f"Tensors joined as numpy.{name} does.")(call)  # fmt: skip
-
-
-for _name, _axis, _ndim in (("hstack", 1, 1), ("vstack", 0, 2), ("dstack", 2, 3), ("column_stack", 1, 2)):
-    _register_stack(_name, _axis, _ndim, getattr(np, _name))
-
-
-def _interleave_ref(x, repeats, axis=None):
-    return np.repeat(x, repeats, axis)
-
-
-@composite(ref=_interleave_ref, samples=[S((2, 3), repeats=2), S((2, 3), repeats=3, axis=1), S((2, 3), repeats=(0, 2), axis=0)])
-def repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: Axis = None) -> Tensor:
-    """Every element (or slice along an axis) repeated, by one number or by one number each."""
-    x = _tensor("repeat_interleave", x)
+def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
     if axis is None:
         return F.repeat_interleave(F.reshape(x, (-1,)), repeats, 0)
     at = _at("repeat_interleave", axis, x.ndim)
@@ -267,40 +190,40 @@ def repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: Axis = None) -> Ten
     return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
 
+_row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
+     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one each.")  # fmt: skip
+
+
 # ---- products
 
 
-def _register_sum_of_products(name: str, product: Callable[..., Any], ref: Callable[..., Any], *shapes: Any, doc: str) -> None:
+def _plus_product(product: Callable[..., Any]) -> Callable[..., Any]:
     def call(F: Any, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-        made = product(F, a, b)
-        made = made if alpha == 1 else F.mul(made, alpha)
+        made = product(F, a, b) if alpha == 1 else F.mul(product(F, a, b), alpha)
         return made if beta == 0 else F.add(x if beta == 1 else F.mul(x, beta), made)
 
-    def reference(x, a, b, beta=1, alpha=1):
-        return beta * x + alpha * ref(a, b)
-
-    composite(ref=reference, name=name, samples=[S(*shapes), S(*shapes, beta=0.5, alpha=2.0)], amp="half", doc=doc)(call)
+    return call
 
 
-_register_sum_of_products("addmm", lambda F, a, b: F.matmul(a, b), np.matmul, (2, 4), (2, 3), (3, 4), doc="beta * x + alpha * (a @ b).")
-_register_sum_of_products("addmv", lambda F, a, b: F.matmul(a, b), np.matmul, (2,), (2, 3), (3,), doc="beta * x + alpha * (a @ b).")
-_register_sum_of_products("baddbmm", lambda F, a, b: F.matmul(a, b), np.matmul, (2, 2, 4), (2, 2, 3), (2, 3, 4),
-                          doc="beta * x + alpha * (a @ b) for batches of matrices.")  # fmt: skip
-_register_sum_of_products("addbmm", lambda F, a, b: F.sum(F.matmul(a, b), 0), lambda a, b: (a @ b).sum(0), (2, 4), (3, 2, 3), (3, 3, 4),
-                          doc="beta * x + alpha * the sum of the products of two batches of matrices.")  # fmt: skip
-_register_sum_of_products("addr", lambda F, a, b: F.outer(a, b), np.outer, (2, 3), (2,), (3,), doc="beta * x + alpha * outer(a, b).")
-
-
-@composite(ref=np.matmul, samples=[S((2, 3), (3,))], amp="half", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 axes, got 1")])
-def mv(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    """A matrix times a vector."""
-    return F.matmul(_tensor("mv", a, 2, 2), _tensor("mv", b, 1, 1))
-
-
-@composite(ref=np.dot, samples=[S((5,), (5,))], amp="half", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 axes, got 2")])
-def dot(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    """The inner product of two vectors."""
-    return F.matmul(_tensor("dot", a, 1, 1), _tensor("dot", b, 1, 1))
+_SUMS: dict[str, tuple[Any, ...]] = {
+    "addmm": (lambda F, a, b: F.matmul(a, b), np.matmul, (2, 4), (2, 3), (3, 4), "a @ b"),
+    "addmv": (lambda F, a, b: F.matmul(a, b), np.matmul, (2,), (2, 3), (3,), "a @ b"),
+    "baddbmm": (lambda F, a, b: F.matmul(a, b), np.matmul, (2, 2, 4), (2, 2, 3), (2, 3, 4), "a @ b"),
+    "addbmm": (lambda F, a, b: F.sum(F.matmul(a, b), 0), lambda a, b: (a @ b).sum(0), (2, 4), (3, 2, 3), (3, 3, 4), "sum(a @ b, 0)"),
+    "addr": (lambda F, a, b: F.outer(a, b), np.outer, (2, 3), (2,), (3,), "outer(a, b)"),
+}  # fmt: skip
+for _name, (_product, _ref, *_shapes, _text) in _SUMS.items():
+    _row(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
+         S(*_shapes, beta=0.5, alpha=2.0), amp="half", doc=f"beta * x + alpha * ({_text}).")  # fmt: skip
+_row("mv", lambda F, a, b: F.matmul(_tensor("mv", a, 2, 2), _tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
+     doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 axes, got 1")])  # fmt: skip
+_row("dot", lambda F, a, b: F.matmul(_tensor("dot", a, 1, 1), _tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
+     doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 axes, got 2")])  # fmt: skip
+_row("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
+     amp="half", doc="Sum of products over the last axes of both.")  # fmt: skip
+_row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
+     lambda a, b, p=2.0: np.linalg.norm(a[..., :, None, :] - b[..., None, :, :], p, -1), S((4, 3), (5, 3)), amp="float", tol=2,
+     doc="The p-norm of the difference of every row of a and every row of b.")  # fmt: skip
 
 
 @composite(ref=lambda a, b, dims=2: np.tensordot(a, b, dims),
@@ -320,13 +243,6 @@ def tensordot(F: Any, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     return F.reshape(F.matmul(rows, columns), (*(a.shape[i] for i in rest[0]), *(b.shape[i] for i in rest[1])))
 
 
-@composite(ref=np.inner, samples=[S((2, 3), (4, 3)), S((), (2,))], amp="half")
-def inner(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    """Sum of products over the last axes of both."""
-    a, b = launch.as_tensors("inner", a, b)
-    return F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b)
-
-
 @composite(ref=np.kron, samples=[S((2, 3), (3, 2)), S((2,), (2, 3))])
 def kron(F: Any, a: Tensor, b: Tensor) -> Tensor:
     """The Kronecker product."""
@@ -337,64 +253,12 @@ def kron(F: Any, a: Tensor, b: Tensor) -> Tensor:
     return F.reshape(wide, tuple(m * n for m, n in zip(left, right, strict=True)))
 
 
-@composite(ref=lambda a, b, axis=-1: np.cross(a, b, axis=axis), samples=[S((4, 3), (4, 3)), S((3, 2), (3, 2), axis=0)],
-           errors=[(S((4, 2), (4, 2)), r"\[cross\] the axis must have 3 elements")])  # fmt: skip
-def cross(F: Any, a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-    """The vector product along an axis of three elements."""
-    a, b = launch.as_tensors("cross", a, b)
-    if a.shape[_at("cross", axis, a.ndim)] != 3:
-        raise ShapeError(message("cross", "the axis must have 3 elements", axis=axis, **{"a.shape": a.shape}))
-    return F.sub(F.mul(F.roll(a, -1, axis), F.roll(b, -2, axis)), F.mul(F.roll(a, -2, axis), F.roll(b, -1, axis)))
+# ---- arithmetic and scans
 
 
-@composite(ref=lambda a, b, p=2.0: np.linalg.norm((a[..., :, None, :] - b[..., None, :, :]), p, -1),
-           samples=[S((4, 3), (5, 3)), S((2, 4, 3), (2, 2, 3), p=1.0)], amp="float", tol=2)  # fmt: skip
-def cdist(F: Any, a: Tensor, b: Tensor, p: float = 2.0) -> Tensor:
-    """The p-norm of the difference of every row of a and every row of b."""
-    return F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1)
-
-
-@composite(ref=lambda a, b, p=2: np.linalg.norm(np.ravel(a - b), p), samples=[S((2, 3), (2, 3)), S((3,), (3,), p=1)], amp="float")
-def dist(F: Any, a: Tensor, b: Tensor, p: float = 2) -> Tensor:
-    """The p-norm of a - b."""
-    return F.norm(F.sub(a, b), p)
-
-
-# ---- arithmetic
-
-
-def _register_simple(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Any, doc: str, **columns: Any) -> None:
-    composite(ref=ref, name=name, inputs=("x",) if len(samples[0].shapes) == 1 else ("a", "b"), samples=samples, doc=doc, **columns)(call)
-
-
-_register_simple("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
-_register_simple("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
-_register_simple("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9),
-                 doc="The fraction of x, with its sign.")  # fmt: skip
-_register_simple("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
-_register_simple("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
-                 doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
-_register_simple("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
-
-
-@composite(
-    ref=lambda x, eps=None: np.log(x / (1 - x)), samples=[S((7,), low=0.1, high=0.9), S((7,), low=0.1, high=0.9, eps=0.01)], amp="float"
-)
-def logit(F: Any, x: Tensor, eps: float | None = None) -> Tensor:
-    """log(x / (1 - x)); with ``eps``, of x held between eps and 1 - eps."""
+def _logit(F: Any, x: Tensor, eps: float | None = None) -> Tensor:
     x = x if eps is None else F.clamp(x, float(eps), 1.0 - eps)
     return F.log(F.div(x, F.rsub(x, 1.0)))
-
-
-@composite(ref=lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
-           samples=[S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0), S((3,))])  # fmt: skip
-def nan_to_num(F: Any, x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype."""
-    x = _tensor("nan_to_num", x)
-    if not dtypes.DTYPES[x.dtype].is_float:
-        return F.clone(x)
-    most = largest(x.dtype)
-    return F.nan_to_num_values(x, float(nan), most if posinf is None else float(posinf), -most if neginf is None else float(neginf))
 
 
 def largest(dtype: str) -> float:
@@ -402,17 +266,33 @@ def largest(dtype: str) -> float:
     return 3.3895313892515355e38 if dtype == "bfloat16" else float(np.finfo(dtypes.DTYPES[dtype].host).max)
 
 
-@composite(ref=lambda a, b, rtol=1e-05, atol=1e-08, equal_nan=False: np.isclose(a, b, rtol, atol, equal_nan),
-           samples=[S(np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 2.5, np.nan, np.inf]), equal_nan=True),
-                    S((3,), (3,), atol=0.5)])  # fmt: skip
-def isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-    """Whether ``|a - b| <= atol + rtol * |b|``; equal infinities are close."""
+def _nan_to_num(F: Any, x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    if not dtypes.DTYPES[_tensor("nan_to_num", x).dtype].is_float:
+        return F.clone(x)
+    most = largest(x.dtype)
+    return F.nan_to_num_values(x, float(nan), most if posinf is None else float(posinf), -most if neginf is None else float(neginf))
+
+
+def _isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     off = F.abs(F.sub(a, b))
     close = F.logical_or(F.eq(a, b), F.logical_and(F.isfinite(off), F.le(off, F.add(F.mul(F.abs(b), rtol), atol))))
     return F.logical_or(close, F.logical_and(F.isnan(a), F.isnan(b))) if equal_nan else close
 
 
-# ---- scans
+_row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
+_row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
+_row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="The signed fraction of x.")
+_row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
+_row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
+     doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
+_row("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
+_row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
+     doc="log(x / (1 - x)); with eps, of x held between eps and 1 - eps.")  # fmt: skip
+_row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
+     S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0), S((3,)),
+     doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
+_row("isclose", _isclose, np.isclose, S(np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 2.5, np.nan, np.inf]), equal_nan=True),
+     doc="Whether |a - b| <= atol + rtol * |b|; equal infinities are close.")  # fmt: skip
 
 
 def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
@@ -421,23 +301,21 @@ def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], 
     at, step = _at(name, axis, x.ndim), 1
     while x.shape and step < x.shape[at]:
         first = Tensor.full((*x.shape[:at], step, *x.shape[at + 1 :]), neutral, x.dtype, queue=x.queue)
-        x = combine(x, F.cat([first, _part(F, x, at, 0, x.shape[at] - step)], at))
+        x = combine(x, F.cat([first, F.narrow(x, at, 0, x.shape[at] - step)], at))
         step *= 2
     return x
 
 
-@composite(ref=lambda x, axis: np.cumprod(x, axis), samples=[S((7,), axis=0), S((2, 5, 3), axis=1)], amp="float", tol=2)
-def cumprod(F: Any, x: Tensor, axis: int) -> Tensor:
-    """The product of every element and all before it along an axis; integers give int64."""
-    x = _tensor("cumprod", x)
-    x = x if dtypes.DTYPES[x.dtype].is_float else F.cast(x, "int64")
-    return _scan(F, "cumprod", x, axis, F.mul, 1)
+def _cumprod(F: Any, x: Tensor, axis: int) -> Tensor:
+    whole = not dtypes.DTYPES[_tensor("cumprod", x).dtype].is_float
+    return _scan(F, "cumprod", F.cast(x, "int64") if whole else x, axis, F.mul, 1)
 
 
-@composite(ref=lambda x, axis: np.logaddexp.accumulate(x, axis), samples=[S((7,), axis=0), S((2, 5), axis=-1)], amp="float", tol=2)
-def logcumsumexp(F: Any, x: Tensor, axis: int) -> Tensor:
-    """log of the sum of exp of every element and all before it along an axis."""
-    return _scan(F, "logcumsumexp", x, axis, F.logaddexp, -math.inf)
+_row("cumprod", _cumprod, lambda x, axis: np.cumprod(x, axis), S((2, 5, 3), axis=1), amp="float", tol=2,
+     doc="The product of every element and all before it along an axis; integers give int64.")  # fmt: skip
+_row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logaddexp, -math.inf),
+     lambda x, axis: np.logaddexp.accumulate(x, axis), S((2, 5), axis=-1), amp="float", tol=2,
+     doc="log of the sum of exp of every element and all before it along an axis.")  # fmt: skip
 
 
 @composite(ref=lambda x, n=1, axis=-1: np.diff(x, n, axis), samples=[S((2, 5)), S((5, 2), n=2, axis=0)])
@@ -448,6 +326,189 @@ def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, app
     if prepend is not None or append is not None:
         x = F.cat([part for part in (prepend, x, append) if part is not None], at)
     for _ in range(n):
-        later, earlier = _part(F, x, at, 1), _part(F, x, at, 0, max(x.shape[at] - 1, 0))
+        left = max(x.shape[at] - 1, 0)
+        later, earlier = F.narrow(x, at, x.shape[at] - left, left), F.narrow(x, at, 0, left)
         x = F.ne(later, earlier) if x.dtype == "bool" else F.sub(later, earlier)
     return x
+
+
+# ---- order and counts
+
+
+def _with_mean(name: str) -> Callable[..., Any]:
+    def call(F: Any, x: Tensor, axis: Any = None, *, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+        return getattr(F, name)(x, axis, keepdims=keepdims, correction=correction), F.mean(x, axis, keepdims=keepdims)
+
+    return call
+
+
+def _nanmean(F: Any, x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    return F.div(F.nansum(x, axis, keepdims), F.sum(F.logical_not(F.isnan(x)), axis, keepdims=keepdims))
+
+
+_GAPS = S(np.array([[1.0, np.nan, 3.0], [4.0, 5.0, np.nan]], np.float32), axis=0)
+_row("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+     doc="std and mean over axes.")  # fmt: skip
+_row("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+     doc="var and mean over axes.")  # fmt: skip
+_row("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
+     lambda x, axis=None: (np.min(x, axis), np.max(x, axis)), S((4, 3), axis=1), doc="Least and largest value, (min, max).")  # fmt: skip
+_row("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
+     amp="float", doc="The sum over axes of what is not NaN.")  # fmt: skip
+_row("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of what is not NaN.")
+_row("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
+
+
+def _kth_ref(x, k, axis=-1, keepdims=False):
+    order = np.take(np.argsort(x, axis, kind="stable"), [k - 1], axis)
+    values = np.take_along_axis(x, order, axis)
+    return (values, order) if keepdims else (values.squeeze(axis), order.squeeze(axis))
+
+
+@composite(ref=_kth_ref, samples=[S((4, 3), k=2), S((4, 3), k=4, axis=0, keepdims=True)],
+           errors=[(S((4, 3), k=4), r"\[kthvalue\] k must be between 1 and the size of the axis; k=4")])  # fmt: skip
+def kthvalue(F: Any, x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Ordered:
+    """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
+    x = _tensor("kthvalue", x)
+    at = _at("kthvalue", axis, x.ndim)
+    if not 1 <= k <= (x.shape[at] if x.shape else 1):
+        raise ShapeError(message("kthvalue", "k must be between 1 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
+    if not x.shape:
+        return Ordered(F.clone(x), Tensor.zeros((), "int64", queue=x.queue))
+    order = F.narrow(F.argsort(x, at), at, k - 1, 1)
+    values = F.gather(x, at, order)
+    return Ordered(values, order) if keepdims else Ordered(F.squeeze(values, at), F.squeeze(order, at))
+
+
+def _median_ref(x, axis=None, keepdims=False):
+    if axis is None:
+        return _kth_ref(x.ravel(), (x.size + 1) // 2)[0]
+    return _kth_ref(x, (x.shape[axis] + 1) // 2, axis, keepdims)
+
+
+@composite(ref=_median_ref, samples=[S((4, 3)), S((4, 3), axis=0), S((2, 5), axis=-1, keepdims=True)],
+           errors=[(S((0,)), r"\[median\] no elements")])  # fmt: skip
+def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
+    """The median, of an even number of values the lower one; with an axis also its index, as in torch. One NaN makes it NaN."""
+    x = _tensor("median", x)
+    if axis is None:
+        return F.median(F.reshape(x, (-1,)), 0).values
+    at = _at("median", axis, x.ndim)
+    if not x.size:
+        raise ShapeError(message("median", "no elements", axis=axis, **{"x.shape": x.shape}))
+    values, order = F.kthvalue(x, ((x.shape[at] if x.shape else 1) + 1) // 2, at, keepdims)
+    if not dtypes.DTYPES[x.dtype].is_float:
+        return Ordered(values, order)
+    missing = F.isnan(x)
+    gone = F.any(missing, at, keepdims=keepdims)
+    return Ordered(F.where(gone, math.nan, values), F.where(gone, F.argmax(F.cast(missing, "int32"), at, keepdims), order))
+
+
+@composite(ref=lambda x, q, axis=None, interpolation="linear", **keep: np.quantile(x, q, axis, method=interpolation, **keep),
+           samples=[S((4, 3), q=0.3), S((4, 3), q=(0.0, 0.6, 1.0), axis=0), S((5,), q=0.4, interpolation="lower", axis=0, keepdims=True)],
+           amp="float", errors=[(S((3,), q=1.5), r"\[quantile\] q must be between 0 and 1; q=1\.5"),
+                                (S((3,), q=0.5, interpolation="cubic"), r"\[quantile\] unknown interpolation")])  # fmt: skip
+def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = "linear") -> Tensor:
+    """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
+    x = _tensor("quantile", x)
+    wanted = np.asarray(q, np.float64)
+    if ((wanted < 0) | (wanted > 1)).any():
+        raise ShapeError(message("quantile", "q must be between 0 and 1", q=q))
+    whole = x.shape
+    x, at = (F.reshape(x, (-1,)), 0) if axis is None else (x, _at("quantile", axis, x.ndim))
+    places = np.atleast_1d(wanted) * (x.shape[at] - 1)
+    low, high = np.floor(places), np.ceil(places)
+    forms = {"linear": places - low, "lower": 0 * low, "higher": high - low, "midpoint": (high - low) / 2, "nearest": np.rint(places) - low}
+    if interpolation not in forms:
+        raise ValueError(message("quantile", "unknown interpolation", f"known are {', '.join(forms)}", interpolation=interpolation))
+    ordered, side = F.sort(x, at).values, (-1, *(1,) * (x.ndim - 1 - at))
+    left, right = (F.index_select(ordered, at, Tensor.from_host(x.queue, ends.astype(np.int64))) for ends in (low, high))
+    made = F.lerp(left, right, F.reshape(Tensor.from_host(x.queue, forms[interpolation], x.dtype), side))
+    made = F.moveaxis(F.where(F.any(F.isnan(x), at, keepdims=True), math.nan, made), at, 0)
+    if keepdims:
+        kept = (1,) * len(whole) if axis is None else (*whole[:at], 1, *whole[at + 1 :])
+        made = F.reshape(made, (len(places), *kept))
+    return made if wanted.ndim else F.squeeze(made, 0)
+
+
+@composite(ref=lambda x, weights=None, minlength=0: np.bincount(x, weights, minlength), inputs=("x",),
+           samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
+           errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
+def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
+    """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
+    x = _tensor("bincount", x)
+    if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
+        raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
+    length = max(minlength, int(F.amax(x)) + 1 if x.size else 0)
+    if weights is None:
+        weights = Tensor.ones(x.shape, "int64", queue=x.queue)
+    return F.index_add(Tensor.zeros((length,), weights.dtype, queue=x.queue), 0, x, weights)
+
+
+@op(vjp=None, ref=lambda x, **how: np.unique(x), samples=[S((9,), dtypes="int64", low=0, high=5), S((2, 3))])
+def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
+    """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.
+
+    Computed on the host.
+    """
+    x = _tensor("unique", x)
+    values, inverse, counts = np.unique(x.to_host(), return_inverse=True, return_counts=True, axis=axis)
+    inverse = np.reshape(inverse, x.shape if axis is None else -1)
+    wanted = [inverse] * return_inverse + [counts] * return_counts
+    found = Tensor.from_host(x.queue, values, x.dtype)
+    return (found, *(Tensor.from_host(x.queue, part) for part in wanted)) if wanted else found
+
+
+# ---- reads and writes at scattered places
+
+
+def _written(x: np.ndarray, index: Any, value: Any) -> np.ndarray:
+    out = x.copy()
+    out[index] = value
+    return out
+
+
+def _masked_select(F: Any, x: Tensor, mask: Tensor) -> Tensor:
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    return F.getitem(F.expand(x, shape), F.expand(mask, shape))
+
+
+def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
+    if axis is None:
+        return F.take(x, indices)
+    at = _at("take_along_dim", axis, x.ndim)
+    shape = np.broadcast_shapes(*((*t.shape[:at], 1, *t.shape[at + 1 :]) for t in (x, indices)))
+    x, indices = (F.expand(t, (*shape[:at], t.shape[at], *shape[at + 1 :])) for t in (x, indices))
+    return F.gather(x, at, indices)
+
+
+def _grid(axis: int, index: Any) -> tuple[Any, ...]:
+    """The index that ``scatter`` writes to: ``index`` along its axis, and every element its own place along the others."""
+    ndim = len(index.shape)
+    return tuple(index if i == axis % ndim else np.arange(n).reshape((-1, *(1,) * (ndim - 1 - i))) for i, n in enumerate(index.shape))
+
+
+def _scatter(F: Any, x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    index, src = launch.as_tensors("scatter", x, index)[1], _like(x, src)
+    _at("scatter", axis, x.ndim)
+    return F.setitem(F.clone(x), _grid(axis, index), F.getitem(src, tuple(slice(0, n) for n in index.shape)) if np.ndim(src) else src)
+
+
+_PLACES: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
+_row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
+     doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
+_row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis), S((3, 4), (1, 4), **_PLACES, axis=0),
+     S((3, 4), (3, 2), **_PLACES, axis=1), doc="Elements at indices along an axis (or of all); other axes broadcast.")  # fmt: skip
+_row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
+     lambda x, axis, index, value: _written(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
+     doc="x with a value in the slices index along an axis.")  # fmt: skip
+_row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), _like(x, src)),
+     lambda x, axis, index, src: _written(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
+     doc="x with the slices of src at index along an axis.")  # fmt: skip
+_row("index_put", lambda F, x, indices, values: F.setitem(F.clone(x), tuple(indices), values),
+     lambda x, indices, values: _written(x, indices, values), S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
+     doc="x with values at x[indices].")  # fmt: skip
+_row("scatter", _scatter, lambda x, axis, index, src: _written(x, _grid(axis, index), src),
+     S((3, 4), axis=1, index=np.array([[0, 2], [3, 1]]), src=np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)),
+     S((3, 4), axis=0, index=np.array([[2, 0, 1]]), src=9.0),
+     doc="x with src (a tensor or a number) at the places index along an axis; of several values for one place the last.")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Makes torch_names.json: the public functions of torch's root, the methods of its Tensor, and which of those write in place.
+"""Makes torch_names.json: the public functions of torch's root, the methods and properties of its Tensor, and those that write in place.
 
 Run with an interpreter that has torch 2.13.0: ``python tests/golden/make_torch_names.py``. No test needs torch.
 """
@@ -19,7 +19,7 @@ def functions(owner: object) -> list[str]:
 
 
 def main() -> None:
-    methods = functions(torch.Tensor)
+    methods = [name for name in dir(torch.Tensor) if not name.startswith("_")]
     names = {
         "functions": functions(torch),
         "methods": [name for name in methods if not name.endswith("_")],
