@@ -219,7 +219,9 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
     def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
-        values: Sequence[Any] = [given[name] for name in row.inputs]
+        values: Sequence[Any] = [given[name] for name in chosen.inputs]
+        if chosen is not row:  # the bounds of clamp may be tensors
+            params = {name: value for name, value in params.items() if name in chosen.params}
         for x in values:
             if not isinstance(x, Tensor):
                 values = elementwise.operands(row.name, values)

@@ -251,7 +251,7 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """At most ``chunks`` parts of equal size along an axis; the last may be shorter."""
 
 def clamp(x: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max (or None)."""
+    """x held between min and max: numbers, tensors or None."""
 
 def clamp_both(x: Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
     """x held between min and max."""
@@ -259,11 +259,20 @@ def clamp_both(x: Operand, min: float = -1, max: float = 1, *, out: Tensor | Non
 def clamp_max(x: Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not above max."""
 
+def clamp_max_tensor(x: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x, but not above the elements of a tensor."""
+
 def clamp_min(x: Operand, min: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not below min."""
 
+def clamp_min_tensor(x: Operand, min: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x, but not below the elements of a tensor."""
+
+def clamp_tensors(x: Operand, min: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x held between the elements of two tensors."""
+
 def clip(x: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max (or None)."""
+    """x held between min and max: numbers, tensors or None."""
 
 def clone(x: Tensor) -> Tensor:
     """A copy with memory of its own; gradients flow through it."""

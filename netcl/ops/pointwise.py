@@ -152,6 +152,17 @@ _CLAMP_MIN = unary("clamp_min", "MAX(v0, min)", "WHERE(v0 >= min, g, 0)", lambda
                    kinks=(0.0,), doc="x, but not below min.")  # fmt: skip
 _CLAMP_MAX = unary("clamp_max", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda x, max: np.minimum(x, max), params={"max": 0},
                    kinks=(0.0,), doc="x, but not above max.")  # fmt: skip
+_BOUNDS = (
+    Pointwise("clamp_tensors", "MIN(MAX(v0, v1), v2)", ("WHERE(AND(v0 >= v1, v0 <= v2), g, 0)", "WHERE(AND(v0 < v1, v1 < v2), g, 0)",
+              "WHERE(OR(v0 > v2, v1 > v2), g, 0)"), lambda x, min, max: np.minimum(np.maximum(x, min), max), inputs=("x", "min", "max"),
+              domain=((-3.0, 3.0), (-2.0, -0.5), (0.5, 2.0)), doc="x held between the elements of two tensors."),
+    Pointwise("clamp_min_tensor", "MAX(v0, v1)", ("WHERE(v0 >= v1, g, 0)", "WHERE(v0 < v1, g, 0)"), np.maximum, inputs=("x", "min"),
+              doc="x, but not below the elements of a tensor."),
+    Pointwise("clamp_max_tensor", "MIN(v0, v1)", ("WHERE(v0 <= v1, g, 0)", "WHERE(v0 > v1, g, 0)"), np.minimum, inputs=("x", "max"),
+              doc="x, but not above the elements of a tensor."),
+)  # fmt: skip
+for _bound in _BOUNDS:
+    register(_bound)
 register(Pointwise("lerp", "WHERE(ABS(v2) < 0.5, v0 + v2 * (v1 - v0), v1 - (v1 - v0) * (1 - v2))",
                    ("g * (1 - v2)", "g * v2", "g * (v1 - v0)"), lambda a, b, w: a + w * (b - a), inputs=("a", "b", "weight"),
                    doc="a + weight * (b - a), exact at both ends."))  # fmt: skip
@@ -218,12 +229,14 @@ def _clamp_form(min: float | None, max: float | None) -> tuple[str, Mapping[str,
     given = {name: value for name, value in (("min", min), ("max", max)) if value is not None}
     if not given:
         raise ValueError(message("clamp", "at least one of min and max must be a number"))
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        return ("clamp_tensors" if len(given) == 2 else f"clamp_{next(iter(given))}_tensor"), given
     return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
 
 
 register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'GELU; approximate="tanh" is the faster form.'))
-register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX), {"min": None, "max": None}, _clamp_form,
-                "x held between min and max (or None)."))  # fmt: skip
+register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
+                "x held between min and max: numbers, tensors or None."))  # fmt: skip
 alias("swish", "silu")
 alias("clip", "clamp")
 
