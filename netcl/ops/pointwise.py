@@ -225,7 +225,7 @@ def _gelu_form(approximate: str) -> tuple[str, Mapping[str, float]]:
     return ("gelu_erf" if approximate == "none" else "gelu_tanh"), {}
 
 
-def _clamp_form(min: float | None, max: float | None) -> tuple[str, Mapping[str, float]]:
+def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
     given = {name: value for name, value in (("min", min), ("max", max)) if value is not None}
     if not given:
         raise ValueError(message("clamp", "at least one of min and max must be a number"))
