@@ -5,8 +5,9 @@ Names are resolved at first use, so that ``import netcl`` touches no driver and 
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from functools import reduce
+import math
 from typing import Any
 
 from netcl.core import dispatch
@@ -16,9 +17,11 @@ __version__ = "0.1.0"
 __all__ = ["bias_add", "build_matmul_kernel", "conv2d", "device", "elementwise_binary", "matmul", "reduce_sum", "relu", "softmax",
            "synchronize"]  # fmt: skip
 
-_AUTOGRAD = "matmul elementwise_binary relu bias_add reduce_sum softmax conv2d no_grad tensor kernel"
+_AUTOGRAD = """matmul elementwise_binary relu bias_add reduce_sum softmax conv2d no_grad enable_grad set_grad_enabled is_grad_enabled
+    tensor kernel"""
 _SHORTCUTS = {
     **dict.fromkeys(_AUTOGRAD.split(), "netcl.autograd"),
+    **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.autograd.creation"),
     "build_matmul_kernel": "netcl.ops.matmul",
     "manual_seed": "netcl.ops.random",
     **dict.fromkeys(("save", "load"), "netcl.io"),
@@ -27,9 +30,19 @@ _SHORTCUTS = {
     "Tensor": "netcl.core.tensor",
     "KernelSpec": "netcl.core.kernels.primitives",
     **dict.fromkeys(("compile", "capture_graph"), "netcl.runtime.capture"),
-    **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.core.tensor:Tensor"),
+    **dict.fromkeys(("autocast", "is_autocast_enabled"), "netcl.amp"),
     "dtype": "netcl.core.dtype",
 }
+#: torch's names for what is here under another: where it is.
+_RENAMED = {
+    "get_float32_matmul_precision": ("netcl.core.kernel_selector", "get_matmul_precision"),
+    "set_float32_matmul_precision": ("netcl.core.kernel_selector", "set_matmul_precision"),
+    "set_anomaly_enabled": ("netcl.autograd", "set_detect_anomaly"),
+}
+#: Methods of tensors that torch has as functions, too; so are all that write in place.
+_METHODS = """adjoint allclose clone detach equal get_device is_complex is_floating_point is_nonzero is_same_size is_signed numel positive
+    t""".split()
+_NUMBERS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
 
 #: Dtypes under torch's names; not kept as globals, which would hide Python's own ``bool``, ``float`` and ``int`` here.
 _DTYPES = tuple("bool uint8 int32 int int64 long float16 half bfloat16 float32 float float64 double".split())
@@ -46,12 +59,34 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"netcl.{name}")
     if name in _DTYPES:
         return importlib.import_module("netcl.core.dtype").lookup(name).name
-    if name not in _SHORTCUTS:
+    if name in _NUMBERS:
+        return _NUMBERS[name]
+    if name in _SHORTCUTS or name in _RENAMED:
+        module, name_there = _RENAMED.get(name) or (_SHORTCUTS[name], name)
+        value = getattr(importlib.import_module(module), name_there)
+    elif name.startswith("__"):
         raise AttributeError(f"module 'netcl' has no attribute {name!r}")
-    module, _, inside = _SHORTCUTS[name].partition(":")
-    globals()[name] = value = reduce(getattr, [*filter(None, [inside]), name], importlib.import_module(module))
+    else:
+        value = _of_torch(name)
+    globals()[name] = value
     return value
 
 
+def _of_torch(name: str) -> Any:
+    """What torch has at its root: functions that make tensors, ops with their gradients, methods as functions."""
+    creation, autograd, tensor = (importlib.import_module(f"netcl.{path}") for path in ("autograd.creation", "autograd", "core.tensor"))
+    if name in creation.FUNCTIONS:
+        return creation.FUNCTIONS[name]
+    if name in autograd._LASTING:
+        return getattr(autograd, name)
+    if name in _METHODS or (name[-1] == "_" and name[0] != "_" and hasattr(tensor.Tensor, name)):
+        return getattr(tensor.Tensor, name)
+    near = difflib.get_close_matches(name, __dir__(), n=3)
+    hint = f"; the nearest names are {', '.join(near)}" if near else ""
+    raise AttributeError(f"module 'netcl' has no attribute {name!r}{hint}")
+
+
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SHORTCUTS, *_DTYPES, *_PACKAGES])
+    creation, autograd = importlib.import_module("netcl.autograd.creation"), importlib.import_module("netcl.autograd")
+    torchs = (*_RENAMED, *_METHODS, *_NUMBERS, *creation.FUNCTIONS, *autograd._LASTING)
+    return sorted({*globals(), *_SHORTCUTS, *_DTYPES, *_PACKAGES, *torchs})

@@ -9,11 +9,13 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -85,6 +87,39 @@ def amp_policy() -> str:
     return _table(("policy", "inside `autocast`", "ops"), rows)
 
 
+#: Functions and methods of torch's that are here under another name or in another place.
+RENAMED = {
+    "grid_sampler": "grid_sample", "grid_sampler_2d": "grid_sample", "lstm": "nn.LSTM", "gru": "nn.GRU", "rnn_tanh": "nn.RNN",
+    "max_pool1d_with_indices": "max_pool1d", "constant_pad_nd": "pad",
+    "from_dlpack": "tensor", "to_dlpack": "Tensor.__dlpack__", "set_printoptions": "numpy.set_printoptions", "is_anomaly_enabled":
+    "autograd.detect_anomaly", "index": "Tensor.__getitem__", "storage": "Tensor.buffer", "data_ptr": "Tensor.buffer",
+}  # fmt: skip
+
+
+def torch_names(counts: bool = False) -> Any:
+    """torch's public names as they are here: the same, under another name, missing. ``counts`` gives the numbers alone."""
+    import netcl
+
+    there = json.loads((ROOT / "tests/golden/torch_names.json").read_text(encoding="utf-8"))
+    rows, numbers = [], {}
+    for kind, names in there.items():
+        owner = netcl if kind == "functions" else netcl.Tensor
+        same = [name for name in names if hasattr(owner, name)]
+        renamed = {name: _renamed(owner, name) for name in names if name not in same}
+        missing = [name for name, here in renamed.items() if not here]
+        other = [f"{_code(name)}: {_code(here)}" for name, here in renamed.items() if here]
+        numbers[kind] = len(same)
+        rows.append((kind, str(len(names)), str(len(same)), f"{len(other)}: {', '.join(other)}" if other else "0",
+                     f"{len(missing)}: {', '.join(map(_code, missing))}"))  # fmt: skip
+    return numbers if counts else _table(("", "torch 2.13", "same name", "other name", "missing"), rows)
+
+
+def _renamed(owner: object, name: str) -> str:
+    """What stands here for a name that is missing: variants without views, or of one backend, are the ops themselves."""
+    plain = re.sub(r"^(native|unsafe|mkldnn|cudnn|miopen)_|_copy$", "", name)
+    return plain if plain != name and hasattr(owner, plain) else RENAMED.get(name, "")
+
+
 REFERENCE = (
     "netcl", "netcl.core", "netcl.core.memory", "netcl.autograd", "netcl.nn", "netcl.nn.init", "netcl.optim", "netcl.amp", "netcl.data",
     "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.io", "netcl.trainer", "netcl.distributed", "netcl.profiling",
@@ -154,6 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "amp_policy": amp_policy,
     "reference": reference,
     "faults": faults,
+    "torch_names": torch_names,
 }
 
 

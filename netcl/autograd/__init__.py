@@ -105,6 +105,7 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 _twins.fill_slots()
 _twins.put("setitem", _in_place.setitem)
 dispatch.fill("backward", backward)
+dispatch.fill("retain_grad", retain_grad)
 dispatch.fill("move", move)
 dispatch.fill("no_grad", no_grad)
 dispatch.fill("fusing", fusing)

@@ -260,12 +260,30 @@ def _fill_normal(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return assign(x, twin("randn")(x.shape, dtype=x.dtype, queue=x.queue) * std + mean, "normal")
 
 
-def _addcdiv(x: Tensor, numerator: Any, denominator: Any, *, value: float = 1) -> Tensor:
-    return in_place("add", x, twin("div")(numerator, denominator), alpha=value)
+def _bernoulli(x: Tensor, p: Any = 0.5) -> Tensor:
+    chance = p if isinstance(p, Tensor) else Tensor.full((), p, "float32", queue=x.queue)
+    return assign(x, twin("cast")(twin("bernoulli")(twin("expand")(chance, x.shape)), x.dtype), "bernoulli")
+
+
+def _random(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
+    if high is None:  # as torch: up to what the dtype holds exactly
+        low, high = (
+            (0, low) if low else (0, {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "uint8": 2**8, "bool": 2}.get(x.dtype, 2**31))
+        )
+    return assign(x, twin("cast")(twin("randint")(low, high, x.shape, queue=x.queue), x.dtype), "random")
+
+
+def _exponential(x: Tensor, lambd: float = 1.0) -> Tensor:
+    return assign(x, twin("log1p")(-twin("rand")(x.shape, dtype=x.dtype, queue=x.queue)) / -lambd, "exponential")
+
+
+def _log_normal(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return assign(x, twin("exp")(twin("randn")(x.shape, dtype=x.dtype, queue=x.queue) * std + mean), "log_normal")
 
 
 _SPECIAL: dict[str, Callable[..., Tensor]] = {
-    "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "addcdiv": _addcdiv,
+    "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "bernoulli": _bernoulli, "random": _random,
+    "exponential": _exponential, "log_normal": _log_normal,
 }  # fmt: skip
 
 dispatch.fill("in_place", in_place)

@@ -19,9 +19,13 @@ from netcl.ops.expression import compose
 from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
 
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
+#: What torch calls a parameter, and what it is called here: by pairs, and for the tensors by their places.
 TORCHS_WORDS = (
     ("dim", "axis"), ("dims", "axis"), ("dims", "axes"), ("keepdim", "keepdims"), ("start_dim", "start_axis"), ("end_dim", "end_axis"),
-    ("unbiased", "correction"),
+    ("dim0", "axis0"), ("dim1", "axis1"), ("unbiased", "correction"), ("tensors", "xs"), ("size", "shape"), ("weight", "w"),
+    ("source", "src"), ("split_size_or_sections", "sizes"), ("split_size", "sizes"), ("split_sizes", "sizes"), ("dims", "repeats"),
+    ("exponent", "b"), ("mat2", "b"), ("vec2", "b"), ("tensor1", "b"), ("tensor2", "c"), ("end", "b"), ("values", "b"), ("self", "a"),
+    ("query", "q"), ("key", "k"), ("value", "v"), ("elements", "x"), ("test_elements", "values"), ("tensor", "a"),
 )  # fmt: skip
 
 
@@ -30,7 +34,7 @@ def twin(name: str) -> Callable[..., Any]:
     row = registry.lookup(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
-        known = _twins[name] = (row, _make(row, {} if name in ("max", "min") else _torchs_words(name)))
+        known = _twins[name] = (row, _make(row, _torchs_words(row)))
     return known[1]
 
 
@@ -39,10 +43,51 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
     return twin(name)(*args, **kwargs)
 
 
-def _torchs_words(name: str) -> dict[str, str]:
+def _torchs_words(row: Any) -> dict[str, str]:
     """What torch calls parameters of an op, and what they are called here; ``max`` and ``min`` take both, which mean different things."""
-    parameters = inspect.signature(ops.function(name)).parameters
-    return {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
+    parameters = inspect.signature(ops.function(row.name)).parameters
+    words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
+    words |= dict(zip(("input", "other"), row.inputs, strict=False))
+    words |= {name: name for name, (takes, _) in EXTRAS.items() if takes(row)}
+    return {theirs: ours for theirs, ours in words.items() if theirs not in parameters}
+
+
+def _cast_first(call: Callable[..., Any], x: Any, *args: Any, dtype: Any, **kwargs: Any) -> Any:
+    return call(x if dtype is None else twin("cast")(x, dtype), *args, **kwargs)
+
+
+def _scale_last(call: Callable[..., Any], *args: Any, alpha: Any, **kwargs: Any) -> Any:
+    last = next((name for name in ("b", "src") if name in kwargs), None)
+    if last is not None:
+        return call(*args, **{**kwargs, last: kwargs[last] * alpha})
+    return call(*args[:-1], args[-1] * alpha, **kwargs)
+
+
+def _rounded(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode: str | None, **kwargs: Any) -> Any:
+    if rounding_mode not in (None, "floor", "trunc"):
+        what = 'rounding_mode must be None, "floor" or "trunc"'
+        raise ValueError(message("div", what, rounding_mode=repr(rounding_mode)))
+    if rounding_mode == "trunc":
+        if any(isinstance(x, float) or getattr(x, "dtype", "int64").startswith(("float", "bfloat")) for x in (a, b)):
+            return twin("trunc")(call(a, b), **kwargs)
+        a = twin("sub")(a, twin("fmod")(a, b))  # exact in integers
+    return call(a, b, **kwargs) if rounding_mode is None else twin("floor_divide")(a, b, **kwargs)
+
+
+def _ignored(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Sorting is always stable here and the largest values always come in order."""
+    return call(*args, **{name: value for name, value in kwargs.items() if name not in ("stable", "sorted")})
+
+
+#: torch's parameters that no row has: which ops take them, and how they are computed.
+EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
+    "dtype": (lambda row: row.name in ("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"),
+              _cast_first),
+    "alpha": (lambda row: row.name in ("add", "sub", "rsub", "index_add"), _scale_last),
+    "rounding_mode": (lambda row: row.name == "div", _rounded),
+    "stable": (lambda row: row.name in ("sort", "argsort"), _ignored),
+    "sorted": (lambda row: row.name == "topk", _ignored),
+}  # fmt: skip
 
 
 def put(name: str, function: Callable[..., Any]) -> None:
@@ -94,6 +139,10 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not words.keys().isdisjoint(kwargs):
             kwargs = {words.get(name, name): value for name, value in kwargs.items()}
+            if extra := EXTRAS.keys() & kwargs.keys() & words.keys():
+                return EXTRAS[extra.pop()][1](call, *args, **kwargs)
+            if row.inputs and row.inputs[0] in kwargs:  # input=: what follows looks for the first tensor in its place
+                args = (kwargs.pop(row.inputs[0]), *args)
         if policy != "keep" and active.dtype is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
         if kwargs and note is not None and kwargs.get("out") is not None:
@@ -170,7 +219,9 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
     def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
-        values: Sequence[Any] = [given[name] for name in row.inputs]
+        values: Sequence[Any] = [given[name] for name in chosen.inputs]
+        if chosen is not row:  # the bounds of clamp may be tensors
+            params = {name: value for name, value in params.items() if name in chosen.params}
         for x in values:
             if not isinstance(x, Tensor):
                 values = elementwise.operands(row.name, values)

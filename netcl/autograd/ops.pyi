@@ -20,6 +20,15 @@ def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool: ...
 def abs(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """The absolute value."""
 
+def absolute(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """The absolute value."""
+
+def acos(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse cosine."""
+
+def acosh(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse hyperbolic cosine."""
+
 def adaptive_avg_pool1d(x: Tensor, output_size: int) -> Tensor:
     """Means over windows chosen so that ``output_size`` values of each signal remain."""
 
@@ -41,8 +50,23 @@ def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tenso
 def add(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Sum of two tensors."""
 
+def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * (sum(a @ b, 0))."""
+
+def addcdiv(a: Operand, b: Operand, c: Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
+    """a + value * b / c."""
+
 def addcmul(a: Operand, b: Operand, c: Operand, value: float = 1, *, out: Tensor | None = None) -> Tensor:
     """a + value * b * c."""
+
+def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * (a @ b)."""
+
+def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * (a @ b)."""
+
+def addr(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * (outer(a, b))."""
 
 def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x w' + bias``: what ``linear`` does without an activation."""
@@ -59,8 +83,32 @@ def amax(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | 
 def amin(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Smallest element; NaN wins. The gradient of ties is shared."""
 
+def aminmax(x: Operand, *, axis: Any = None, keepdims: bool = False) -> Any:
+    """Least and largest value, (min, max)."""
+
 def any(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether some element is not zero."""
+
+def arccos(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse cosine."""
+
+def arccosh(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse hyperbolic cosine."""
+
+def arcsin(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse sine."""
+
+def arcsinh(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse hyperbolic sine."""
+
+def arctan(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse tangent."""
+
+def arctan2(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Angle of the point (b, a)."""
+
+def arctanh(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse hyperbolic tangent."""
 
 def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Position of the largest element as int64, the first of equals; NaN is larger than all. Without an axis: in the flattened tensor."""
@@ -71,14 +119,38 @@ def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
 
+def argwhere(x: Tensor) -> Tensor:
+    """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""
+
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """A block of a contiguous tensor, by size, stride and offset in elements; the result has memory of its own."""
 
 def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """``x`` with ``src`` where :func:`as_strided` would have read."""
 
+def asin(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse sine."""
+
+def asinh(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse hyperbolic sine."""
+
+def atan(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse tangent."""
+
 def atan2(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Angle of the point (b, a)."""
+
+def atanh(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Inverse hyperbolic tangent."""
+
+def atleast_1d(x: Any, *more: Any) -> Any:
+    """x with at least 1 axes; of several tensors, each."""
+
+def atleast_2d(x: Any, *more: Any) -> Any:
+    """x with at least 2 axes; of several tensors, each."""
+
+def atleast_3d(x: Any, *more: Any) -> Any:
+    """x with at least 3 axes; of several tensors, each."""
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
@@ -97,6 +169,9 @@ def avg_pool2d(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0
 
 def avg_pool2d_input_grad(dy: Tensor, *, size: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
+
+def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * (a @ b)."""
 
 def batch_norm(x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None, bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
     """Batch norm of ``(N, C, ...)``: in training by the batch's statistics per channel, else by the running ones.
@@ -143,11 +218,17 @@ def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None
 def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = 'mean') -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
+def bincount(x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
+    """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
+
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """The products of two stacks of matrices, one by one."""
 
 def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
     """The inverse of :func:`unbind`."""
+
+def broadcast_to(x: Tensor, shape: Any, *more: int) -> Tensor:
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
 
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
@@ -160,6 +241,9 @@ def cat(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     (3, 3)
     """
 
+def cdist(a: Operand, b: Operand, p: float = 2.0) -> Any:
+    """The p-norm of the difference of every row of a and every row of b."""
+
 def ceil(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Smallest integer not below x."""
 
@@ -167,7 +251,7 @@ def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """At most ``chunks`` parts of equal size along an axis; the last may be shorter."""
 
 def clamp(x: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max (or None)."""
+    """x held between min and max: numbers, tensors or None."""
 
 def clamp_both(x: Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
     """x held between min and max."""
@@ -175,17 +259,45 @@ def clamp_both(x: Operand, min: float = -1, max: float = 1, *, out: Tensor | Non
 def clamp_max(x: Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not above max."""
 
+def clamp_max_tensor(x: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x, but not above the elements of a tensor."""
+
 def clamp_min(x: Operand, min: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not below min."""
 
+def clamp_min_tensor(x: Operand, min: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x, but not below the elements of a tensor."""
+
+def clamp_tensors(x: Operand, min: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x held between the elements of two tensors."""
+
 def clip(x: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max (or None)."""
+    """x held between min and max: numbers, tensors or None."""
 
 def clone(x: Tensor) -> Tensor:
     """A copy with memory of its own; gradients flow through it."""
 
 def col2im(cols: Tensor, *, size: Any, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """Columns back into images of height and width ``size``; where windows overlap, they add up."""
+
+def column_stack(xs: Sequence[Tensor]) -> Tensor:
+    """Tensors joined as numpy.column_stack does."""
+
+def concat(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic.
+
+    >>> from netcl import ops
+    >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
+    (3, 3)
+    """
+
+def concatenate(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic.
+
+    >>> from netcl import ops
+    >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
+    (3, 3)
+    """
 
 def contrastive(a: Tensor, b: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
@@ -236,6 +348,9 @@ def conv_transpose2d(x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride
     (1, 3, 16, 16)
     """
 
+def copysign(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """|a| with the sign of b."""
+
 def cos(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Cosine."""
 
@@ -264,14 +379,41 @@ def cross_entropy_forward(logits: Tensor, target: Tensor, weight: Tensor | None 
 def cross_entropy_grad(upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
     """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
 
+def cumprod(x: Tensor, axis: int) -> Tensor:
+    """The product of every element and all before it along an axis; integers give int64."""
+
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
+
+def deg2rad(x: Operand) -> Any:
+    """Degrees to radians."""
+
+def diag(x: Operand, diagonal: float = 0) -> Any:
+    """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
+
+def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
+
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The diagonal of two axes as a last axis; a view."""
+
+def diff(x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+    """The difference of every element and the one before it along an axis, ``n`` times."""
 
 def div(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
+def divide(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """True quotient; integers give float32."""
+
+def dot(a: Operand, b: Operand) -> Any:
+    """The inner product of two vectors."""
+
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zero elements with probability ``p`` and scale the rest by ``1 / (1 - p)``; the identity unless ``training``."""
+
+def dstack(xs: Sequence[Tensor]) -> Tensor:
+    """Tensors joined as numpy.dstack does."""
 
 def einsum(equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
@@ -301,8 +443,14 @@ def eq(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def erf(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """The error function."""
 
+def erfc(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """1 - erf(x), accurate where that difference is small."""
+
 def exp(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """e to the power of x."""
+
+def exp2(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """2 to the power of x."""
 
 def expand(x: Tensor, shape: Any, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
@@ -310,11 +458,20 @@ def expand(x: Tensor, shape: Any, *more: int) -> Tensor:
 def expm1(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
 
+def fix(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x without its fraction."""
+
 def flatten(x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
 
 def flip(x: Tensor, axes: Any, *more: int) -> Tensor:
     """The order of the elements reversed along the named axes."""
+
+def fliplr(x: Operand) -> Any:
+    """The second axis reversed."""
+
+def flipud(x: Operand) -> Any:
+    """The first axis reversed."""
 
 def floor(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Largest integer not above x."""
@@ -322,8 +479,17 @@ def floor(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def floor_divide(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Quotient rounded down."""
 
+def fmax(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """The larger of two; a number wins over NaN."""
+
+def fmin(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """The smaller of two; a number wins over NaN."""
+
 def fmod(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Remainder with the sign of the dividend, as in C."""
+
+def frac(x: Operand) -> Any:
+    """The signed fraction of x."""
 
 def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """``out[i][j] = x[index[i][j]][j]`` for axis 0, and so on: one index per element of the result."""
@@ -340,6 +506,9 @@ def gelu_erf(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def gelu_tanh(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU, tanh form."""
 
+def ger(a: Tensor, b: Tensor) -> Tensor:
+    """Every product of an element of one vector with one of the other."""
+
 def getitem(x: Tensor, index: Any) -> Tensor:
     """``x[index]``. Indices out of range raise, those in a device's tensors as :mod:`netcl.ops.index` says.
 
@@ -353,6 +522,12 @@ def global_avg_pool(x: Tensor) -> Tensor:
 
 def global_max_pool(x: Tensor) -> Tensor:
     """The largest value of each channel; axes stay with size 1."""
+
+def greater(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """a > b."""
+
+def greater_equal(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """a >= b."""
 
 def grid_sample(x: Tensor, grid: Tensor, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
     """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``.
@@ -385,11 +560,17 @@ def hard_swish(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def hard_tanh(x: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
     """x held between min_val and max_val."""
 
+def heaviside(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """0 where a is negative, 1 where positive, else b."""
+
 def hinge(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def hinge_loss(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
+
+def hstack(xs: Sequence[Tensor]) -> Tensor:
+    """Tensors joined as numpy.hstack does."""
 
 def huber(x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
@@ -397,17 +578,32 @@ def huber(x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = 'me
 def huber_loss(x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
+def hypot(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Length of the vector (a, b)."""
+
 def im2col(x: Tensor, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """The windows of images as columns: ``(batch, channels * kernel height * kernel width, windows)``; of any dtype."""
 
 def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
 
+def index_copy(x: Operand, axis: Any, index: Any, src: Any) -> Any:
+    """x with the slices of src at index along an axis."""
+
+def index_fill(x: Operand, axis: Any, index: Any, value: Any) -> Any:
+    """x with a value in the slices index along an axis."""
+
+def index_put(x: Operand, indices: Any, values: Any) -> Any:
+    """x with values at x[indices]."""
+
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
 
 def info_nce(a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = 'mean') -> Tensor:
     """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+
+def inner(a: Operand, b: Operand) -> Any:
+    """Sum of products over the last axes of both."""
 
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-05) -> Tensor:
     """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
@@ -424,6 +620,9 @@ def interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, mode: str
     (1, 3, 16, 16)
     """
 
+def isclose(a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    """Whether |a - b| <= atol + rtol * |b|; equal infinities are close."""
+
 def isfinite(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is neither infinite nor NaN."""
 
@@ -436,6 +635,12 @@ def isinf(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def isnan(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is NaN."""
 
+def isneginf(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x is infinite and negative."""
+
+def isposinf(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x is infinite and positive."""
+
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
 
@@ -444,6 +649,12 @@ def keep_mask(shape: Any = ..., p: float = 0.5, *, queue: Any = None) -> Tensor:
 
 def kl_div(x: Tensor, target: Tensor, *, reduction: str = 'mean', log_target: bool = False) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
+
+def kron(a: Tensor, b: Tensor) -> Tensor:
+    """The Kronecker product."""
+
+def kthvalue(x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Any:
+    """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
 
 def l1(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
     """The absolute difference."""
@@ -459,6 +670,9 @@ def layer_norm(x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor 
     [[-1.0, 1.0]]
     """
 
+def ldexp(a: Operand, b: Operand) -> Any:
+    """a * 2**b."""
+
 def le(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a <= b."""
 
@@ -468,6 +682,12 @@ def leaky_relu(x: Operand, negative_slope: float = 0.01, *, out: Tensor | None =
 def lerp(a: Operand, b: Operand, weight: Operand, *, out: Tensor | None = None) -> Tensor:
     """a + weight * (b - a), exact at both ends."""
 
+def less(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """a < b."""
+
+def less_equal(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """a <= b."""
+
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """``activation(x w' + bias)`` over the last axis of ``x``; weights are out x in, as in torch.
 
@@ -476,6 +696,9 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, activation: str | N
 
 def log(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Natural logarithm."""
+
+def log10(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Logarithm to base 10."""
 
 def log1p(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(1 + x), accurate near 0."""
@@ -497,6 +720,15 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
 def log_softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
 
+def logaddexp(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """log(exp(a) + exp(b)) without overflow."""
+
+def logaddexp2(a: Operand, b: Operand) -> Any:
+    """log2(2**a + 2**b) without overflow."""
+
+def logcumsumexp(x: Operand, axis: Any) -> Any:
+    """log of the sum of exp of every element and all before it along an axis."""
+
 def logical_and(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Both are not zero."""
 
@@ -505,6 +737,12 @@ def logical_not(x: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def logical_or(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """At least one is not zero."""
+
+def logical_xor(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Exactly one is not zero."""
+
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """log(x / (1 - x)); with eps, of x held between eps and 1 - eps."""
 
 def logsumexp(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """log(sum(exp(x))) without overflow."""
@@ -517,6 +755,9 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     """``x * scale`` where the uint8 ``mask`` is not 0, else 0: what dropout does, and its gradient."""
+
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    """The elements where the mask holds, along one axis. Waits for the device: their number is a shape."""
 
 def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
@@ -566,6 +807,9 @@ def maximum(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def mean(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Mean over axes."""
 
+def median(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
+    """The median, of an even number of values the lower one; with an axis also its index, as in torch. One NaN makes it NaN."""
+
 def min(x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
 
@@ -575,14 +819,51 @@ def minimum(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def mish(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * tanh(softplus(x))."""
 
+def mm(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
+
+    ``transpose_a`` and ``transpose_b`` multiply by the transposed operand without copying it. float16 and bfloat16 are summed in
+    float32, integers exactly (modulo their width).
+
+    >>> matmul(Tensor.ones((2, 3)), Tensor.ones((3, 4))).shape
+    (2, 4)
+    """
+
+def moveaxis(x: Tensor, source: Any, destination: Any) -> Tensor:
+    """Axes moved to other places; the others keep their order. A view."""
+
+def movedim(x: Tensor, source: Any, destination: Any) -> Tensor:
+    """Axes moved to other places; the others keep their order. A view."""
+
 def mse(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
     """The squared difference."""
 
 def mse_loss(x: Tensor, target: Tensor, *, reduction: str = 'mean') -> Tensor:
     """The squared difference."""
 
+def msort(x: Operand) -> Any:
+    """The values in order along the first axis."""
+
 def mul(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Product of two tensors."""
+
+def multiply(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Product of two tensors."""
+
+def mv(a: Operand, b: Operand) -> Any:
+    """A matrix times a vector."""
+
+def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype."""
+
+def nan_to_num_values(x: Operand, nan: float = 0.0, posinf: float = 1e+30, neginf: float = -1e+30, *, out: Tensor | None = None) -> Tensor:
+    """x with numbers in place of NaN and infinities."""
+
+def nanmean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """The mean over axes of what is not NaN."""
+
+def nansum(x: Operand, axis: Any = None, keepdims: bool = False) -> Any:
+    """The sum over axes of what is not NaN."""
 
 def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
     """``length`` elements of one axis, from ``start`` on."""
@@ -591,6 +872,9 @@ def ne(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a != b."""
 
 def neg(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """The negative."""
+
+def negative(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
 
 def nll(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = 'mean') -> Tensor:
@@ -604,6 +888,9 @@ def nonzero(x: Tensor) -> Tensor:
 
 def norm(x: Tensor, p: float = 2, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero."""
+
+def not_equal(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """a != b."""
 
 def one_hot(index: Tensor, num_classes: int = -1, dtype: str = 'int64') -> Tensor:
     """A last axis of ``num_classes`` with a one where the index says, else zeros; -1 takes the largest index plus one."""
@@ -644,6 +931,12 @@ def prelu_broadcast(a: Operand, b: Operand, *, out: Tensor | None = None) -> Ten
 def prod(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Product over axes."""
 
+def quantile(x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = 'linear') -> Tensor:
+    """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
+
+def rad2deg(x: Operand) -> Any:
+    """Radians to degrees."""
+
 def rand(*shape: Any, dtype: str = 'float32', queue: Any = None) -> Tensor:
     """Values uniform in [0, 1).
 
@@ -656,6 +949,9 @@ def randint(low: int = 0, high: int | None = None, shape: Any = ..., *, dtype: s
 
 def randn(*shape: Any, dtype: str = 'float32', queue: Any = None) -> Tensor:
     """Values of the standard normal distribution."""
+
+def ravel(x: Operand) -> Any:
+    """All elements along one axis; shares memory."""
 
 def reciprocal(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over x."""
@@ -683,6 +979,9 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
 
 def repeat(x: Tensor, repeats: Any, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
+
+def repeat_interleave(x: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
+    """Every element (or slice along an axis) repeated, by one number or one each."""
 
 def resample2d(x: Tensor, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
     """Images of height and width ``size`` whose neighbours lie ``steps`` input pixels apart; what :func:`interpolate` is made of."""
@@ -720,6 +1019,9 @@ def rope(x: Tensor, positions: Tensor | None = None, *, base: float = 10000.0, o
     [[1.0, 0.0]]
     """
 
+def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = ...) -> Tensor:
+    """The plane of two axes turned k times by 90 degrees, from the first axis towards the second."""
+
 def round(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
 
@@ -738,8 +1040,14 @@ def row_norm_grads(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Ten
 def row_norm_weight_grad(upstream: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
 
+def row_stack(xs: Sequence[Tensor]) -> Tensor:
+    """Tensors joined as numpy.vstack does."""
+
 def rsqrt(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over the square root."""
+
+def rsub(a: Operand, b: Operand) -> Any:
+    """b - a."""
 
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
     """``softmax(q k' / sqrt(D) + mask) v`` over the last two axes of ``(..., N, D)`` queries, ``(..., M, D)`` keys and values.
@@ -753,8 +1061,14 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     [[7.0]]
     """
 
+def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last."""
+
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
+
+def select(x: Operand, axis: Any, index: Any) -> Any:
+    """One slice along an axis; a view."""
 
 def selu(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Self-normalising ELU."""
@@ -765,17 +1079,26 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     Gradients flow to the value and, at all other places, to what ``x`` was.
     """
 
+def sgn(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """-1, 0 or 1; NaN stays NaN."""
+
 def sigmoid(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + exp(-x))."""
 
 def sign(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
 
+def signbit(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x is negative; so is -0.0."""
+
 def silu(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * sigmoid(x)."""
 
 def sin(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Sine."""
+
+def sinc(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """sin(pi x) / (pi x), 1 at 0."""
 
 def sinh(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic sine."""
@@ -818,6 +1141,9 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False) -> Any:
 def split(x: Tensor, sizes: Any, axis: int = 0) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
 
+def split_with_sizes(x: Tensor, sizes: Any, axis: int = 0) -> tuple[Tensor, ...]:
+    """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
+
 def sqrt(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Square root."""
 
@@ -833,6 +1159,9 @@ def stack(xs: Sequence[Tensor], axis: int = 0) -> Tensor:
 def std(x: Operand, axis: Any = None, *, keepdims: bool = False, correction: float = 1, out: Tensor | None = None) -> Tensor:
     """Standard deviation: the square root of var."""
 
+def std_mean(x: Tensor, axis: Any = None, *, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+    """std and mean over axes."""
+
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Along each axis ``sizes`` elements from ``starts`` on, ``steps`` apart (which may be negative)."""
 
@@ -842,8 +1171,17 @@ def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], step
 def sub(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Difference of two tensors."""
 
+def subtract(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """Difference of two tensors."""
+
 def sum(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Sum over axes; integers and bool give int64."""
+
+def swapaxes(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
+    """Two axes exchanged, by default the last two."""
+
+def swapdims(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
+    """Two axes exchanged, by default the last two."""
 
 def swish(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * sigmoid(x)."""
@@ -851,11 +1189,17 @@ def swish(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
 
+def take_along_dim(x: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
+    """Elements at indices along an axis (or of all); other axes broadcast."""
+
 def tan(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Tangent."""
 
 def tanh(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
+
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+    """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
 
 def tile(x: Tensor, repeats: Any, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
@@ -865,6 +1209,9 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Any:
     """The ``k`` largest (or smallest) values along an axis, in order, and their indices."""
+
+def trace(x: Operand) -> Any:
+    """The sum of the diagonal of a matrix."""
 
 def transpose(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
     """Two axes exchanged, by default the last two."""
@@ -881,11 +1228,23 @@ def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, *, m
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros below a diagonal."""
 
+def true_divide(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """True quotient; integers give float32."""
+
 def trunc(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction."""
 
-def unbind(x: Tensor, *, axis: int, order: Sequence[int]) -> tuple[Tensor, ...]:
+def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> tuple[Tensor, ...]:
     """The slices along an axis, each with the axes that are left in an order: queries, keys and values of one projection, say."""
+
+def unflatten(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    """One axis divided into several; shares memory. One size may be -1."""
+
+def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
+    """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.
+
+    Computed on the host.
+    """
 
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """Insert an axis of size one; shares memory."""
@@ -893,5 +1252,17 @@ def unsqueeze(x: Tensor, axis: int) -> Tensor:
 def var(x: Operand, axis: Any = None, *, keepdims: bool = False, correction: float = 1, out: Tensor | None = None) -> Tensor:
     """Variance, in two passes; divided by n - correction."""
 
+def var_mean(x: Tensor, axis: Any = None, *, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+    """var and mean over axes."""
+
+def vdot(a: Operand, b: Operand) -> Any:
+    """The inner product of two vectors."""
+
+def vstack(xs: Sequence[Tensor]) -> Tensor:
+    """Tensors joined as numpy.vstack does."""
+
 def where(condition: Operand, a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a where the condition holds, else b."""
+
+def xlogy(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
+    """a * log(b), 0 where a is 0."""

@@ -90,6 +90,11 @@ class DeviceHandle:
         yield self.queue
 
     @property
+    def type(self) -> str:
+        """torch's name for ``device_type``."""
+        return self.device_type
+
+    @property
     def device(self) -> Any:
         """The ``cl.Device``; ``None`` on the NumPy backend."""
         return self.queue.device
@@ -441,8 +446,26 @@ class device:
 
     manager = manager
 
-    def __init__(self, selector: Any = "auto", strict: bool = False):
+    def __init__(self, selector: Any = "auto", strict: bool | int = False):
+        if not isinstance(strict, bool):  # torch's device("cpu", 0)
+            selector, strict = selector if selector == "cpu" else f"{selector}:{strict}", False
         self.handle = require(selector, strict)
+
+    @property
+    def type(self) -> str:
+        """``"gpu"``, ``"cpu"``, ``"accel"`` or ``"other"``."""
+        return self.handle.device_type
+
+    @property
+    def index(self) -> int | None:
+        """``None``: a handle names one device."""
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return self.handle == (other.handle if isinstance(other, device) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.handle)
 
     def __enter__(self) -> DeviceHandle:
         _active.stack.append(self.handle)

@@ -10,9 +10,13 @@ from netcl.core.errors import message
 from netcl.core.writes import wrote
 
 # x.abs_() writes what abs(x) returns into x.
-METHODS = """abs neg sign square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh sinh cosh erf floor ceil round trunc reciprocal
-    clamp clamp_min clamp_max relu sigmoid add sub mul div pow fmod remainder floor_divide atan2 lerp addcmul addcdiv eq ne lt le gt ge
-    logical_and logical_or logical_not masked_fill tril triu cumsum index_add scatter_add uniform normal copy""".split()
+METHODS = """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr arccos arccosh arcsin arcsinh arctan arctan2 arctanh
+    asin asinh atan atan2 atanh baddbmm ceil clamp clamp_max clamp_min clip copysign cos cosh cumprod cumsum deg2rad div
+    divide eq erf erfc exp exp2 expm1 fix floor floor_divide fmod frac ge greater greater_equal gt heaviside hypot index_add
+    index_copy index_fill index_put ldexp le lerp less less_equal log log10 log1p log2 logical_and logical_not logical_or
+    logical_xor logit lt masked_fill mul multiply nan_to_num ne neg negative not_equal pow rad2deg reciprocal relu remainder
+    round rsqrt scatter scatter_add sgn sigmoid sign sin sinc sinh sqrt square sub subtract tan tanh tril triu true_divide
+    trunc xlogy uniform normal copy bernoulli random exponential log_normal""".split()
 OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
 LOGICAL = ("and", "or", "xor")
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.core import dispatch, in_place, recording
+from netcl.core import dispatch, in_place, methods, recording
 from netcl.core import dtype as dtypes
 from netcl.core.arguments import Shape
 from netcl.core.arguments import check_shape as _shape
@@ -29,6 +29,7 @@ from netcl.core.dtype import FLOAT32
 from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
+from netcl.core.methods import SIZES, Size, size_of
 from netcl.core.writes import Writes, wrote
 
 _CPU = CPUBackend()
@@ -349,9 +350,12 @@ class Tensor:
         return 0 if self._written is None else self._written[0]
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+    def size(self) -> Size:
+        """Number of elements; called, ``x.size()`` is the shape and ``x.size(0)`` the length of an axis, as in torch."""
+        try:
+            return SIZES[self.shape]
+        except KeyError:
+            return size_of(self.shape)
 
     def numel(self) -> int:
         """Number of elements."""
@@ -459,7 +463,7 @@ class Tensor:
         """The values as nested lists."""
         return self.to_host().tolist()
 
-    def clone(self) -> Tensor:
+    def clone(self, memory_format: Any = None) -> Tensor:
         """A copy with memory of its own; gradients flow through it."""
         return dispatch.call("clone", self)
 
@@ -474,8 +478,14 @@ class Tensor:
         """The same memory without a gradient history."""
         return self._view(self.shape)
 
-    def to(self, target: Any) -> Tensor:
-        """Another dtype (``t.to("float16")``, ``t.to(np.float16)``) or another device (``t.to("gpu")``, a handle, a queue)."""
+    def to(self, target: Any = None, *more: Any, **options: Any) -> Tensor:
+        """Another dtype (``t.to("float16")``, ``t.to(np.float16)``) or another device (``t.to("gpu")``, a handle, a queue).
+
+        As in torch also both, ``t.to(device, dtype)``, the dtype and device of a tensor, and ``copy=True``. ``non_blocking=`` and
+        ``memory_format=`` change nothing here.
+        """
+        if more or options or target is None or isinstance(target, Tensor):
+            return methods.to(self, target, *more, **options)
         row = dtypes.named(target)
         if row is not None:
             return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
@@ -605,85 +615,9 @@ class DeferredTensor(Tensor):
         return getattr(self, name)
 
 
-# Named like the ops they call: t.relu() is relu(t).
-METHODS = """abs neg sign square sqrt rsqrt exp expm1 log log1p log2 sin cos tan tanh sinh cosh erf floor ceil round trunc reciprocal
-    clamp clip relu sigmoid softmax log_softmax isnan isinf isfinite add sub mul div pow maximum minimum fmod remainder eq ne lt le gt ge
-    logical_and logical_or logical_not sum mean prod max min amax amin argmax argmin any all var std norm logsumexp cumsum count_nonzero
-    matmul bmm flatten permute transpose squeeze unsqueeze expand reshape split chunk narrow flip roll repeat tile tril triu
-    gather scatter_add index_select index_add masked_fill take nonzero topk sort argsort""".split()
-OPERATORS = {
-    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "pow": "pow", "mod": "remainder",
-    "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
-}  # fmt: skip
-REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
-LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "ne", "invert": "logical_not"}
-MOVES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bool": "bool", "cpu": "cpu"}
-
-
-def _method(op: str) -> Callable[..., Any]:
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return dispatch.call(op, self, *args, **kwargs)
-
-    method.__name__ = op
-    method.__doc__ = f"``netcl.ops.{op}`` of this tensor."
-    return method
-
-
-def _operator(op: str) -> Callable[..., Any]:
-    find, filled = dispatch.find, dispatch.slots
-
-    def method(self: Tensor, other: Any) -> Any:
-        return (filled.get(op) or find(op))(self, other)
-
-    method.__name__ = op
-    method.__doc__ = f"``netcl.ops.{op}`` of this tensor and another value."
-    return method
-
-
-def _comparison(op: str) -> Callable[..., Any]:
-    compare = _operator(op)
-    return lambda self, other: NotImplemented if other is None else compare(self, other)
-
-
-def _reflected(op: str) -> Callable[..., Any]:
-    find, filled = dispatch.find, dispatch.slots
-    return lambda self, other: (filled.get(op) or find(op))(other, self)
-
-
-def _logical(op: str, title: str) -> Callable[..., Any]:
-    def method(self: Tensor, *other: Any) -> Any:
-        for x in (self, *other):
-            if getattr(x, "dtype", type(x).__name__) != "bool":
-                what = "takes truth values; of integers, torch's operator is bitwise"
-                raise DtypeError(message(title, what, "compare first: x != 0", dtype=getattr(x, "dtype", type(x).__name__)))
-        return dispatch.call(op, self, *other)
-
-    return method
-
-
-def _to(target: str) -> Callable[[Tensor], Tensor]:
-    return lambda self: self.to(target)
-
-
-for _name in METHODS:
-    if _name not in Tensor.__dict__:
-        setattr(Tensor, _name, _method(_name))
-for _name, _op in OPERATORS.items():
-    setattr(Tensor, f"__{_name}__", (_comparison if _op in ("eq", "ne") else _operator)(_op))
-for _name in REFLECTED:
-    setattr(Tensor, f"__r{_name}__", _reflected(OPERATORS[_name]))
-for _name, _op in {"__neg__": "neg", "__abs__": "abs", "view": "reshape", "mm": "matmul"}.items():
-    setattr(Tensor, _name, _method(_op))
-for _name, _op in LOGICAL.items():
-    setattr(Tensor, f"__{_name}__", _logical(_op, _name))
-for _name, _target in MOVES.items():
-    setattr(Tensor, _name, _to(_target))
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
 # The slot is read by every op; only who sets it from outside pays for the check.
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
-Tensor.where = lambda self, condition, other: dispatch.call("where", condition, self, other)  # type: ignore[attr-defined]
-Tensor.is_leaf = property(lambda self: self.grad_fn is None, doc="Whether no recorded op computed this tensor.")  # type: ignore
-Tensor.dim = lambda self: self.ndim  # type: ignore[attr-defined]
-Tensor.contiguous = lambda self: self if self._place is None else dispatch.call("contiguous", self)  # type: ignore[attr-defined]
+methods.install(Tensor)
 in_place.install(Tensor)
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

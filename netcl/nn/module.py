@@ -278,11 +278,11 @@ class Module(metaclass=_Constructed):
             found |= child._named_state(_joined(prefix, name))
         return found
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
         """Overwrite parameters and buffers with those of a state dict: tensors, or arrays such as torch's.
 
         Everything is checked before anything is changed: names (unless ``strict`` is off; what did not match is returned), shapes
-        and dtypes. Values are converted to the dtype the module has.
+        and dtypes. Values are converted to the dtype the module has; ``assign=True`` takes over given tensors, their dtype included.
 
         >>> from netcl import nn
         >>> layer = nn.Linear(2, 1)
@@ -301,7 +301,10 @@ class Module(metaclass=_Constructed):
         fitting = {name: value for name, value in given.items() if name in own}
         _check_state(own, fitting)
         for name, value in fitting.items():
-            own[name].write(value)
+            if assign and isinstance(value, Tensor):
+                stand_on(own[name], value.detach())
+            else:
+                own[name].write(value)
         for module in self.modules():
             module._after_loading()
         return keys
@@ -335,10 +338,13 @@ class Module(metaclass=_Constructed):
         """Learn again."""
         return self.requires_grad_(True)
 
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or (``set_to_none=False``) fill them with zeros in place."""
         for parameter in self.parameters():
-            parameter.zero_grad()
+            if set_to_none:
+                parameter.zero_grad()
+            elif parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().zero_()
 
     def apply(self: M, function: Callable[[Module], Any]) -> M:
         """Call a function with every module inside, and last with this one."""

@@ -14,10 +14,18 @@ from typing import Any
 
 from netcl.ops import fused_rows, pointwise, reduce
 from netcl.ops.again import repeated
-from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, lookup, register, unregister
+from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.
 epilogue: Any = importlib.import_module("netcl.ops.epilogue")
+#: Second names that torch has, by the names of the ops.
+TORCHS_NAMES = {
+    "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
+    "atanh": "arctanh", "cat": "concat concatenate", "div": "divide true_divide", "dot": "vdot", "expand": "broadcast_to",
+    "ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less", "matmul": "mm", "moveaxis": "movedim", "mul": "multiply",
+    "ne": "not_equal", "neg": "negative", "nonzero": "argwhere", "outer": "ger", "sign": "sgn", "split": "split_with_sizes",
+    "sub": "subtract", "transpose": "swapaxes swapdims", "trunc": "fix", "vstack": "row_stack",
+}  # fmt: skip
 _NOT_OPS = {"codegen", "elementwise", "epilogue", "expression", "finish", "functions", "fused_rows", "fusion", "images", "region",
             "registry", "row_source"}  # fmt: skip
 
@@ -42,6 +50,9 @@ def names() -> list[str]:
 for _module in pkgutil.iter_modules(__path__):
     if _module.name not in _NOT_OPS:
         importlib.import_module(f"{__name__}.{_module.name}")
+for _name, _second in TORCHS_NAMES.items():
+    for _torchs in _second.split():
+        alias(_torchs, _name)
 # Importing a submodule puts it here under its name; where an op has that name (softmax, matmul), the op is meant.
 globals().update({_name: function(_name) for _name in names()})
 

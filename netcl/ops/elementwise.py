@@ -23,6 +23,7 @@ from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.memory import get_persistent_pool
+from netcl.core.methods import Size
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
@@ -148,6 +149,8 @@ def _operand(x: Any, queue: Any) -> Operand:
         return x
     if isinstance(x, np.generic):
         return x.item()
+    if isinstance(x, int):  # x.size
+        return int(x)
     return Tensor.from_host(queue, x) if queue is not None else Tensor.from_host(x)
 
 
@@ -190,7 +193,7 @@ def common_dtype(operands: Sequence[Any]) -> DType:
     """
     tensors = [x for x in operands if isinstance(x, Tensor)]
     tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
-    numbers = [SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]
+    numbers = [1 if type(x) is Size else SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]
     kinds = [*(reduce(dtypes.promote, tier) for tier in tiers if tier), *([_of_number(max(numbers))] if numbers else [])]
     return reduce(lambda above, below: below if _category(below) > _category(above) else above, kinds)
 
@@ -467,7 +470,7 @@ def _check_integers(row: Pointwise, compute: str, values: Sequence[Operand], par
 
 def _check_params(row: Pointwise, params: Sequence[Any]) -> None:
     for name, value in zip(row.params, params, strict=True):
-        if type(value) not in SCALARS:
+        if type(value) not in SCALARS and type(value) is not Size:
             raise TypeError(message(row.name, f"{name} must be a number", **{name: repr(value)}))
 
 

@@ -522,18 +522,20 @@ def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tup
 def _unbind_vjp(F, g, axis, order):
     g = g if isinstance(g, tuple) else (g,)
     like = next(part for part in g if part is not None)
+    order = range(len(like.shape)) if order is None else order
     return F.bound([Tensor.zeros(like.shape, like.dtype, queue=like.queue) if part is None else part for part in g], axis=axis, order=order)
 
 
 @op(
     vjp=_unbind_vjp,
-    ref=lambda x, axis, order: tuple(np.transpose(part, order) for part in np.moveaxis(x, axis, 0)),
-    samples=[S((2, 4, 3, 5, 6), axis=2, order=(0, 2, 1, 3)), S((3, 2), axis=0, order=(0,)), S((2, 3, 4), axis=-2, order=(1, 0))],
+    ref=lambda x, axis=0, order=None: tuple(np.transpose(part, order) for part in np.moveaxis(x, axis, 0)),
+    samples=[S((2, 4, 3, 5, 6), axis=2, order=(0, 2, 1, 3)), S((3, 2)), S((2, 3, 4), axis=-2, order=(1, 0))],
     errors=[(S((2, 3), axis=0, order=(0, 1)), r"\[unbind\] x has 1 axes besides that of the slices; order=\(0, 1\)")],
 )
-def unbind(x: Tensor, *, axis: int, order: Sequence[int]) -> tuple[Tensor, ...]:
+def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> tuple[Tensor, ...]:
     """The slices along an axis, each with the axes that are left in an order: queries, keys and values of one projection, say."""
     x = _as_tensor("unbind", x)
+    order = range(x.ndim - 1) if order is None else order
     at = launch.check_axis("unbind", axis, x.ndim)
     if sorted(order) != list(range(x.ndim - 1)):
         raise ShapeError(message("unbind", f"x has {x.ndim - 1} axes besides that of the slices", order=tuple(order)))

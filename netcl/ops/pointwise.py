@@ -87,6 +87,26 @@ unary("sinh", "SINH(v0)", "g * COSH(v0)", np.sinh, amp="float", tol=2, doc="Hype
 unary("cosh", "COSH(v0)", "g * SINH(v0)", np.cosh, amp="float", tol=2, doc="Hyperbolic cosine.")
 unary("erf", "ERF(v0)", "g * 1.1283791670955126 * EXP(-v0 * v0)", np.vectorize(math.erf, otypes=[float]), amp="float",
       doc="The error function.")  # fmt: skip
+unary("erfc", "ERFC(v0)", "-1.1283791670955126 * g * EXP(-v0 * v0)", np.vectorize(math.erfc, otypes=[float]), amp="float",
+      doc="1 - erf(x), accurate where that difference is small.")  # fmt: skip
+unary("asin", "ASIN(v0)", "g / SQRT(1 - v0 * v0)", np.arcsin, amp="float", domain=(-0.9, 0.9), doc="Inverse sine.")
+unary("acos", "ACOS(v0)", "-g / SQRT(1 - v0 * v0)", np.arccos, amp="float", domain=(-0.9, 0.9), doc="Inverse cosine.")
+unary("atan", "ATAN(v0)", "g / (1 + v0 * v0)", np.arctan, amp="float", doc="Inverse tangent.")
+unary("asinh", "ASINH(v0)", "g / SQRT(1 + v0 * v0)", np.arcsinh, amp="float", doc="Inverse hyperbolic sine.")
+unary("acosh", "ACOSH(v0)", "g / SQRT(v0 * v0 - 1)", np.arccosh, amp="float", domain=(1.3, 4.0), tol=2, doc="Inverse hyperbolic cosine.")
+unary("atanh", "ATANH(v0)", "g / (1 - v0 * v0)", np.arctanh, amp="float", domain=(-0.8, 0.8), doc="Inverse hyperbolic tangent.")
+unary("exp2", "EXP2(v0)", "g * out * 0.6931471805599453", np.exp2, amp="float", tol=2, doc="2 to the power of x.")
+unary("log10", "LOG10(v0)", "g / (v0 * 2.302585092994046)", np.log10, amp="float", domain=(0.2, 4.0), doc="Logarithm to base 10.")
+unary("sinc", "WHERE(v0 == 0, 1, SIN(t) / t)", "g * WHERE(v0 == 0, 0, (COS(t) - SIN(t) / t) / z)", np.sinc, amp="float", tol=4,
+      let={"z": "WHERE(v0 == 0, 1, v0)", "t": "3.141592653589793 * z"}, kinks=(0.0,), doc="sin(pi x) / (pi x), 1 at 0.")  # fmt: skip
+binary("hypot", "HYPOT(v0, v1)", "g * v0 / r", "g * v1 / r", np.hypot, amp="float", domain=(0.3, 3.0),
+       let={"d": "HYPOT(v0, v1)", "r": "WHERE(d == 0, 1, d)"}, doc="Length of the vector (a, b).")  # fmt: skip
+binary("logaddexp", "MAX(v0, v1) + LOG1P(e)", "g * WHERE(d >= 0, 1, e) / (1 + e)", "g * WHERE(d >= 0, e, 1) / (1 + e)", np.logaddexp,
+       let={"d": "WHERE(v0 == v1, 0, v0 - v1)", "e": "EXP(-ABS(d))"}, amp="float",
+       doc="log(exp(a) + exp(b)) without overflow.")  # fmt: skip
+binary("xlogy", "WHERE(AND(v0 == 0, v1 == v1), 0, v0 * LOG(v1))", "g * WHERE(AND(v0 == 0, v1 <= 0), 0, LOG(v1))", "g * v0 / v1",
+       lambda a, b: np.where((a == 0) & ~np.isnan(b), 0, a * np.log(b)), amp="float", domain=(0.3, 3.0),
+       doc="a * log(b), 0 where a is 0.")  # fmt: skip
 
 # ---- rounding: flat almost everywhere, so the gradient is 0
 unary("floor", "FLOOR(v0)", "0", np.floor, doc="Largest integer not above x.")
@@ -103,12 +123,26 @@ binary("gt", "v0 > v1", None, None, np.greater, doc="a > b.")
 binary("ge", "v0 >= v1", None, None, np.greater_equal, doc="a >= b.")
 binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, doc="Both are not zero.")
 binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, doc="At least one is not zero.")
+binary("logical_xor", "OR(AND(v0, NOT(v1)), AND(NOT(v0), v1))", None, None, np.logical_xor, doc="Exactly one is not zero.")
 unary("logical_not", "NOT(v0)", None, np.logical_not, doc="x is zero.")
 unary("isnan", "ISNAN(v0)", None, np.isnan, doc="x is NaN.")
 unary("isinf", "ISINF(v0)", None, np.isinf, doc="x is infinite.")
 unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="x is neither infinite nor NaN.")
+unary("isposinf", "AND(ISINF(v0), v0 > 0)", None, np.isposinf, doc="x is infinite and positive.")
+unary("isneginf", "AND(ISINF(v0), v0 < 0)", None, np.isneginf, doc="x is infinite and negative.")
+unary("signbit", "OR(v0 < 0, AND(v0 == 0, 1 / v0 < 0))", None, np.signbit, doc="x is negative; so is -0.0.")
 
 # ---- selection and mixtures
+binary("fmax", "WHERE(f, v0, v1)", "WHERE(f, g, 0)", "WHERE(f, 0, g)", np.fmax, let={"f": "OR(v0 >= v1, ISNAN(v1))"},
+       doc="The larger of two; a number wins over NaN.")  # fmt: skip
+binary("fmin", "WHERE(f, v0, v1)", "WHERE(f, g, 0)", "WHERE(f, 0, g)", np.fmin, let={"f": "OR(v0 <= v1, ISNAN(v1))"},
+       doc="The smaller of two; a number wins over NaN.")  # fmt: skip
+binary("copysign", "COPYSIGN(v0, v1)", "g * SIGN(v0) * SIGN(out)", "0", np.copysign, kinks=(0.0,), doc="|a| with the sign of b.")
+binary("heaviside", "WHERE(v0 == 0, v1, WHERE(v0 > 0, 1, 0))", None, None,
+       lambda a, b: np.where(a == 0, b, np.where(a > 0, 1.0, 0.0)), doc="0 where a is negative, 1 where positive, else b.")  # fmt: skip
+unary("nan_to_num_values", "WHERE(ISNAN(v0), nan, WHERE(ISINF(v0), WHERE(v0 > 0, posinf, neginf), v0))",
+      "WHERE(ISFINITE(v0), g, 0)", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
+      params={"nan": 0.0, "posinf": 1e30, "neginf": -1e30}, doc="x with numbers in place of NaN and infinities.")  # fmt: skip
 register(Pointwise("where", "WHERE(v0, v1, v2)", (None, "WHERE(v0, g, 0)", "WHERE(v0, 0, g)"), np.where, inputs=("condition", "a", "b"),
                    doc="a where the condition holds, else b."))  # fmt: skip
 _CLAMP_BOTH = unary("clamp_both", "MIN(MAX(v0, min), max)", "WHERE(AND(v0 >= min, v0 <= max), g, 0)",
@@ -118,11 +152,25 @@ _CLAMP_MIN = unary("clamp_min", "MAX(v0, min)", "WHERE(v0 >= min, g, 0)", lambda
                    kinks=(0.0,), doc="x, but not below min.")  # fmt: skip
 _CLAMP_MAX = unary("clamp_max", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda x, max: np.minimum(x, max), params={"max": 0},
                    kinks=(0.0,), doc="x, but not above max.")  # fmt: skip
+_BOUNDS = (
+    Pointwise("clamp_tensors", "MIN(MAX(v0, v1), v2)", ("WHERE(AND(v0 >= v1, v0 <= v2), g, 0)", "WHERE(AND(v0 < v1, v1 < v2), g, 0)",
+              "WHERE(OR(v0 > v2, v1 > v2), g, 0)"), lambda x, min, max: np.minimum(np.maximum(x, min), max), inputs=("x", "min", "max"),
+              domain=((-3.0, 3.0), (-2.0, -0.5), (0.5, 2.0)), doc="x held between the elements of two tensors."),
+    Pointwise("clamp_min_tensor", "MAX(v0, v1)", ("WHERE(v0 >= v1, g, 0)", "WHERE(v0 < v1, g, 0)"), np.maximum, inputs=("x", "min"),
+              doc="x, but not below the elements of a tensor."),
+    Pointwise("clamp_max_tensor", "MIN(v0, v1)", ("WHERE(v0 <= v1, g, 0)", "WHERE(v0 > v1, g, 0)"), np.minimum, inputs=("x", "max"),
+              doc="x, but not above the elements of a tensor."),
+)  # fmt: skip
+for _bound in _BOUNDS:
+    register(_bound)
 register(Pointwise("lerp", "WHERE(ABS(v2) < 0.5, v0 + v2 * (v1 - v0), v1 - (v1 - v0) * (1 - v2))",
                    ("g * (1 - v2)", "g * v2", "g * (v1 - v0)"), lambda a, b, w: a + w * (b - a), inputs=("a", "b", "weight"),
                    doc="a + weight * (b - a), exact at both ends."))  # fmt: skip
 register(Pointwise("addcmul", "v0 + value * v1 * v2", ("g", "g * value * v2", "g * value * v1"), lambda a, b, c, value: a + value * b * c,
                    params={"value": 1}, doc="a + value * b * c."))  # fmt: skip
+register(Pointwise("addcdiv", "v0 + value * v1 / v2", ("g", "g * value / v2", "-g * value * v1 / (v2 * v2)"),
+                   lambda a, b, c, value: a + value * b / c, params={"value": 1}, domain=(0.5, 3.0), tol=2,
+                   doc="a + value * b / c."))  # fmt: skip
 
 # ---- activations
 _E = {"e": "EXP(-ABS(v0))"}
@@ -177,16 +225,18 @@ def _gelu_form(approximate: str) -> tuple[str, Mapping[str, float]]:
     return ("gelu_erf" if approximate == "none" else "gelu_tanh"), {}
 
 
-def _clamp_form(min: float | None, max: float | None) -> tuple[str, Mapping[str, float]]:
+def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
     given = {name: value for name, value in (("min", min), ("max", max)) if value is not None}
     if not given:
         raise ValueError(message("clamp", "at least one of min and max must be a number"))
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        return ("clamp_tensors" if len(given) == 2 else f"clamp_{next(iter(given))}_tensor"), given
     return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
 
 
 register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'GELU; approximate="tanh" is the faster form.'))
-register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX), {"min": None, "max": None}, _clamp_form,
-                "x held between min and max (or None)."))  # fmt: skip
+register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
+                "x held between min and max: numbers, tensors or None."))  # fmt: skip
 alias("swish", "silu")
 alias("clip", "clamp")
 

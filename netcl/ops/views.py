@@ -415,8 +415,8 @@ def _link_split(x: Tensor, out: Sequence[Tensor], sizes: Any, axis: int) -> None
         start += part.shape[axis]
 
 
-def _link_unbind(x: Tensor, out: Sequence[Tensor], axis: int, order: Sequence[int]) -> None:
-    strides = dense(x.shape)
+def _link_unbind(x: Tensor, out: Sequence[Tensor], axis: int, order: Sequence[int] | None) -> None:
+    strides, order = dense(x.shape), range(x.ndim - 1) if order is None else order
     kept = [stride for i, stride in enumerate(strides) if i != axis % x.ndim]
     for i, part in enumerate(out):
         link(x, part, i * strides[axis], [kept[at] for at in order])

@@ -93,7 +93,8 @@ def _export_unbind(graph: Graph, call: Call) -> list[Name]:
     if count != len(call.other.outputs):
         raise Unsupported("slices along the batch (dynamic_batch=False)")
     kept = [i for i in range(call["x"].ndim) if i != axis]
-    first = graph.node("Transpose", [graph.value(call["x"])], dtype, perm=[axis, *(kept[i] for i in call["order"])])
+    order = range(len(kept)) if call["order"] is None else call["order"]
+    first = graph.node("Transpose", [graph.value(call["x"])], dtype, perm=[axis, *(kept[i] for i in order)])
     parts = graph.several("Split", [first, graph.integers([1] * count)], count, dtype, axis=0) if count > 1 else [first]
     return [graph.node("Squeeze", [part, graph.integers([0])], dtype) for part in parts]
 

@@ -1,0 +1,266 @@
+"""torch's functions that are no ops: tensors from sizes, values and other tensors, questions about tensors, and states of the library.
+
+They are found at the root of the package, ``netcl.eye(3)``. ``device=``, ``dtype=`` and ``requires_grad=`` mean what they do in torch;
+``layout=``, ``pin_memory=``, ``memory_format=`` and ``non_blocking=`` are taken and change nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from netcl.autograd.ops import twin
+from netcl.autograd.tape import is_grad_enabled, no_grad, set_grad_enabled
+from netcl.core import dtype as dtypes
+from netcl.core.arguments import find_queue
+from netcl.core.device import get_active_device, set_active_device
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import random
+from netcl.ops.composed import largest
+from netcl.ops.elementwise import common_dtype
+
+_UNUSED = ("layout", "pin_memory", "memory_format", "non_blocking")
+
+
+def _place(options: dict[str, Any]) -> tuple[Any, bool]:
+    """The queue that a call names, and whether its result requires grad; anything that torch does not take raises."""
+    queue = find_queue(options.pop("queue", None), None, options.pop("device", None))
+    grad = options.pop("requires_grad", False)
+    unknown = [name for name in options if name not in _UNUSED]
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
+    return queue, bool(grad)
+
+
+def _made(values: Any, dtype: Any, options: dict[str, Any]) -> Tensor:
+    queue, grad = _place(options)
+    return Tensor.from_host(queue, values, dtype, requires_grad=grad)
+
+
+def _sizes(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
+    given = (options.pop("size"),) if "size" in options else size
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int | np.integer) else tuple(given)
+
+
+# ---- from sizes
+
+
+def full(size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
+    """A tensor with ``fill_value`` everywhere."""
+    queue, grad = _place(options)
+    value = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
+    return Tensor.full(size, value, dtype, queue=queue, requires_grad=grad)
+
+
+def zeros(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
+    """Zeros: ``zeros(2, 3)``, ``zeros((2, 3))`` or ``zeros(size=(2, 3))``; a dtype may follow a tuple."""
+    return _constant(Tensor.zeros, size, dtype, options)
+
+
+def ones(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
+    """Ones; arguments as those of :func:`zeros`."""
+    return _constant(Tensor.ones, size, dtype, options)
+
+
+def _constant(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, options: dict[str, Any]) -> Tensor:
+    given = (options.pop("size"),) if "size" in options else size
+    return make(*given, dtype=dtype, **{name: value for name, value in options.items() if name not in _UNUSED})
+
+
+def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
+    """A tensor whose values are whatever the memory holds."""
+    *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
+    shape = _sizes(tuple(sizes), options)
+    queue, grad = _place(options)
+    return Tensor.empty(shape, dtype or dtypes.FLOAT32, queue=queue, requires_grad=grad)
+
+
+def rand(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
+    """Values uniform in [0, 1)."""
+    return _random("rand", size, dtype, options)
+
+
+def randn(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
+    """Values of the standard normal distribution."""
+    return _random("randn", size, dtype, options)
+
+
+def _random(kind: str, size: tuple[Any, ...], dtype: Any, options: dict[str, Any]) -> Tensor:
+    shape = _sizes(size, options)
+    queue, grad = _place(options)
+    return twin(kind)(shape, dtype=dtype or dtypes.FLOAT32, queue=queue).requires_grad_(grad)
+
+
+def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64", **options: Any) -> Tensor:
+    """Integers from ``low`` up to but not including ``high``: ``randint(10, (2, 3))`` or ``randint(3, 10, (2, 3))``."""
+    size = options.pop("shape", size)
+    if size is None and high is not None and not isinstance(high, int | np.integer):
+        high, size = None, high
+    queue, _ = _place(options)
+    row = dtypes.lookup(dtype or "int64", "randint")
+    made = twin("randint")(low, high, () if size is None else tuple(np.atleast_1d(size).tolist()), dtype="int64", queue=queue)
+    return made.to(row.name)
+
+
+def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
+    """The numbers from 0 to n - 1 in random order."""
+    queue, _ = _place(options)
+    return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
+
+
+def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = None, **options: Any) -> Tensor:
+    """Normal values of a mean and a deviation, each a number or a tensor; two numbers need ``size``."""
+    like = next((x for x in (mean, std) if isinstance(x, Tensor)), None)
+    if like is None and size is None:
+        raise ShapeError(message("normal", "size is needed where mean and std are numbers", mean=mean, std=std))
+    shape = np.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor))) if like is not None else size
+    options = {"queue": like.queue} if like is not None else options
+    made: Tensor = randn(shape, dtype=dtype or (dtypes.FLOAT32 if like is None else like.dtype), **options)
+    return made * std + mean
+
+
+def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Tensor:
+    """``start, start + step, ...`` below ``end``; integers give int64, floats float32."""
+    end = options.pop("stop", end)
+    queue, grad = _place(options)
+    return Tensor.arange(start, end, step, dtype, queue=queue).requires_grad_(grad)
+
+
+def _on_host(name: str, values: Callable[..., Any], default: Any = dtypes.FLOAT32) -> Callable[..., Tensor]:
+    """A function whose values NumPy computes, with torch's keywords."""
+    parameters = tuple(inspect.signature(values).parameters)
+
+    def make(*args: Any, dtype: Any = None, **options: Any) -> Tensor:
+        named = {key: options.pop(key) for key in parameters if key in options}
+        return _made(values(*args, **named), dtype or default, options)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"``{name}({', '.join(parameters)})`` as in torch."
+    return make
+
+
+_ON_HOST: dict[str, tuple[Any, ...]] = {
+    "eye": (lambda n, m=None: np.eye(n, m),),
+    "linspace": (lambda start, end, steps: np.linspace(float(start), float(end), steps),),
+    "logspace": (lambda start, end, steps, base=10.0: np.logspace(float(start), float(end), steps, base=base),),
+    "range": (lambda start=0, end=0, step=1: start + step * np.arange(int((end - start) / step) + 1),),
+    "scalar_tensor": (lambda value: np.asarray(value),),
+    "tril_indices": (lambda row, col=None, offset=0: np.stack(np.tril_indices(row, offset, row if col is None else col)), "int64"),
+    "triu_indices": (lambda row, col=None, offset=0: np.stack(np.triu_indices(row, offset, row if col is None else col)), "int64"),
+    **{f"{name}_window": (lambda window_length, periodic=True, f=f: np.maximum(f(window_length + 1)[:window_length] if periodic
+                                                                              else f(window_length), 0),)
+       for name, f in (("hann", np.hanning), ("hamming", np.hamming), ("blackman", np.blackman), ("bartlett", np.bartlett))},
+}  # fmt: skip
+
+
+# ---- from values and tensors
+
+
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of values; a tensor that already has the dtype and the device is returned itself."""
+    if isinstance(data, Tensor):
+        return data.to(device, dtype)
+    return Tensor.from_host(find_queue(None, None, device), data, dtype)
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    """A copy of an array on the active device; float64 becomes float32. (torch shares the memory.)"""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(message("from_numpy", "takes a NumPy array", "use netcl.tensor", given=type(array).__name__))
+    return Tensor.from_host(array)
+
+
+def _like(name: str, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def like(input: Tensor, *args: Any, dtype: Any = None, **options: Any) -> Tensor:
+        return make(input.shape, *args, dtype=dtype or input.dtype, **_beside(input, options))
+
+    like.__name__ = like.__qualname__ = f"{name}_like"
+    like.__doc__ = f"``{name}`` in the shape, dtype and place of a tensor."
+    return like
+
+
+def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    return options if options.get("device") is not None else {**options, "queue": x.queue}
+
+
+def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tensor:
+    """Indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
+    if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
+        what = "x must be a vector or a matrix, and without replacement have as many columns as samples"
+        raise ShapeError(message("multinomial", what, num_samples=num_samples, **{"x.shape": input.shape}))
+    with no_grad():
+        repeats = num_samples if replacement else 1
+        shape = (*input.shape[:-1], repeats, input.shape[-1])
+        # The least of exponential times with rates p falls on i with probability p[i] / sum(p).
+        times = twin("clamp_min")(twin("neg")(twin("log1p")(twin("neg")(rand(shape, queue=input.queue)))), 1e-30)
+        score = twin("div")(input.detach().to("float32").unsqueeze(-2), times)
+        return score.argmax(-1) if replacement else score.squeeze(-2).topk(num_samples).indices
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Vectors spread over the axes of a grid, the first over rows; ``indexing="xy"`` exchanges the first two axes."""
+    given = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
+    if indexing not in ("ij", "xy"):
+        raise ValueError(message("meshgrid", 'indexing must be "ij" or "xy"', indexing=repr(indexing)))
+    shape = tuple(x.size for x in given)
+    grids = [x.reshape(tuple(-1 if i == k else 1 for i, _ in enumerate(given))).expand(shape) for k, x in enumerate(given)]
+    return tuple(g.transpose(0, 1) if indexing == "xy" and len(given) > 1 else g for g in grids)
+
+
+def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
+    """Tensors expanded to their common shape."""
+    shape = np.broadcast_shapes(*(x.shape for x in tensors))
+    return tuple(x.expand(shape) for x in tensors)
+
+
+# ---- questions and states
+
+
+def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
+    """The limits of a dtype of floats: ``max``, ``min``, ``eps``, ``tiny``, ``bits``."""
+    row = dtypes.lookup(dtype, "finfo")
+    if not row.is_float:
+        raise DtypeError(message("finfo", "takes a dtype of floats", "use netcl.iinfo", dtype=row.name))
+    if row.name != "bfloat16":
+        return np.finfo(row.host)
+    return SimpleNamespace(max=largest(row.name), min=-largest(row.name), eps=2.0**-7, tiny=2.0**-126, smallest_normal=2.0**-126, bits=16)
+
+
+def set_default_dtype(d: Any) -> None:
+    """Only float32 is taken."""
+    if dtypes.lookup(d, "set_default_dtype").name != "float32":
+        raise DtypeError(message("set_default_dtype", "new tensors are float32", "pass dtype= where another is wanted", dtype=d))
+
+
+def seed() -> int:
+    """Seed all generators with a number nobody chose, and return it."""
+    number = int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type]
+    random.manual_seed(number)
+    return number
+
+
+#: Everything here, by the name it has at the root.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, meshgrid, multinomial, normal, ones,
+                               rand, randint, randn, randperm, seed, set_default_dtype, zeros)},
+    **{name: _on_host(name, *how) for name, how in _ON_HOST.items()},
+    **{f"{f.__name__}_like": _like(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
+    "randint_like": lambda input, low, high=None, **options: randint(low, high, input.shape, **_beside(input, options)).to(input.dtype),
+    "asarray": as_tensor,
+    "broadcast_shapes": lambda *shapes: tuple(int(n) for n in np.broadcast_shapes(*shapes)),
+    "cartesian_prod": lambda *tensors: twin("stack")([twin("ravel")(grid) for grid in meshgrid(*tensors)], -1),
+    "get_default_device": get_active_device, "set_default_device": set_active_device, "get_default_dtype": lambda: dtypes.FLOAT32,
+    "get_rng_state": random.get_state, "set_rng_state": random.set_state,
+    "iinfo": lambda dtype: np.iinfo(dtypes.lookup(dtype, "iinfo").host),
+    "inference_mode": lambda mode=True: no_grad() if mode else set_grad_enabled(is_grad_enabled()),
+    "initial_seed": lambda: int(random.get_state().as_dict()["seed"]),
+    "is_tensor": lambda obj: isinstance(obj, Tensor),
+    "promote_types": lambda type1, type2: dtypes.promote(dtypes.lookup(type1), dtypes.lookup(type2)).name,
+    "result_type": lambda tensor1, tensor2: common_dtype((tensor1, tensor2)).name,
+    "typename": lambda obj: getattr(obj, "type", lambda: type(obj).__name__)(),
+}  # fmt: skip

@@ -1,0 +1,257 @@
+"""What ``Tensor`` is given beside its own code: methods and operators that call ops, and the small methods of torch's tensors.
+
+The ops are called through :mod:`netcl.core.dispatch`. :data:`METHODS` names every op that torch has as a method; a test compares the
+list with the rows of the op table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from netcl.core import dispatch
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+
+
+class Size(int):
+    """The number of elements of a tensor, which can be called as torch's ``x.size()``.
+
+    >>> import netcl
+    >>> x = netcl.zeros(2, 3)
+    >>> x.size == 6, x.size(), x.size(0), x.size(-1)
+    (True, (2, 3), 2, 3)
+    """
+
+    shape: tuple[int, ...]
+
+    def __call__(self, dim: int | None = None) -> Any:
+        if dim is None:
+            return self.shape
+        if not -len(self.shape) <= dim < len(self.shape):
+            raise ShapeError(message("size", f"axis {dim} is out of range for {len(self.shape)} axes", shape=self.shape))
+        return self.shape[dim]
+
+
+SIZES: dict[tuple[int, ...], Size] = {}  # by shape: a look-up costs no more than the product
+_MOST_SIZES = 4096
+
+
+def size_of(shape: tuple[int, ...]) -> Size:
+    """The size of a shape that :data:`SIZES` does not hold yet."""
+    if len(SIZES) >= _MOST_SIZES:
+        SIZES.clear()
+    size = Size(math.prod(shape))
+    size.shape = shape
+    SIZES[shape] = size
+    return size
+
+
+# Named like the ops they call: t.relu() is relu(t).
+METHODS = """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all amax amin aminmax any arccos arccosh arcsin
+    arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere as_strided as_strided_scatter asin asinh atan atan2 atanh
+    baddbmm bernoulli bincount bmm broadcast_to ceil chunk clamp clamp_max clamp_min clip copysign cos cosh count_nonzero
+    cumprod cumsum deg2rad diag diag_embed diagonal diff div divide dot eq erf erfc exp exp2 expand expm1 fix flatten flip
+    fliplr flipud floor floor_divide fmax fmin fmod frac gather ge ger greater greater_equal gt heaviside hypot index_add
+    index_copy index_fill index_put index_select inner isclose isfinite isinf isnan isneginf isposinf kron kthvalue ldexp le
+    lerp less less_equal log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
+    logical_xor logit logsumexp lt masked_fill masked_select matmul max maximum mean median min minimum mm moveaxis movedim
+    msort mul multiply mv nan_to_num nanmean nansum narrow ne neg negative nonzero norm not_equal outer permute pow prelu prod
+    quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape roll rot90 round rsqrt scatter
+    scatter_add select sgn sigmoid sign signbit sin sinc sinh softmax sort split split_with_sizes sqrt square squeeze std sub
+    subtract sum swapaxes swapdims take take_along_dim tan tanh tile topk trace transpose tril triu true_divide trunc unbind
+    unflatten unique unsqueeze var vdot xlogy""".split()
+OPERATORS = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "pow": "pow", "mod": "remainder",
+    "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+}  # fmt: skip
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
+LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "ne", "invert": "logical_not"}
+MOVES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bool": "bool", "cpu": "cpu",
+         "byte": "uint8", "bfloat16": "bfloat16"}  # fmt: skip
+
+
+def _method(op: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return dispatch.call(op, self, *args, **kwargs)
+
+    method.__name__ = op
+    method.__doc__ = f"``netcl.ops.{op}`` of this tensor."
+    return method
+
+
+def _operator(op: str) -> Callable[..., Any]:
+    find, filled = dispatch.find, dispatch.slots
+
+    def method(self: Any, other: Any) -> Any:
+        return (filled.get(op) or find(op))(self, other)
+
+    method.__name__ = op
+    method.__doc__ = f"``netcl.ops.{op}`` of this tensor and another value."
+    return method
+
+
+def _comparison(op: str) -> Callable[..., Any]:
+    compare = _operator(op)
+    return lambda self, other: NotImplemented if other is None else compare(self, other)
+
+
+def _reflected(op: str) -> Callable[..., Any]:
+    find, filled = dispatch.find, dispatch.slots
+    return lambda self, other: (filled.get(op) or find(op))(other, self)
+
+
+def _logical(op: str, title: str) -> Callable[..., Any]:
+    def method(self: Any, *other: Any) -> Any:
+        for x in (self, *other):
+            if getattr(x, "dtype", type(x).__name__) != "bool":
+                what = "takes truth values; of integers, torch's operator is bitwise"
+                raise DtypeError(message(title, what, "compare first: x != 0", dtype=getattr(x, "dtype", type(x).__name__)))
+        return dispatch.call(op, self, *other)
+
+    return method
+
+
+def _to(target: str) -> Callable[[Any], Any]:
+    return lambda self, *_, **__: self.to(target)
+
+
+# ---- torch's methods that are no ops
+
+
+def to(x: Any, *given: Any, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False,
+       memory_format: Any = None) -> Any:  # fmt: skip
+    """``Tensor.to`` in torch's other forms: ``(device, dtype)``, ``(tensor)``, and keywords. Flags follow by position as in torch."""
+    flags = [flag for flag in given if isinstance(flag, bool)]
+    made = x
+    for target in (*given, device, dtype):
+        if hasattr(target, "_written"):  # a tensor
+            made = made.to(target.queue).to(target.dtype)
+        elif target is not None and not isinstance(target, bool):
+            made = made.to(target)
+    return made.clone() if made is x and (copy or flags[1:] == [True]) else made
+
+
+def _format(self: Any, spec: str) -> str:
+    if not spec:
+        return str(self)
+    if self.size != 1:
+        raise TypeError(message("format", "only a tensor with one element takes a format", "format x.item()", spec=spec, shape=self.shape))
+    return format(self.item(), spec)
+
+
+def _type(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """The name of the type, as torch spells it (``netcl.FloatTensor``); with a dtype, the tensor in that dtype."""
+    return f"netcl.{_TYPES[self.dtype]}Tensor" if dtype is None else self.to(dtype)
+
+
+_TYPES = {"bool": "Bool", "uint8": "Byte", "int32": "Int", "int64": "Long", "float16": "Half", "bfloat16": "BFloat16", "float32": "Float",
+          "float64": "Double"}  # fmt: skip
+
+
+def _t(self: Any) -> Any:
+    """A matrix transposed; a vector or number as it is."""
+    if self.ndim > 2:
+        raise ShapeError(message("t", "x must have at most 2 axes", "use x.mT or x.transpose(0, 1)", **{"x.shape": self.shape}))
+    return self if self.ndim < 2 else dispatch.call("transpose", self, 0, 1)
+
+
+def _stride(self: Any, dim: int | None = None) -> Any:
+    """The strides of the values, which are contiguous, in elements."""
+    strides = tuple(math.prod(self.shape[i + 1 :]) for i in range(self.ndim))
+    return strides if dim is None else strides[dim]
+
+
+def _equal(self: Any, other: Any) -> bool:
+    """Whether shape and all values are the same."""
+    return self.shape == other.shape and bool(dispatch.call("all", dispatch.call("eq", self, other)))
+
+
+def _allclose(self: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    """Whether ``|x - other| <= atol + rtol * |other|`` everywhere."""
+    return bool(dispatch.call("all", dispatch.call("isclose", self, other, rtol, atol, equal_nan)))
+
+
+def _new(tensor: Any, name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any) -> Any:
+        where = {"queue": self.queue} if device is None else {"device": device}
+        shape = (args,) if name == "empty" and args and not isinstance(args[0], tuple | list) else args
+        return getattr(tensor, name)(*shape, dtype=dtype or self.dtype, requires_grad=requires_grad, **where)
+
+    method.__doc__ = f"``Tensor.{name}`` with the dtype and on the device of this tensor."
+    return method
+
+
+def _new_tensor(tensor: Any) -> Callable[..., Any]:
+    def method(self: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+        """Host values in the dtype and on the device of this tensor."""
+        made = tensor.from_host(self.queue, data, dtype or self.dtype)
+        return (made if device is None else made.to(device)).requires_grad_(requires_grad)
+
+    return method
+
+
+def _detached(self: Any) -> Any:
+    """Forget the history, in place."""
+    if self._place is not None:
+        raise ShapeError(message("detach_", "cannot detach a view in place", "use x.detach()", shape=self.shape))
+    self.grad_fn, self._learns = None, False
+    return self
+
+
+def _is_float(self: Any) -> bool:
+    """Whether the dtype is one of floats."""
+    return dtypes.DTYPES[self.dtype].is_float
+
+
+_SMALL: dict[str, Callable[..., Any]] = {
+    "__format__": _format, "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
+    "is_floating_point": _is_float,
+    "where": lambda self, condition, other: dispatch.call("where", condition, self, other),
+    "contiguous": lambda self, memory_format=None: self if self._place is None else dispatch.call("contiguous", self),
+    "cuda": lambda self, device=None, non_blocking=False: self.to("gpu" if device is None else device),
+    "dim": lambda self: self.ndim, "ndimension": lambda self: self.ndim, "nelement": lambda self: self.numel(),
+    "element_size": lambda self: dtypes.DTYPES[self.dtype].itemsize, "storage_offset": lambda self: 0,
+    "is_contiguous": lambda self, memory_format=None: True, "is_complex": lambda self: False, "is_nonzero": lambda self: bool(self),
+    "is_signed": lambda self: self.dtype not in ("bool", "uint8"), "is_same_size": lambda self, other: self.shape == other.shape,
+    "is_pinned": lambda self: False, "pin_memory": lambda self: self, "get_device": lambda self: -1 if self.backend == "cpu" else 0,
+    "view_as": lambda self, other: dispatch.call("reshape", self, other.shape),
+    "reshape_as": lambda self, other: dispatch.call("reshape", self, other.shape),
+    "expand_as": lambda self, other: dispatch.call("expand", self, other.shape),
+    "type_as": lambda self, other: self.to(other.dtype),
+    "retain_grad": lambda self: dispatch.call("retain_grad", self),
+    "positive": lambda self: self, "__pos__": lambda self: self,
+    "adjoint": lambda self: dispatch.call("transpose", self, -2, -1),
+}  # fmt: skip
+_PROPERTIES: dict[str, Callable[[Any], Any]] = {
+    "is_leaf": lambda self: self.grad_fn is None, "itemsize": lambda self: dtypes.DTYPES[self.dtype].itemsize,
+    "mT": lambda self: dispatch.call("transpose", self, -2, -1), "mH": lambda self: dispatch.call("transpose", self, -2, -1),
+    "H": _t, "real": lambda self: self, "is_cuda": lambda self: self.backend == "cl" and self.device.device_type == "gpu",
+    "is_cpu": lambda self: self.backend == "cpu", "is_sparse": lambda self: False, "is_quantized": lambda self: False,
+    "output_nr": lambda self: self._index,
+}  # fmt: skip
+
+
+def install(tensor: Any) -> None:
+    """Give the class of tensors its methods and operators."""
+    for name in METHODS:
+        if name not in tensor.__dict__:
+            setattr(tensor, name, _method(name))
+    for name, op in OPERATORS.items():
+        setattr(tensor, f"__{name}__", (_comparison if op in ("eq", "ne") else _operator)(op))
+    for name in REFLECTED:
+        setattr(tensor, f"__r{name}__", _reflected(OPERATORS[name]))
+    for name, op in {"__neg__": "neg", "__abs__": "abs", "view": "reshape"}.items():
+        setattr(tensor, name, _method(op))
+    for name, op in LOGICAL.items():
+        setattr(tensor, f"__{name}__", _logical(op, name))
+    for name, target in MOVES.items():
+        setattr(tensor, name, _to(target))
+    for name in ("zeros", "ones", "full", "empty"):
+        setattr(tensor, f"new_{name}", _new(tensor, name))
+    tensor.new_tensor = _new_tensor(tensor)
+    for name, function in _SMALL.items():
+        setattr(tensor, name, function)
+    for name, get in _PROPERTIES.items():
+        setattr(tensor, name, property(get))

@@ -1,0 +1,514 @@
+"""Ops made of other ops under torch's names; each is one row, and its gradient is that of its parts.
+
+``unique`` computes on the host, as do the lengths that a result's shape depends on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.ops import launch
+from netcl.ops.movement import Sizes, sizes_of
+from netcl.ops.registry import S, Sample, composite, op
+from netcl.ops.sort import Ordered
+
+_LN2 = math.log(2)
+
+
+class Extremes(NamedTuple):
+    """The least and the largest value."""
+
+    min: Tensor
+    max: Tensor
+
+
+def _row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
+    """Register a composite whose first parameters behind ``F`` are the tensors of its samples."""
+    inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
+
+    @wraps(call)
+    def with_tensors(F: Any, *args: Any, **kwargs: Any) -> Any:
+        first = args[: len(inputs)]
+        given = first if any(isinstance(x, list | tuple) for x in first) else launch.as_tensors(name, *first)
+        return call(F, *given, *args[len(inputs) :], **kwargs)
+
+    composite(ref=ref, name=name, inputs=inputs, samples=samples, doc=doc, **columns)(with_tensors)
+
+
+def _tensor(name: str, x: Any, least: int = 0, most: int = 64) -> Tensor:
+    (made,) = launch.as_tensors(name, x)
+    if not least <= made.ndim <= most:
+        count = f"{least}" if least == most else f"at least {least}" if most == 64 else f"{least} or {most}"
+        raise ShapeError(message(name, f"x must have {count} axes, got {made.ndim}", **{"x.shape": made.shape}))
+    return made
+
+
+_at = launch.check_axis
+
+
+def _rows(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
+    return (*[slice(None)] * _at("index", axis, ndim), index)
+
+
+def _like(x: Tensor, values: Any) -> Any:
+    return values if isinstance(values, Tensor | int | float) else Tensor.from_host(x.queue, values, x.dtype)
+
+
+# ---- diagonals and axes
+
+
+@composite(
+    ref=lambda x, offset=0, dim1=0, dim2=1: np.diagonal(x, offset, dim1, dim2),
+    samples=[S((3, 5)), S((4, 2, 3), offset=-1, dim1=0, dim2=2), S((3, 3), offset=4)],
+    errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
+)
+def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The diagonal of two axes as a last axis; a view."""
+    x = _tensor("diagonal", x, 2)
+    a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
+    if a == b:
+        raise ShapeError(message("diagonal", "dim1 and dim2 must be different axes", dim1=dim1, dim2=dim2))
+    moved = F.moveaxis(x, (a, b), (-2, -1))
+    *lead, rows, columns = moved.shape
+    n = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+    first = max(offset, 0) - min(offset, 0) * columns if n else 0
+    flat = F.reshape(moved, (*lead, rows * columns))
+    return F.strided_slice(flat, (*[0] * len(lead), first), (*lead, n), (*[1] * len(lead), columns + 1))
+
+
+def _embed_ref(x, offset=0, dim1=-2, dim2=-1):
+    n = x.shape[-1] + abs(offset)
+    out = np.zeros((*x.shape[:-1], n, n), x.dtype)
+    i = np.arange(x.shape[-1])
+    out[..., i - min(offset, 0), i + max(offset, 0)] = x
+    return np.moveaxis(out, (-2, -1), (dim1, dim2))
+
+
+@composite(ref=_embed_ref, samples=[S((3,)), S((2, 3), offset=-1), S((2, 3), offset=2, dim1=0, dim2=2)])
+def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
+    x = _tensor("diag_embed", x, 1)
+    *lead, n = x.shape
+    size = n + abs(offset)
+    first = max(offset, 0) - min(offset, 0) * size
+    flat = F.strided_unslice(x, (*lead, size * size), (*[0] * len(lead), first if n else 0), (*[1] * len(lead), size + 1))
+    return F.moveaxis(F.reshape(flat, (*lead, size, size)), (-2, -1), (dim1, dim2))
+
+
+@composite(ref=lambda x, source, destination: np.moveaxis(x, source, destination),
+           samples=[S((2, 3, 4), source=0, destination=-1), S((2, 3, 4), source=(0, 1), destination=(-1, 0))],
+           errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name as many axes")])  # fmt: skip
+def moveaxis(F: Any, x: Tensor, source: Sizes, destination: Sizes) -> Tensor:
+    """Axes moved to other places; the others keep their order. A view."""
+    x = _tensor("moveaxis", x)
+    pairs = [[_at("moveaxis", axis, x.ndim) for axis in sizes_of(axes)] for axes in (source, destination)]
+    if len({*pairs[0]}) != len(pairs[0]) or len({*pairs[1]}) != len(pairs[0]) or len(pairs[1]) != len(pairs[0]):
+        what = "source and destination must name as many axes, each once"
+        raise ShapeError(message("moveaxis", what, source=source, destination=destination))
+    order = [axis for axis in range(x.ndim) if axis not in pairs[0]]
+    for to, axis in sorted(zip(pairs[1], pairs[0], strict=True)):
+        order.insert(to, axis)
+    return F.reorder(x, order)
+
+
+def _rot90(F: Any, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    a, b = dims
+    turned = x if k % 2 == 0 else F.transpose(F.flip(x, b) if k % 4 == 1 else x, a, b)
+    return F.flip(turned, (a, b)) if k % 4 == 2 else F.flip(turned, b) if k % 4 == 3 else turned
+
+
+def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    at, known = _at("unflatten", axis, x.ndim), -math.prod(sizes)
+    return F.reshape(x, (*x.shape[:at], *(x.shape[at] // known if n == -1 and known else n for n in sizes), *x.shape[at + 1 :]))
+
+
+_row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
+     lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
+     doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
+     errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 axes, got 3")])  # fmt: skip
+_row("trace", lambda F, x: F.sum(F.diagonal(_tensor("trace", x, 2, 2))), np.trace, S((3, 5)), doc="The sum of the diagonal of a matrix.")
+_row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
+     doc="The plane of two axes turned k times by 90 degrees, from the first axis towards the second.")  # fmt: skip
+_row("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
+_row("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
+_row("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
+_row("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
+     doc="One axis divided into several; shares memory. One size may be -1.")  # fmt: skip
+_row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),
+     S((2, 3, 4), axis=1, index=-1), doc="One slice along an axis; a view.")  # fmt: skip
+
+
+def _at_least(x: Any, ndim: int) -> tuple[int, ...]:
+    """The shape with new axes as NumPy places them: a vector becomes a row, a matrix the first two of three axes."""
+    shape = tuple(x.shape)
+    if len(shape) >= ndim:
+        return shape
+    return (*(1,) * (ndim - len(shape)), *shape) if ndim < 3 or not shape else (1, *shape, 1) if len(shape) == 1 else (*shape, 1)
+
+
+def _several_at_least(ndim: int) -> Callable[..., Any]:
+    def call(F: Any, x: Any, *more: Any) -> Any:
+        several = isinstance(x, list | tuple)
+        made = tuple(F.reshape(t, _at_least(t, ndim)) for t in launch.as_tensors("atleast", *(x if several else (x,)), *more))
+        return made if more or several else made[0]
+
+    return call
+
+
+def _stacked(axis: int, ndim: int, columns: int = 0) -> Callable[..., Any]:
+    def call(F: Any, xs: Sequence[Tensor]) -> Tensor:
+        shaped = ((t, (-1, 1) if columns and t.ndim < 2 else _at_least(t, ndim)) for t in launch.as_tensors("stack", *xs))
+        made = [F.reshape(t, shape) for t, shape in shaped]
+        return F.cat(made, min(axis, made[0].ndim - 1))
+
+    return call
+
+
+for _ndim in (1, 2, 3):
+    _row(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
+         doc=f"x with at least {_ndim} axes; of several tensors, each.")  # fmt: skip
+for _name, *_how in (("hstack", 1, 1), ("vstack", 0, 2), ("dstack", 2, 3), ("column_stack", 1, 2, 1)):
+    _row(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
+
+
+def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
+    if axis is None:
+        return F.repeat_interleave(F.reshape(x, (-1,)), repeats, 0)
+    at = _at("repeat_interleave", axis, x.ndim)
+    if not isinstance(repeats, int):
+        return F.index_select(x, at, Tensor.from_host(x.queue, np.repeat(np.arange(x.shape[at]), np.asarray(repeats))))
+    wide = F.expand(F.unsqueeze(x, at + 1), (*x.shape[: at + 1], repeats, *x.shape[at + 1 :]))
+    return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
+
+
+_row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
+     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one each.")  # fmt: skip
+
+
+# ---- products
+
+
+def _plus_product(product: Callable[..., Any]) -> Callable[..., Any]:
+    def call(F: Any, x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        made = product(F, a, b) if alpha == 1 else F.mul(product(F, a, b), alpha)
+        return made if beta == 0 else F.add(x if beta == 1 else F.mul(x, beta), made)
+
+    return call
+
+
+_SUMS: dict[str, tuple[Any, ...]] = {
+    "addmm": (lambda F, a, b: F.matmul(a, b), np.matmul, (2, 4), (2, 3), (3, 4), "a @ b"),
+    "addmv": (lambda F, a, b: F.matmul(a, b), np.matmul, (2,), (2, 3), (3,), "a @ b"),
+    "baddbmm": (lambda F, a, b: F.matmul(a, b), np.matmul, (2, 2, 4), (2, 2, 3), (2, 3, 4), "a @ b"),
+    "addbmm": (lambda F, a, b: F.sum(F.matmul(a, b), 0), lambda a, b: (a @ b).sum(0), (2, 4), (3, 2, 3), (3, 3, 4), "sum(a @ b, 0)"),
+    "addr": (lambda F, a, b: F.outer(a, b), np.outer, (2, 3), (2,), (3,), "outer(a, b)"),
+}  # fmt: skip
+for _name, (_product, _ref, *_shapes, _text) in _SUMS.items():
+    _row(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
+         S(*_shapes, beta=0.5, alpha=2.0), amp="half", doc=f"beta * x + alpha * ({_text}).")  # fmt: skip
+_row("mv", lambda F, a, b: F.matmul(_tensor("mv", a, 2, 2), _tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
+     doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 axes, got 1")])  # fmt: skip
+_row("dot", lambda F, a, b: F.matmul(_tensor("dot", a, 1, 1), _tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
+     doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 axes, got 2")])  # fmt: skip
+_row("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
+     amp="half", doc="Sum of products over the last axes of both.")  # fmt: skip
+_row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
+     lambda a, b, p=2.0: np.linalg.norm(a[..., :, None, :] - b[..., None, :, :], p, -1), S((4, 3), (5, 3)), amp="float", tol=2,
+     doc="The p-norm of the difference of every row of a and every row of b.")  # fmt: skip
+
+
+@composite(ref=lambda a, b, dims=2: np.tensordot(a, b, dims),
+           samples=[S((2, 3, 4), (3, 4, 5)), S((2, 3), (4, 3), dims=([1], [1])), S((2,), (3,), dims=0)], amp="half",
+           errors=[(S((2, 3), (3, 2)), r"\[tensordot\] shapes do not match")])  # fmt: skip
+def tensordot(F: Any, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+    """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
+    a, b = launch.as_tensors("tensordot", a, b)
+    pair = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
+    left, right = ([_at("tensordot", i, t.ndim) for i in axes] for t, axes in zip((a, b), pair, strict=True))
+    if [a.shape[i] for i in left] != [b.shape[i] for i in right]:
+        raise ShapeError(message("tensordot", "shapes do not match", dims=dims, **{"a.shape": a.shape, "b.shape": b.shape}))
+    rest = [i for i in range(a.ndim) if i not in left], [i for i in range(b.ndim) if i not in right]
+    depth = math.prod(a.shape[i] for i in left)
+    rows = F.reshape(F.reorder(a, [*rest[0], *left]), (math.prod(a.shape[i] for i in rest[0]), depth))
+    columns = F.reshape(F.reorder(b, [*right, *rest[1]]), (depth, math.prod(b.shape[i] for i in rest[1])))
+    return F.reshape(F.matmul(rows, columns), (*(a.shape[i] for i in rest[0]), *(b.shape[i] for i in rest[1])))
+
+
+@composite(ref=np.kron, samples=[S((2, 3), (3, 2)), S((2,), (2, 3))])
+def kron(F: Any, a: Tensor, b: Tensor) -> Tensor:
+    """The Kronecker product."""
+    a, b = launch.as_tensors("kron", a, b)
+    ndim = max(a.ndim, b.ndim)
+    left, right = ((1,) * (ndim - t.ndim) + t.shape for t in (a, b))
+    wide = F.mul(F.reshape(a, [n for size in left for n in (size, 1)]), F.reshape(b, [n for size in right for n in (1, size)]))
+    return F.reshape(wide, tuple(m * n for m, n in zip(left, right, strict=True)))
+
+
+# ---- arithmetic and scans
+
+
+def _logit(F: Any, x: Tensor, eps: float | None = None) -> Tensor:
+    x = x if eps is None else F.clamp(x, float(eps), 1.0 - eps)
+    return F.log(F.div(x, F.rsub(x, 1.0)))
+
+
+def largest(dtype: str) -> float:
+    """The largest finite number of a dtype of floats."""
+    return 3.3895313892515355e38 if dtype == "bfloat16" else float(np.finfo(dtypes.DTYPES[dtype].host).max)
+
+
+def _nan_to_num(F: Any, x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    if not dtypes.DTYPES[_tensor("nan_to_num", x).dtype].is_float:
+        return F.clone(x)
+    most = largest(x.dtype)
+    return F.nan_to_num_values(x, float(nan), most if posinf is None else float(posinf), -most if neginf is None else float(neginf))
+
+
+def _isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    off = F.abs(F.sub(a, b))
+    close = F.logical_or(F.eq(a, b), F.logical_and(F.isfinite(off), F.le(off, F.add(F.mul(F.abs(b), rtol), atol))))
+    return F.logical_or(close, F.logical_and(F.isnan(a), F.isnan(b))) if equal_nan else close
+
+
+_row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
+_row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
+_row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="The signed fraction of x.")
+_row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
+_row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
+     doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
+_row("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
+_row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
+     doc="log(x / (1 - x)); with eps, of x held between eps and 1 - eps.")  # fmt: skip
+_row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
+     S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0), S((3,)),
+     doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
+_row("isclose", _isclose, np.isclose, S(np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 2.5, np.nan, np.inf]), equal_nan=True),
+     doc="Whether |a - b| <= atol + rtol * |b|; equal infinities are close.")  # fmt: skip
+
+
+def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
+    """Every element combined with all before it, by steps that double: n log n work, and the gradient of ``combine`` throughout."""
+    x = _tensor(name, x)
+    at, step = _at(name, axis, x.ndim), 1
+    while x.shape and step < x.shape[at]:
+        first = Tensor.full((*x.shape[:at], step, *x.shape[at + 1 :]), neutral, x.dtype, queue=x.queue)
+        x = combine(x, F.cat([first, F.narrow(x, at, 0, x.shape[at] - step)], at))
+        step *= 2
+    return x
+
+
+def _cumprod(F: Any, x: Tensor, axis: int) -> Tensor:
+    whole = not dtypes.DTYPES[_tensor("cumprod", x).dtype].is_float
+    return _scan(F, "cumprod", F.cast(x, "int64") if whole else x, axis, F.mul, 1)
+
+
+_row("cumprod", _cumprod, lambda x, axis: np.cumprod(x, axis), S((2, 5, 3), axis=1), amp="float", tol=2,
+     doc="The product of every element and all before it along an axis; integers give int64.")  # fmt: skip
+_row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logaddexp, -math.inf),
+     lambda x, axis: np.logaddexp.accumulate(x, axis), S((2, 5), axis=-1), amp="float", tol=2,
+     doc="log of the sum of exp of every element and all before it along an axis.")  # fmt: skip
+
+
+@composite(ref=lambda x, n=1, axis=-1: np.diff(x, n, axis), samples=[S((2, 5)), S((5, 2), n=2, axis=0)])
+def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+    """The difference of every element and the one before it along an axis, ``n`` times."""
+    x = _tensor("diff", x, 1)
+    at = _at("diff", axis, x.ndim)
+    if prepend is not None or append is not None:
+        x = F.cat([part for part in (prepend, x, append) if part is not None], at)
+    for _ in range(n):
+        left = max(x.shape[at] - 1, 0)
+        later, earlier = F.narrow(x, at, x.shape[at] - left, left), F.narrow(x, at, 0, left)
+        x = F.ne(later, earlier) if x.dtype == "bool" else F.sub(later, earlier)
+    return x
+
+
+# ---- order and counts
+
+
+def _with_mean(name: str) -> Callable[..., Any]:
+    def call(F: Any, x: Tensor, axis: Any = None, *, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
+        return getattr(F, name)(x, axis, keepdims=keepdims, correction=correction), F.mean(x, axis, keepdims=keepdims)
+
+    return call
+
+
+def _nanmean(F: Any, x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
+    return F.div(F.nansum(x, axis, keepdims), F.sum(F.logical_not(F.isnan(x)), axis, keepdims=keepdims))
+
+
+_GAPS = S(np.array([[1.0, np.nan, 3.0], [4.0, 5.0, np.nan]], np.float32), axis=0)
+_row("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+     doc="std and mean over axes.")  # fmt: skip
+_row("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+     doc="var and mean over axes.")  # fmt: skip
+_row("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
+     lambda x, axis=None: (np.min(x, axis), np.max(x, axis)), S((4, 3), axis=1), doc="Least and largest value, (min, max).")  # fmt: skip
+_row("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
+     amp="float", doc="The sum over axes of what is not NaN.")  # fmt: skip
+_row("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of what is not NaN.")
+_row("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
+
+
+def _kth_ref(x, k, axis=-1, keepdims=False):
+    order = np.take(np.argsort(x, axis, kind="stable"), [k - 1], axis)
+    values = np.take_along_axis(x, order, axis)
+    return (values, order) if keepdims else (values.squeeze(axis), order.squeeze(axis))
+
+
+@composite(ref=_kth_ref, samples=[S((4, 3), k=2), S((4, 3), k=4, axis=0, keepdims=True)],
+           errors=[(S((4, 3), k=4), r"\[kthvalue\] k must be between 1 and the size of the axis; k=4")])  # fmt: skip
+def kthvalue(F: Any, x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Ordered:
+    """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
+    x = _tensor("kthvalue", x)
+    at = _at("kthvalue", axis, x.ndim)
+    if not 1 <= k <= (x.shape[at] if x.shape else 1):
+        raise ShapeError(message("kthvalue", "k must be between 1 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
+    if not x.shape:
+        return Ordered(F.clone(x), Tensor.zeros((), "int64", queue=x.queue))
+    order = F.narrow(F.argsort(x, at), at, k - 1, 1)
+    values = F.gather(x, at, order)
+    return Ordered(values, order) if keepdims else Ordered(F.squeeze(values, at), F.squeeze(order, at))
+
+
+def _median_ref(x, axis=None, keepdims=False):
+    if axis is None:
+        return _kth_ref(x.ravel(), (x.size + 1) // 2)[0]
+    return _kth_ref(x, (x.shape[axis] + 1) // 2, axis, keepdims)
+
+
+@composite(ref=_median_ref, samples=[S((4, 3)), S((4, 3), axis=0), S((2, 5), axis=-1, keepdims=True)],
+           errors=[(S((0,)), r"\[median\] no elements")])  # fmt: skip
+def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
+    """The median, of an even number of values the lower one; with an axis also its index, as in torch. One NaN makes it NaN."""
+    x = _tensor("median", x)
+    if axis is None:
+        return F.median(F.reshape(x, (-1,)), 0).values
+    at = _at("median", axis, x.ndim)
+    if not x.size:
+        raise ShapeError(message("median", "no elements", axis=axis, **{"x.shape": x.shape}))
+    values, order = F.kthvalue(x, ((x.shape[at] if x.shape else 1) + 1) // 2, at, keepdims)
+    if not dtypes.DTYPES[x.dtype].is_float:
+        return Ordered(values, order)
+    missing = F.isnan(x)
+    gone = F.any(missing, at, keepdims=keepdims)
+    return Ordered(F.where(gone, math.nan, values), F.where(gone, F.argmax(F.cast(missing, "int32"), at, keepdims), order))
+
+
+@composite(ref=lambda x, q, axis=None, interpolation="linear", **keep: np.quantile(x, q, axis, method=interpolation, **keep),
+           samples=[S((4, 3), q=0.3), S((4, 3), q=(0.0, 0.6, 1.0), axis=0), S((5,), q=0.4, interpolation="lower", axis=0, keepdims=True)],
+           amp="float", errors=[(S((3,), q=1.5), r"\[quantile\] q must be between 0 and 1; q=1\.5"),
+                                (S((3,), q=0.5, interpolation="cubic"), r"\[quantile\] unknown interpolation")])  # fmt: skip
+def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = "linear") -> Tensor:
+    """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
+    x = _tensor("quantile", x)
+    wanted = np.asarray(q, np.float64)
+    if ((wanted < 0) | (wanted > 1)).any():
+        raise ShapeError(message("quantile", "q must be between 0 and 1", q=q))
+    whole = x.shape
+    x, at = (F.reshape(x, (-1,)), 0) if axis is None else (x, _at("quantile", axis, x.ndim))
+    places = np.atleast_1d(wanted) * (x.shape[at] - 1)
+    low, high = np.floor(places), np.ceil(places)
+    forms = {"linear": places - low, "lower": 0 * low, "higher": high - low, "midpoint": (high - low) / 2, "nearest": np.rint(places) - low}
+    if interpolation not in forms:
+        raise ValueError(message("quantile", "unknown interpolation", f"known are {', '.join(forms)}", interpolation=interpolation))
+    ordered, side = F.sort(x, at).values, (-1, *(1,) * (x.ndim - 1 - at))
+    left, right = (F.index_select(ordered, at, Tensor.from_host(x.queue, ends.astype(np.int64))) for ends in (low, high))
+    made = F.lerp(left, right, F.reshape(Tensor.from_host(x.queue, forms[interpolation], x.dtype), side))
+    made = F.moveaxis(F.where(F.any(F.isnan(x), at, keepdims=True), math.nan, made), at, 0)
+    if keepdims:
+        kept = (1,) * len(whole) if axis is None else (*whole[:at], 1, *whole[at + 1 :])
+        made = F.reshape(made, (len(places), *kept))
+    return made if wanted.ndim else F.squeeze(made, 0)
+
+
+@composite(ref=lambda x, weights=None, minlength=0: np.bincount(x, weights, minlength), inputs=("x",),
+           samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
+           errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
+def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
+    """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
+    x = _tensor("bincount", x)
+    if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
+        raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
+    length = max(minlength, int(F.amax(x)) + 1 if x.size else 0)
+    if weights is None:
+        weights = Tensor.ones(x.shape, "int64", queue=x.queue)
+    return F.index_add(Tensor.zeros((length,), weights.dtype, queue=x.queue), 0, x, weights)
+
+
+@op(vjp=None, ref=lambda x, **how: np.unique(x), samples=[S((9,), dtypes="int64", low=0, high=5), S((2, 3))])
+def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
+    """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.
+
+    Computed on the host.
+    """
+    x = _tensor("unique", x)
+    values, inverse, counts = np.unique(x.to_host(), return_inverse=True, return_counts=True, axis=axis)
+    inverse = np.reshape(inverse, x.shape if axis is None else -1)
+    wanted = [inverse] * return_inverse + [counts] * return_counts
+    found = Tensor.from_host(x.queue, values, x.dtype)
+    return (found, *(Tensor.from_host(x.queue, part) for part in wanted)) if wanted else found
+
+
+# ---- reads and writes at scattered places
+
+
+def _written(x: np.ndarray, index: Any, value: Any) -> np.ndarray:
+    out = x.copy()
+    out[index] = value
+    return out
+
+
+def _masked_select(F: Any, x: Tensor, mask: Tensor) -> Tensor:
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    return F.getitem(F.expand(x, shape), F.expand(mask, shape))
+
+
+def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None) -> Tensor:
+    if axis is None:
+        return F.take(x, indices)
+    at = _at("take_along_dim", axis, x.ndim)
+    shape = np.broadcast_shapes(*((*t.shape[:at], 1, *t.shape[at + 1 :]) for t in (x, indices)))
+    x, indices = (F.expand(t, (*shape[:at], t.shape[at], *shape[at + 1 :])) for t in (x, indices))
+    return F.gather(x, at, indices)
+
+
+def _grid(axis: int, index: Any) -> tuple[Any, ...]:
+    """The index that ``scatter`` writes to: ``index`` along its axis, and every element its own place along the others."""
+    ndim = len(index.shape)
+    return tuple(index if i == axis % ndim else np.arange(n).reshape((-1, *(1,) * (ndim - 1 - i))) for i, n in enumerate(index.shape))
+
+
+def _scatter(F: Any, x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    index, src = launch.as_tensors("scatter", x, index)[1], _like(x, src)
+    _at("scatter", axis, x.ndim)
+    return F.setitem(F.clone(x), _grid(axis, index), F.getitem(src, tuple(slice(0, n) for n in index.shape)) if np.ndim(src) else src)
+
+
+_PLACES: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
+_row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
+     doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
+_row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis), S((3, 4), (1, 4), **_PLACES, axis=0),
+     S((3, 4), (3, 2), **_PLACES, axis=1), doc="Elements at indices along an axis (or of all); other axes broadcast.")  # fmt: skip
+_row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
+     lambda x, axis, index, value: _written(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
+     doc="x with a value in the slices index along an axis.")  # fmt: skip
+_row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), _like(x, src)),
+     lambda x, axis, index, src: _written(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
+     doc="x with the slices of src at index along an axis.")  # fmt: skip
+_row("index_put", lambda F, x, indices, values: F.setitem(F.clone(x), tuple(indices), values),
+     lambda x, indices, values: _written(x, indices, values), S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
+     doc="x with values at x[indices].")  # fmt: skip
+_row("scatter", _scatter, lambda x, axis, index, src: _written(x, _grid(axis, index), src),
+     S((3, 4), axis=1, index=np.array([[0, 2], [3, 1]]), src=np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)),
+     S((3, 4), axis=0, index=np.array([[2, 0, 1]]), src=9.0),
+     doc="x with src (a tensor or a number) at the places index along an axis; of several values for one place the last.")  # fmt: skip
