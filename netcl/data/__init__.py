@@ -6,14 +6,37 @@ import importlib
 from typing import Any
 
 from netcl.data import augment, datasets, filters
+from netcl.data.collate import default_collate
 from netcl.data.dataloader import DataLoader
-from netcl.data.dataset import Dataset, Subset, TensorDataset, random_split, split_dataset
+from netcl.data.dataset import (
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+    split_dataset,
+)
 from netcl.data.errors import FormatError, SampleError, WorkerError
+from netcl.data.fetch import WorkerInfo, get_worker_info
+from netcl.data.sampler import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from netcl.data.shared_batch import SharedBatchRingBuffer
 
 __all__ = [
-    "DataLoader", "Dataset", "FormatError", "SampleError", "SharedBatchRingBuffer", "Subset", "TensorDataset", "WorkerError", "augment",
-    "augment_gpu", "datasets", "filters", "random_split", "split_dataset",
+    "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "DistributedSampler", "FormatError", "IterableDataset",
+    "RandomSampler", "SampleError", "Sampler", "SequentialSampler", "SharedBatchRingBuffer", "StackDataset", "Subset",
+    "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler", "WorkerError", "WorkerInfo", "augment", "augment_gpu", "datasets",
+    "default_collate", "filters", "get_worker_info", "random_split", "split_dataset",
 ]  # fmt: skip
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import chain
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
 
+from netcl.data.collate import Whole, map_arrays
+from netcl.data.dataset import IterableDataset
 from netcl.data.errors import message
 from netcl.data.fetch import Fetch, Task, steps
+from netcl.data.sampler import BatchSampler, rng_of
 from netcl.data.workers import ProcessPool, ThreadPool
 
 _ORDER, _DRAWS = 0, 1  # what random numbers are for: the order of an epoch, the transforms of a batch
@@ -30,6 +34,13 @@ class DataLoader:
     - **augment**: functions of a whole batch ``(x, rng=...)``, of :mod:`netcl.data.augment` (in the workers) or of
       :mod:`netcl.data.augment_gpu` (on the device).
     - **pin_memory**: transfers go through page-locked memory, whatever NETCL_PINNED_H2D says.
+    - **sampler**, **batch_sampler**: sample numbers, or lists of them, in place of ``shuffle`` (and of ``batch_size``, ``drop_last``).
+    - **collate_fn**: makes a batch of a list of samples. Without one, arrays are stacked; dicts, named tuples and texts are batched by
+      :func:`~netcl.data.default_collate`.
+    - **worker_init_fn**: called with its number in every worker that starts; **generator**: what a missing ``seed`` is drawn from.
+    - **timeout**: seconds that a worker may spend on one sample (on one batch, where batches are not arrays).
+
+    An :class:`~netcl.data.IterableDataset` is read to its end, by every worker for itself. Iterations may overlap.
 
     ``state_dict()`` is the position: within an epoch, after the batch last delivered. A worker that raises, dies or is silent for
     ``timeout`` seconds over one sample ends the iteration with a :class:`~netcl.data.errors.WorkerError` that names it.
@@ -45,10 +56,13 @@ class DataLoader:
     def __init__(
         self, dataset: Any, batch_size: int = 1, shuffle: bool = False, drop_last: bool = False, num_workers: int = 0,
         prefetch: int | None = None, seed: int | None = None, transforms: Any = None, use_shared_mem: bool = True,
-        device_queue: Any = None, augment: Any = None, pin_memory: bool = False,
+        device_queue: Any = None, augment: Any = None, pin_memory: bool = False, *, sampler: Any = None, batch_sampler: Any = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None, worker_init_fn: Callable[[int], None] | None = None, generator: Any = None,
+        persistent_workers: bool = True, timeout: float | None = None,
     ):  # fmt: skip
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            remedy = "write __len__ and __getitem__; what is only iterable goes into a list first"
+        streams = isinstance(dataset, IterableDataset)
+        if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            remedy = "write __len__ and __getitem__, or derive from IterableDataset"
             raise TypeError(message("DataLoader", "a dataset has a length and samples by number", remedy, given=type(dataset).__name__))
         _check_number("batch_size", batch_size, 1)
         _check_number("num_workers", num_workers, 0)
@@ -56,20 +70,28 @@ class DataLoader:
         _check_number("seed", 0 if seed is None else seed, 0)
         self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, int(batch_size), bool(shuffle), bool(drop_last)
         self.num_workers, self.prefetch = int(num_workers), 2 if prefetch is None else int(prefetch)
-        self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        self.seed = int(rng_of(generator).integers(2**32)) if seed is None else int(seed)
+        _check_samplers(sampler, batch_sampler, shuffle, drop_last, self.batch_size, streams)
+        self.sampler = sampler
+        self.batch_sampler = BatchSampler(sampler, self.batch_size, self.drop_last) if sampler is not None else batch_sampler
+        self.timeout = self.timeout if timeout is None else timeout
+        self.collate_fn, self.worker_init_fn, self.persistent_workers = collate_fn, worker_init_fn, persistent_workers
         self.use_shared_mem, self.device_queue, self.pin_memory = use_shared_mem, device_queue, pin_memory
         self.augment = augment
         here = [step.call for step in steps(augment, "augment") if not getattr(step.call, "on_device", False)]
         self._on_device = tuple(step for step in steps(augment, "augment") if getattr(step.call, "on_device", False))
         if self._on_device and device_queue is None:
             raise ValueError(message("DataLoader", "augmentations on the device need a device", "pass device_queue="))
-        self._fetch = Fetch(dataset, transforms, here)
+        self._fetch = Fetch(dataset, transforms, here, collate_fn, worker_init_fn, self.drop_last)
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ProcessPool | ThreadPool | None = None
         self._epoch, self._batch, self._at_position = 0, 0, True
         self._iterations = 0
 
     def __len__(self) -> int:
         """Batches per epoch."""
+        if self.batch_sampler is not None:
+            return len(self.batch_sampler)
         n = len(self.dataset) / self.batch_size
         return math.floor(n) if self.drop_last else math.ceil(n)
 
@@ -86,18 +108,40 @@ class DataLoader:
         return self._epoch_from(self._epoch, self._batch, self._iterations)
 
     def _epoch_from(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
-        batches = self._arrays(epoch, start)
+        batches = self._live(self._arrays(epoch, start))
         for batch in batches if self.device_queue is None else self._tensors(batches, epoch, start):
-            self._batch += 1
-            yield batch[0] if len(batch) == 1 else batch
-            if iteration != self._iterations:
-                what = "this iteration has ended: another one of the same loader began"
-                raise RuntimeError(message("DataLoader", what, "make a second loader to have two at once"))
-        self._epoch, self._batch, self._at_position = epoch + 1, 0, True
+            if iteration == self._iterations:  # of several at once, the last one begun is the loader's position
+                self._batch += 1
+            yield batch.value if isinstance(batch, Whole) else self._delivered(batch)
+        if iteration == self._iterations:
+            self._epoch, self._batch, self._at_position = epoch + 1, 0, True
+
+    def _delivered(self, batch: tuple[Any, ...]) -> Any:
+        return batch[0] if len(batch) == 1 else batch
+
+    def _live(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches without the notes of workers whose stream has ended; the last note ends the epoch."""
+        ended: set[int] = set()
+        workers = max(self.num_workers, 1)
+        for number, batch in enumerate(batches):
+            if isinstance(batch, Whole) and batch.ended:
+                ended.add(number % workers)
+                if len(ended) == workers:
+                    return
+            else:
+                yield batch
 
     # ---- batches
 
     def _tasks(self, epoch: int, start: int) -> Iterator[Task]:
+        if self._fetch.streams:
+            blank = np.zeros(self.batch_size, np.int64)
+            yield from (Task(batch, blank, self._key(epoch, batch)) for batch in count())
+        if self.batch_sampler is not None:
+            for batch, indices in enumerate(self.batch_sampler):
+                if batch >= start:
+                    yield Task(batch, np.asarray(indices, np.int64), self._key(epoch, batch))
+            return
         order = np.arange(len(self.dataset))
         if self.shuffle:
             np.random.default_rng((self.seed, _ORDER, epoch)).shuffle(order)
@@ -107,26 +151,41 @@ class DataLoader:
     def _key(self, epoch: int, batch: int) -> tuple[int, ...]:
         return (self.seed, _DRAWS, epoch, batch)
 
-    def _arrays(self, epoch: int, start: int) -> Iterator[tuple[np.ndarray, ...]]:
-        """The batches as arrays; for a device they may still lie in a slot of the ring."""
+    def _arrays(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches as arrays, or whole; for a device arrays may still lie in a slot of the ring."""
+        tasks = self._tasks(epoch, start)
         if not self.num_workers:
-            for task in self._tasks(epoch, start):  # not map(): a StopIteration of the dataset would end the epoch without a word
-                yield self._fetch(task)
-        elif tasks := list(self._tasks(epoch, start)):
-            pool = self._workers(tasks[0])
+            stream = iter(self.dataset) if self._fetch.streams else None
+            for task in tasks:  # not map(): a StopIteration of the dataset would end the epoch without a word
+                yield self._fetch(task) if stream is None else self._fetch.of_stream(stream, task)
+        elif (first := next(tasks, None)) is not None:
+            pool = self._workers(first)
             copied = pool.shares_memory and self.device_queue is None
-            for arrays in pool.run(tasks, self._tasks(epoch + 1, 0)):
-                yield tuple(array.copy() for array in arrays) if copied else arrays
+            drawn_here = self.batch_sampler is None and not self._fetch.streams
+            following: Iterator[Task] = self._tasks(epoch + 1, 0) if drawn_here else iter(())
+            try:
+                for arrays in pool.run(first, tasks, following):
+                    yield tuple(array.copy() for array in arrays) if copied and not isinstance(arrays, Whole) else arrays
+            finally:
+                if pool is not self._pool:
+                    pool.close()
 
-    def _tensors(self, batches: Iterator[tuple[np.ndarray, ...]], epoch: int, start: int) -> Iterator[tuple[Any, ...]]:
+    def _tensors(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
         """The batches on the device: while one is worked on, the next is on its way."""
         from netcl.data.augment_gpu import Feed
 
         feed = Feed(self.device_queue, self.pin_memory)
         sent: tuple[Any, ...] | None = None
+        before: Any = None
         for batch, arrays in enumerate(chain(batches, [None]), start):
-            tensors = None if sent is None else self._augmented(feed.ready(sent), epoch, batch - 1)
-            sent = None if arrays is None else feed.send(arrays)
+            tensors: Any = None
+            if sent is not None:
+                ready = iter(feed.ready(sent))
+                whole = isinstance(before, Whole)
+                tensors = map_arrays(lambda _: next(ready), before) if whole else self._augmented(tuple(ready), epoch, batch - 1)  # noqa: B023
+            leaves: list[np.ndarray] = []
+            map_arrays(leaves.append, arrays)
+            sent, before = None if arrays is None else feed.send(tuple(leaves)), arrays
             if tensors is not None:
                 yield tensors
 
@@ -139,18 +198,25 @@ class DataLoader:
 
     def _workers(self, first: Task) -> ProcessPool | ThreadPool:
         if self._pool is None or self._pool.closed:
-            ahead = self.num_workers * self.prefetch
-            if self.use_shared_mem:
-                self._pool = ProcessPool(self._fetch, self.num_workers, ahead, self.batch_size, first, self.timeout)
-            else:
-                self._pool = ThreadPool(self._fetch, self.num_workers, ahead, self.timeout)
+            self._pool = self._new_workers(first)
+        if self._pool.busy:
+            self._others.add(another := self._new_workers(first))
+            return another
         self._pool.timeout = self.timeout
         return self._pool
+
+    def _new_workers(self, first: Task) -> ProcessPool | ThreadPool:
+        ahead, most = self.num_workers * self.prefetch, max(self.batch_size, len(first.indices))
+        if self.use_shared_mem:
+            return ProcessPool(self._fetch, self.num_workers, ahead, most, first, self.timeout, self.seed)
+        return ThreadPool(self._fetch, self.num_workers, ahead, self.timeout, self.seed)
 
     # ---- position and end
 
     def state_dict(self) -> dict[str, int]:
         """The position: what :meth:`load_state_dict` needs to go on with the batch after the last one delivered."""
+        if self._fetch.streams:
+            raise ValueError(message("DataLoader", "an iterable dataset has no position to go on from", "save it in the dataset"))
         return {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -173,15 +239,26 @@ class DataLoader:
 
     def close(self) -> None:
         """End the workers and give shared memory back. The loader can still be used: it starts new ones."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        for pool in [*self._others, *filter(None, [self._pool])]:
+            pool.close()
+        self._pool = None
 
     def __enter__(self) -> DataLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: Any, batch_size: int, streams: bool) -> None:
+    """Raise where two arguments choose the samples."""
+    given = [name for name, value in (("shuffle", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None))
+             if value]  # fmt: skip
+    if len(given) > 1 or (given and streams):
+        what = "an iterable dataset has an order of its own" if streams else "only one argument may choose the samples"
+        raise ValueError(message("DataLoader", what, given=", ".join(given)))
+    if batch_sampler is not None and (batch_size != 1 or drop_last):
+        raise ValueError(message("DataLoader", "a batch_sampler chooses the batches", "leave batch_size and drop_last out"))
 
 
 def _check_number(name: str, value: Any, least: int) -> None:

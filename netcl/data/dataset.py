@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from netcl.data.errors import message
+from netcl.data.sampler import rng_of
 
 
 class Dataset:
@@ -33,6 +36,76 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Any:
         raise NotImplementedError(message(type(self).__name__, "a dataset needs a method __getitem__"))
+
+    def __add__(self, other: Any) -> ConcatDataset:
+        return ConcatDataset([self, other])
+
+
+class IterableDataset:
+    """Samples one after the other, of a stream or of unknown number. Write ``__iter__``.
+
+    Every worker of a loader iterates over the dataset by itself: :func:`~netcl.data.get_worker_info` tells which part is its own.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError(message(type(self).__name__, "an iterable dataset needs a method __iter__"))
+
+    def __add__(self, other: Any) -> ChainDataset:
+        return ChainDataset([self, other])
+
+
+class ChainDataset(IterableDataset):
+    """Iterable datasets, one after the other."""
+
+    def __init__(self, datasets: Iterable[Any]):
+        self.datasets = list(datasets)
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.datasets)
+
+
+class ConcatDataset(Dataset):
+    """Datasets in a row, as one.
+
+    >>> data = ConcatDataset([TensorDataset([1, 2]), TensorDataset([3])])
+    >>> len(data), int(data[2]), int(data[-3])
+    (3, 3, 1)
+    """
+
+    def __init__(self, datasets: Iterable[Any]):
+        self.datasets = list(datasets)
+        if not self.datasets or any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
+            what, remedy = "there must be at least one dataset, and all must have a length", "chain iterable ones with ChainDataset"
+            raise ValueError(message("ConcatDataset", what, remedy, datasets=len(self.datasets)))
+        self.cumulative_sizes = np.cumsum([len(dataset) for dataset in self.datasets]).tolist()
+
+    def __len__(self) -> int:
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(message("ConcatDataset", "there is no sample with this number", index=index, samples=len(self)))
+        which = bisect_right(self.cumulative_sizes, at)
+        return self.datasets[which][at - (self.cumulative_sizes[which - 1] if which else 0)]
+
+
+class StackDataset(Dataset):
+    """Datasets side by side: a sample is a tuple of theirs, or a dict if the datasets are given by name."""
+
+    def __init__(self, *datasets: Any, **named: Any):
+        self.datasets: Any = named or datasets
+        if bool(named) == bool(datasets) or len({len(dataset) for dataset in named.values() or datasets}) > 1:
+            lengths = [len(dataset) for dataset in (*datasets, *named.values())]
+            raise ValueError(message("StackDataset", "datasets must have equal lengths, and all or none a name", lengths=lengths))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)))
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self.datasets, dict):
+            return {name: dataset[index] for name, dataset in self.datasets.items()}
+        return tuple(dataset[index] for dataset in self.datasets)
 
 
 class TensorDataset(Dataset):
@@ -100,17 +173,18 @@ class Subset(Dataset):
         return lambda indices: whole(self.indices[indices])
 
 
-def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None) -> list[Subset]:
+def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None, *, generator: Any = None) -> list[Subset]:
     """Parts of a dataset drawn at random, each sample in one of them.
 
     - **lengths**: numbers of samples that add up to the dataset's, or fractions that add up to 1.
-    - **seed**: the same seed draws the same parts.
+    - **seed**: the same seed draws the same parts; **generator**: torch's name for what the numbers are drawn from.
 
     >>> train, test = random_split(TensorDataset(np.arange(10)), [0.8, 0.2], seed=0)
     >>> len(train), len(test)
     (8, 2)
     """
-    return _parts(dataset, np.random.default_rng(seed).permutation(len(dataset)), lengths, "random_split")
+    rng = rng_of(seed if generator is None else generator)
+    return _parts(dataset, rng.permutation(len(dataset)), lengths, "random_split")
 
 
 def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.data.dataset import taker
+from netcl.data.collate import Whole, default_collate, is_structured
+from netcl.data.dataset import IterableDataset, taker
 from netcl.data.errors import SampleError, message
 
 
@@ -64,11 +67,37 @@ def _wants_rng(call: Any) -> bool:
         return False
 
 
+class WorkerInfo(NamedTuple):
+    """Which worker of a loader this is, of how many, its seed, and its copy of the dataset."""
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+
+
+class _Local(threading.local):
+    info: WorkerInfo | None = None
+    stream: tuple[Any, Iterator[Any]] | None = None
+
+
+_local = _Local()
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """In a worker of a DataLoader: which one it is; elsewhere ``None``."""
+    return _local.info
+
+
 class Fetch:
     """Makes the batch of a task: samples, per-sample transforms, stacking, augmentation of the whole batch."""
 
-    def __init__(self, dataset: Any, transforms: Any = None, augment: Any = None):
-        self.dataset = dataset
+    def __init__(
+        self, dataset: Any, transforms: Any = None, augment: Any = None, collate_fn: Any = None, worker_init_fn: Any = None,
+        drop_last: bool = False,
+    ):  # fmt: skip
+        self.dataset, self.collate_fn, self.worker_init_fn, self.drop_last = dataset, collate_fn, worker_init_fn, drop_last
+        self.streams = isinstance(dataset, IterableDataset)
         self.transforms = steps(transforms, "transforms")
         self.augment = steps(augment, "augment")
 
@@ -77,18 +106,67 @@ class Fetch:
         """Whether random numbers are used."""
         return any(step.wants_rng for step in (*self.transforms, *self.augment))
 
-    def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...]:
+    @property
+    def whole(self) -> bool:
+        """Whether every batch is a :class:`~netcl.data.collate.Whole`; without this, samples decide."""
+        return self.streams or self.collate_fn is not None
+
+    def begin(self, number: int, workers: int, seed: int) -> None:
+        """The first call in a worker."""
+        _local.info = WorkerInfo(number, workers, seed + number, self.dataset)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(number)
+
+    def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | Whole:
         """The arrays of a batch; ``beat`` is called before each sample, so that a hang can be told from work."""
         rng = np.random.default_rng(task.key)
         beat()
-        take = None if self.transforms else taker(self.dataset)
+        if self.streams:
+            if _local.stream is None or _local.stream[0] != task.key[:-1]:
+                _local.stream = task.key[:-1], iter(self.dataset)
+            return self.of_stream(_local.stream[1], task, beat)
+        take = None if self.transforms or self.whole else taker(self.dataset)
         arrays = self._stacked(task.indices, rng, beat) if take is None else _fields(take(task.indices))
+        if isinstance(arrays, Whole):
+            return arrays
         for step in self.augment:
             arrays = step(arrays, rng)
         return tuple(np.ascontiguousarray(array) for array in arrays)
 
-    def _stacked(self, indices: np.ndarray, rng: np.random.Generator, beat: Callable[[], None]) -> tuple[np.ndarray, ...]:
-        first = self._sample(int(indices[0]), rng)
+    def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> Whole:
+        """The next batch of an iterable dataset, or that there is none."""
+        samples: list[Any] = []
+        for sample in islice(stream, len(task.indices)):
+            beat()
+            samples.append(self._transformed(sample, np.random.default_rng((*task.key, len(samples)))))
+        if not samples or (self.drop_last and len(samples) < len(task.indices)):
+            return Whole(None, ended=True)
+        return self._collated(samples)
+
+    def _collated(self, samples: list[Any]) -> Whole:
+        if self.augment:
+            what = "augment must be given batches of arrays, not of other structures"
+            raise SampleError(message("DataLoader", what, "augment in the dataset, in transforms or in collate_fn"))
+        return Whole((self.collate_fn or default_collate)(samples))
+
+    def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
+        """A sample of any structure after the transforms, which get its first part if it is a tuple."""
+        if not self.transforms:
+            return sample
+        fields = _fields(sample)
+        for step in self.transforms:
+            fields = step(fields, rng)
+        return fields if isinstance(sample, tuple | list) else fields[0]
+
+    def _stacked(self, indices: np.ndarray, rng: np.random.Generator, beat: Callable[[], None]) -> tuple[np.ndarray, ...] | Whole:
+        start = self.dataset[int(indices[0])]
+        if self.whole or is_structured(start):
+            samples = [self._transformed(start, rng)]
+            for index in indices[1:]:
+                beat()
+                samples.append(self._transformed(self.dataset[int(index)], rng))
+            return self._collated(samples)
+        first = self._sample(int(indices[0]), rng, start)
         columns = [np.empty((len(indices), *field.shape), field.dtype) for field in first]
         for row, index in enumerate(indices):
             beat()
@@ -98,8 +176,8 @@ class Fetch:
                 column[row] = field
         return tuple(columns)
 
-    def _sample(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        sample = _fields(self.dataset[index])
+    def _sample(self, index: int, rng: np.random.Generator, given: Any = None) -> tuple[np.ndarray, ...]:
+        sample = _fields(self.dataset[index] if given is None else given)
         for step in self.transforms:
             sample = step(sample, rng)
         return tuple(_array(field, index) for field in sample)

@@ -16,13 +16,13 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from netcl.data.collate import Whole
 from netcl.data.errors import WorkerError, message
 from netcl.data.fetch import Fetch, Task, check_batch, fields_of
 from netcl.data.shared_batch import SharedBatchRingBuffer
@@ -30,6 +30,7 @@ from netcl.data.shared_batch import SharedBatchRingBuffer
 START_SECONDS = 60.0  # a worker imports the program's main module before it serves
 _POLL = 0.2
 _READY = "ready"
+_WHOLE, _DESCRIBE = -1, -2  # in place of a slot: answer with the batch itself, or with the form of its arrays
 _TRAVEL = (
     "what worker processes use is defined at the top of a module, without lambda, and the program's own work is under "
     "`if __name__ == '__main__':`; use_shared_mem=False makes the workers threads, which take anything"
@@ -71,10 +72,11 @@ def _hung(number: int, seconds: float, **where: Any) -> str:
 # ---- in the worker process
 
 
-def _serve(pipe: Any, fetch: Fetch, number: int) -> None:
+def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> None:
     """The main function of a worker process: answers each request of the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    fetch.begin(number, workers, seed)
     try:
         pipe.send(_READY)
         ring: SharedBatchRingBuffer | None = None
@@ -96,16 +98,20 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """The form of the first batch, or the number of samples put into the slot, or what went wrong."""
+    """The form of the first batch (``None``: not of arrays), or the number of samples put into the slot, or a whole batch, or what went
+    wrong."""
     with _Caught() as caught:
+        if slot == _DESCRIBE:
+            first = fetch(task)
+            return None if isinstance(first, Whole) else fields_of(first)
         if ring is None:
-            return fields_of(fetch(task))
+            return fetch(task)
         beats = ring.beats
 
         def beat() -> None:
             beats[number] += 1
 
-        arrays = fetch(task, beat)
+        arrays: Any = fetch(task, beat)
         check_batch(arrays, ring.fields, len(task.indices))
         ring.put(slot, arrays)
         return len(task.indices)
@@ -119,12 +125,12 @@ def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task:
 class _Process:
     """One worker process and the pipe to it."""
 
-    def __init__(self, number: int, fetch: Fetch):
+    def __init__(self, number: int, fetch: Fetch, workers: int, seed: int):
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self.number = number
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, fetch, number), name=f"netcl-data-{number}", daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, fetch, number, workers, seed), name=f"netcl-data-{number}", daemon=True)
         with _Caught() as caught:  # whatever the way a dataset travels by cannot carry
             self.process.start()
         theirs.close()
@@ -199,6 +205,19 @@ class _Closing:
             self.pool.close()
 
 
+class _Busy:
+    """Marks a pool for the time of a run."""
+
+    def __init__(self, pool: Any):
+        self.pool = pool
+
+    def __enter__(self) -> None:
+        self.pool.busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.busy = False
+
+
 class Pool:
     """Workers with tasks ahead of them. What the two kinds differ in: how a task is sent, and how its batch is received."""
 
@@ -209,19 +228,31 @@ class Pool:
         self.ahead, self.timeout = ahead, timeout
         self._pending: deque[Task] = deque()
         self._lent: Task | None = None
+        self.busy = False
 
-    def run(self, tasks: Sequence[Task], following: Iterator[Task]) -> Iterator[tuple[np.ndarray, ...]]:
+    def run(self, first: Task, others: Iterator[Task], following: Iterator[Task]) -> Iterator[Any]:
         """The batches of the tasks, in their order, each valid until the next is asked for.
 
-        Towards the end the ``following`` tasks are begun: if the next run has them, no worker has been idle in between.
+        Towards the end the ``following`` tasks are begun: if the next run has them, no worker has been idle in between. One run at a
+        time: a pool that is ``busy`` has one.
         """
-        with _Closing(self):
-            self._take_back(self._lent)  # of an iteration that was left and is still held by someone
-            while self._pending and not self._pending[0].same_as(tasks[0]):
+        left = 1
+
+        def counted() -> Iterator[Task]:
+            nonlocal left
+            for task in others:
+                left += 1
+                yield task
+            yield from following
+
+        with _Closing(self), _Busy(self):
+            while self._pending and not self._pending[0].same_as(first):
                 self._discard(self._pending.popleft())
-            coming = chain(tasks[len(self._pending) :], following)
-            self._fill(coming)
-            for _ in tasks:
+            begun, coming = len(self._pending), counted()
+            deque(islice(coming, max(begun - 1, 0)), maxlen=0)
+            self._fill(coming if begun else chain([first], coming))
+            while left:
+                left -= 1
                 if not self._pending:
                     raise WorkerError(message("DataLoader", "the loader was closed in the middle of an iteration"))
                 task = self._pending.popleft()
@@ -263,7 +294,7 @@ class Pool:
     def _send(self, task: Task) -> None:
         raise NotImplementedError
 
-    def _receive(self, task: Task) -> tuple[np.ndarray, ...]:
+    def _receive(self, task: Task) -> Any:
         """The batch of a task, once it is there."""
         raise NotImplementedError
 
@@ -280,25 +311,30 @@ class ProcessPool(Pool):
 
     shares_memory = True
 
-    def __init__(self, fetch: Fetch, workers: int, ahead: int, batch_size: int, first: Task, timeout: float):
+    def __init__(self, fetch: Fetch, workers: int, ahead: int, batch_size: int, first: Task, timeout: float, seed: int = 0):
         if os.name == "nt":
             what = "worker processes hand memory to each other as open files, which Windows cannot"
             raise WorkerError(message("DataLoader", what, "use_shared_mem=False makes the workers threads"))
         super().__init__(ahead, timeout)
         self._workers = []
         self._rings: list[SharedBatchRingBuffer] = []
+        self._ring: SharedBatchRingBuffer | None = None
         self._slots: dict[tuple[int, ...], int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._workers, self._rings)
         with _Closing(self):
-            self._workers += [_Process(number, fetch) for number in range(workers)]
-            self._share(first, batch_size)
+            self._workers += [_Process(number, fetch, workers, seed) for number in range(workers)]
+            self._share(first, batch_size, fetch.whole)
 
-    def _share(self, first: Task, batch_size: int) -> None:
-        """Learn from the first sample how batches look, and give every worker the ring that holds them."""
+    def _share(self, first: Task, batch_size: int, whole: bool) -> None:
+        """Learn from the first sample how batches look, and give every worker the ring that holds them, if they are arrays."""
         for worker in self._workers:
             worker.receive(self._patience(worker, first, START_SECONDS))
-        self._workers[0].send((Task(first.batch, first.indices[:1], first.key), 0))
+        if whole:
+            return
+        self._workers[0].send((Task(first.batch, first.indices[:1], first.key), _DESCRIBE))
         fields = self._result(self._workers[0], first)
+        if fields is None:
+            return
         self._ring = SharedBatchRingBuffer(fields, batch_size, self.ahead + 1, len(self._workers))
         self._rings.append(self._ring)
         for worker in self._workers:
@@ -306,16 +342,19 @@ class ProcessPool(Pool):
             worker.hand_over(self._ring)
 
     def _send(self, task: Task) -> None:
-        self._slots[task.key] = slot = self._ring.acquire()
-        self._of(task).send((task, slot))
+        if self._ring is not None:
+            self._slots[task.key] = self._ring.acquire()
+        self._of(task).send((task, self._slots.get(task.key, _WHOLE)))
 
-    def _receive(self, task: Task) -> tuple[np.ndarray, ...]:
-        self._result(self._of(task), task)
+    def _receive(self, task: Task) -> Any:
+        answer = self._result(self._of(task), task)
+        if self._ring is None:
+            return answer
         return self._ring.view(self._slots[task.key], len(task.indices))
 
     def _release(self, task: Task) -> None:
         slot = self._slots.pop(task.key, None)
-        if slot is not None:  # else the pool was closed meanwhile
+        if slot is not None and self._ring is not None:  # else the pool was closed meanwhile
             self._ring.release(slot)
 
     def _discard(self, task: Task) -> None:
@@ -338,7 +377,7 @@ class ProcessPool(Pool):
 
         def check() -> None:
             nonlocal seen, since
-            beats = int(self._ring.beats[worker.number]) if self._rings else -1
+            beats = int(self._ring.beats[worker.number]) if self._rings and self._ring is not None else -1
             if beats != seen:
                 seen, since = beats, time.monotonic()
             elif time.monotonic() - since > seconds:
@@ -362,19 +401,21 @@ class ProcessPool(Pool):
 class _Thread:
     """One worker thread with its two queues."""
 
-    def __init__(self, number: int, fetch: Fetch):
-        self.number, self.fetch, self.beats = number, fetch, 0
+    def __init__(self, number: int, fetch: Fetch, workers: int, seed: int):
+        self.number, self.fetch, self.beats, self.begin = number, fetch, 0, partial(fetch.begin, number, workers, seed)
         self.inbox: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name=f"netcl-data-{number}", daemon=True)
         self.thread.start()
 
     def _serve(self) -> None:
+        with _Caught(BaseException) as begun:
+            self.begin()
         while (task := self.inbox.get()) is not None:
             arrays = None
             with _Caught(BaseException) as caught:  # a sys.exit() too: nobody would hear of a thread that ended
                 arrays = self.fetch(task, self._beat)
-            self.outbox.put(caught.error or arrays)
+            self.outbox.put(begun.error or caught.error or arrays)
 
     def _beat(self) -> None:
         self.beats += 1
@@ -395,9 +436,9 @@ class _Thread:
 class ThreadPool(Pool):
     """Worker threads: nothing to share and nothing to start, for datasets that read files or run in NumPy."""
 
-    def __init__(self, fetch: Fetch, workers: int, ahead: int, timeout: float):
+    def __init__(self, fetch: Fetch, workers: int, ahead: int, timeout: float, seed: int = 0):
         super().__init__(ahead, timeout)
-        self._workers = [_Thread(number, fetch) for number in range(workers)]
+        self._workers = [_Thread(number, fetch, workers, seed) for number in range(workers)]
         self._finalizer = weakref.finalize(self, _stop_threads, self._workers)
         self._fields: Any = None
 
@@ -411,14 +452,16 @@ class ThreadPool(Pool):
             raise WorkerError(_hung(worker.number, self.timeout, thread=worker.thread.name, batch=task.batch))
         return answer
 
-    def _receive(self, task: Task) -> tuple[np.ndarray, ...]:
+    def _receive(self, task: Task) -> Any:
         worker, answer = self._of(task), self._discard(task)
         if isinstance(answer, BaseException):
             text = f"worker {worker.number} raised {type(answer).__name__}: {answer}"
             raise WorkerError(message("DataLoader", text, thread=worker.thread.name, batch=task.batch)) from answer
         return self._checked(answer, task, worker)
 
-    def _checked(self, arrays: tuple[np.ndarray, ...], task: Task, worker: _Thread) -> tuple[np.ndarray, ...]:
+    def _checked(self, arrays: Any, task: Task, worker: _Thread) -> Any:
+        if isinstance(arrays, Whole):
+            return arrays
         self._fields = self._fields or fields_of(arrays)
         try:
             check_batch(arrays, self._fields, len(task.indices))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netcl.nn import factory, functional, init
+from netcl.nn import composed, factory, functional, init
 from netcl.nn.activation import (
     CELU,
     ELU,
@@ -29,6 +29,7 @@ from netcl.nn.activation import (
     Tanh,
 )
 from netcl.nn.attention import CausalSelfAttention, KVCache, MultiheadAttention, RotaryAttention
+from netcl.nn.composed import *  # noqa: F403, the layers of a table
 from netcl.nn.container import Concat, Identity, ModuleDict, ModuleList, Residual, Sequential
 from netcl.nn.conv import Conv1d, Conv2d, ConvTranspose2d, DepthwiseConv2d
 from netcl.nn.dropout import Dropout, Dropout1d, Dropout2d
@@ -88,7 +89,7 @@ __all__ = [
     "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "Softsign", "SwiGLU", "Swish", "Tanh", "TransformerBlock",
     "TransformerEncoder", "TransformerEncoderLayer", "TripletMarginLoss", "Unflatten", "Upsample", "ViT", "VisionTransformer",
     "build", "build_sequential", "config_of", "factory", "functional", "init", "register_layer", "resnet18", "resnet34",
-    "resnet50", "resnet101", "resnet152", "unregister_layer", "vit_small",
+    "resnet50", "resnet101", "resnet152", "unregister_layer", "vit_small", *composed.__all__,
 ]  # fmt: skip
 
 _MODELS = (ResNet18, resnet18, resnet34, resnet50, resnet101, resnet152, vit_small)

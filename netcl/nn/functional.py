@@ -13,6 +13,7 @@ from typing import Any
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.nn import composed
 from netcl.nn.activation import CELU, GLU
 from netcl.nn.norm import EPSILON
 
@@ -27,6 +28,8 @@ INPLACE = frozenset("relu relu6 elu selu leaky_relu silu mish hardtanh hardsigmo
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
+    if name in composed.FUNCTIONS:
+        return getattr(composed, name)
     return _activation(name) if name in INPLACE else getattr(ag, RENAMED.get(name, name))
 
 
@@ -42,7 +45,7 @@ def _activation(name: str) -> Callable[..., Tensor]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *RENAMED, *dir(ag)})
+    return sorted({*globals(), *composed.FUNCTIONS, *RENAMED, *dir(ag)})
 
 
 def softmax(input: Tensor, dim: int = -1) -> Tensor:
@@ -53,11 +56,6 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
     [[0.5, 0.5]]
     """
     return ag.softmax(input, axis=dim)
-
-
-def softmin(input: Tensor, dim: int = -1) -> Tensor:
-    """The softmax of the negative."""
-    return ag.softmax(ag.neg(input), axis=dim)
 
 
 def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
@@ -140,16 +138,6 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     """The transpose of a convolution of images."""
     options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
     return ag.conv_transpose2d(input, weight, bias, **options)
-
-
-def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
-    """The windows of images as columns."""
-    return ag.im2col(input, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
-
-
-def fold(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
-    """Columns back into images of ``output_size``; where windows overlap, they add up."""
-    return ag.col2im(input, size=output_size, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

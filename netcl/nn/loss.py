@@ -11,7 +11,9 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import here
 
 
-class _Loss(Module):
+class Loss(Module):
+    """The base of losses."""
+
     weight: Tensor | None
     pos_weight: Tensor | None
 
@@ -31,7 +33,7 @@ class _Loss(Module):
         self.register_buffer(name, weight, persistent=False)
 
 
-class CrossEntropyLoss(_Loss):
+class CrossEntropyLoss(Loss):
     """Softmax and negative log-likelihood in one: ``-log(exp(x[y]) / sum over c of exp(x[c]))``.
 
     - **weight**: one factor per class.
@@ -57,7 +59,7 @@ class CrossEntropyLoss(_Loss):
                                 label_smoothing=self.label_smoothing)  # fmt: skip
 
 
-class NLLLoss(_Loss):
+class NLLLoss(Loss):
     """Negative log-likelihood of log-probabilities: ``-x[y]``.
 
     - **weight**, **ignore_index**, **reduction**: as in :class:`CrossEntropyLoss`.
@@ -78,7 +80,7 @@ class NLLLoss(_Loss):
         return ag.nll(log_probabilities, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
 
 
-class MSELoss(_Loss):
+class MSELoss(Loss):
     """The squared difference: ``(x - y)^2``.
 
     >>> from netcl import nn
@@ -90,7 +92,7 @@ class MSELoss(_Loss):
         return ag.mse(x, target, reduction=self.reduction)
 
 
-class L1Loss(_Loss):
+class L1Loss(Loss):
     """The absolute difference: ``|x - y|``.
 
     >>> from netcl import nn
@@ -102,7 +104,7 @@ class L1Loss(_Loss):
         return ag.l1(x, target, reduction=self.reduction)
 
 
-class SmoothL1Loss(_Loss):
+class SmoothL1Loss(Loss):
     """Squared where small, straight where large: ``d^2 / (2 beta)`` if ``d = |x - y| < beta``, else ``d - beta / 2``.
 
     >>> from netcl import nn
@@ -118,7 +120,7 @@ class SmoothL1Loss(_Loss):
         return ag.smooth_l1(x, target, beta=self.beta, reduction=self.reduction)
 
 
-class HuberLoss(_Loss):
+class HuberLoss(Loss):
     """Squared where small, straight where large: ``d^2 / 2`` if ``d = |x - y| < delta``, else ``delta (d - delta / 2)``.
 
     >>> from netcl import nn
@@ -134,7 +136,7 @@ class HuberLoss(_Loss):
         return ag.huber(x, target, delta=self.delta, reduction=self.reduction)
 
 
-class BCELoss(_Loss):
+class BCELoss(Loss):
     """Binary cross-entropy of probabilities: ``-(y log x + (1 - y) log(1 - x))``.
 
     - **weight**: a factor per element, broadcast. **reduction**: as everywhere.
@@ -152,7 +154,7 @@ class BCELoss(_Loss):
         return ag.bce(x, target, weight=self.weight, reduction=self.reduction)
 
 
-class BCEWithLogitsLoss(_Loss):
+class BCEWithLogitsLoss(Loss):
     """Sigmoid and binary cross-entropy in one, without overflow.
 
     - **weight**: a factor per element, broadcast. **pos_weight**: a factor for positive targets. **reduction**: as everywhere.
@@ -171,7 +173,7 @@ class BCEWithLogitsLoss(_Loss):
         return ag.bce_with_logits(x, target, weight=self.weight, pos_weight=self.pos_weight, reduction=self.reduction)
 
 
-class KLDivLoss(_Loss):
+class KLDivLoss(Loss):
     """Kullback-Leibler divergence of a distribution ``y`` from log-probabilities ``x``: ``y (log y - x)``.
 
     - **reduction**: also ``batchmean``, the sum over the batch size, which is the divergence proper.
@@ -190,7 +192,7 @@ class KLDivLoss(_Loss):
         return ag.kl_div(x, target, reduction=self.reduction, log_target=self.log_target)
 
 
-class HingeLoss(_Loss):
+class HingeLoss(Loss):
     """``max(0, margin - y x)`` for targets ``y`` of -1 and 1.
 
     >>> from netcl import nn
@@ -222,7 +224,7 @@ class CosineSimilarity(Module):
         return ag.cosine_similarity(x1, x2, axis=self.dim, eps=self.eps)
 
 
-class TripletMarginLoss(_Loss):
+class TripletMarginLoss(Loss):
     """``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` with the p-norm as distance ``d``.
 
     Shapes: three times ``(N, D)``.
@@ -240,7 +242,7 @@ class TripletMarginLoss(_Loss):
         return ag.triplet(anchor, positive, negative, margin=self.margin, p=self.p, eps=self.eps, reduction=self.reduction)
 
 
-class InfoNCELoss(_Loss):
+class InfoNCELoss(Loss):
     """Each query must find its own key among all: cross-entropy of ``cos(query_i, key_j) / temperature`` with targets ``j = i``.
 
     Shapes: queries and keys ``(N, D)``.
@@ -258,7 +260,7 @@ class InfoNCELoss(_Loss):
         return ag.info_nce(query, key, temperature=self.temperature, reduction=self.reduction)
 
 
-class ContrastiveLoss(_Loss):
+class ContrastiveLoss(Loss):
     """Pairs that belong together (``y = 1``) are pulled, others pushed apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.
 
     Shapes: two times ``(N, D)``, targets ``(N,)``.

@@ -9,25 +9,36 @@ from netcl.optim import schedule as lr_scheduler
 from netcl.optim.adam import Adam, AdamW
 from netcl.optim.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim.ema import ModelEMA
+from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, NAdam, RAdam, Rprop
 from netcl.optim.lion import Lion
 from netcl.optim.optimizer import Optimizer
 from netcl.optim.rmsprop import RMSProp, RMSprop
 from netcl.optim.schedule import (
+    ChainedScheduler,
+    ConstantLR,
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
     ExponentialLR,
     LambdaLR,
     LinearLR,
+    LRScheduler,
+    MultiplicativeLR,
     MultiStepLR,
     OneCycleLR,
+    PolynomialLR,
     ReduceLROnPlateau,
     Scheduler,
+    SequentialLR,
     StepLR,
     WarmupCosine,
 )
 from netcl.optim.sgd import SGD, Momentum
 
 __all__ = [
-    "SGD", "AMPGradScaler", "Adam", "AdamW", "CosineAnnealingLR", "ExponentialLR", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum",
-    "MultiStepLR", "OneCycleLR", "Optimizer", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Scheduler", "StepLR", "WarmupCosine",
-    "clip_grad_norm", "clip_grad_norm_device", "clip_grad_value", "lr_scheduler",
+    "ASGD", "SGD", "AMPGradScaler", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ChainedScheduler", "ConstantLR", "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LRScheduler", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum",
+    "MultiStepLR", "MultiplicativeLR", "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSProp", "RMSprop",
+    "ReduceLROnPlateau", "Rprop", "Scheduler", "SequentialLR", "StepLR", "WarmupCosine", "clip_grad_norm", "clip_grad_norm_device",
+    "clip_grad_value", "lr_scheduler",
 ]  # fmt: skip

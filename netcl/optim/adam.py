@@ -59,12 +59,12 @@ class Adam(Optimizer):
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False, decoupled_weight_decay: bool = False,
-        master_weights: bool = False,
+        master_weights: bool = False, **switches: bool | None,
     ):  # fmt: skip
         super().__init__(params, {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize,
             "decoupled_weight_decay": decoupled_weight_decay, "master_weights": master_weights,
-        })  # fmt: skip
+        }, switches)  # fmt: skip
 
     def check(self, group: Group) -> None:
         super().check(group)
@@ -104,10 +104,10 @@ class AdamW(Adam):
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, master_weights: bool = False,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, master_weights: bool = False, **switches: bool | None,
     ):  # fmt: skip
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True,
-                         master_weights=master_weights)  # fmt: skip
+                         master_weights=master_weights, **switches)  # fmt: skip
 
     def check(self, group: Group) -> None:
         super().check(group)

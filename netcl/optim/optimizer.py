@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from netcl import ops
+from netcl.autograd.tape import enable_grad
 from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
@@ -59,8 +61,9 @@ class Optimizer:
     #: Whether the number of a parameter's steps is part of its state.
     counts: ClassVar[bool] = False
 
-    def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]):
+    def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any], switches: Mapping[str, Any] | None = None):
         self.op = type(self).__name__
+        self._check_switches(switches or {})
         if isinstance(params, Tensor):
             raise TypeError(message(self.op, "parameters are given as a list", "pass [tensor], or model.parameters()", shape=params.shape))
         given = list(params)
@@ -99,10 +102,24 @@ class Optimizer:
         """The values of the rule's scalars for parameters of which ``age`` steps were taken, this one included."""
         raise NotImplementedError
 
+    def initial(self, name: str, group: Group) -> float:
+        """What a new tensor of a parameter's state is filled with."""
+        return 0.0
+
     def check(self, group: Group) -> None:
         """Raise if an option of a group is out of range."""
         check_number(self.op, "lr", group["lr"])
         check_number(self.op, "weight_decay", group["weight_decay"])
+
+    def _check_switches(self, switches: Mapping[str, Any]) -> None:
+        """Raise on a keyword that is neither an option nor one of torch's switches, which all choose between equal results."""
+        unknown = sorted(set(switches) - TORCH_SWITCHES)
+        if unknown:
+            raise TypeError(
+                message(self.op, f"there is no option {unknown[0]!r}", f"known are {', '.join(inspect.signature(type(self)).parameters)}")
+            )
+        if switches.get("differentiable"):
+            raise ValueError(message(self.op, "a step cannot be differentiated", "leave differentiable=True out"))
 
     # ---- groups
 
@@ -148,11 +165,16 @@ class Optimizer:
 
     # ---- steps
 
-    def step(self, max_norm: float | None = None, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> Tensor | None:
+    def step(
+        self, max_norm: float | Callable[[], Any] | None = None, *, closure: Callable[[], Any] | None = None,
+        grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
+    ) -> Any:  # fmt: skip
         """Change every parameter that has a gradient.
 
         Where the driver fails, nothing has changed and the step can be repeated; an update of several groups, or of more tensors than one
         launch takes, says so if a part of it is done.
+
+        ``step(closure)`` calls the function first, with gradients recorded, and returns what it returns: the loss, as in torch.
 
         ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
         the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor that nothing has waited for.
@@ -161,6 +183,11 @@ class Optimizer:
         multiplied by the first inside the update, and if the second is 1 the step is not taken. The host does not learn which:
         the number of steps is then counted on the device, and :meth:`state_dict` reads it.
         """
+        if closure is not None or callable(max_norm):
+            with enable_grad():
+                loss = closure() if closure is not None else max_norm()  # type: ignore[operator,misc]
+            self.step(None if callable(max_norm) else max_norm, grad_scale=grad_scale, found_inf=found_inf)
+            return loss
         live = [(group, self._with_gradient(group)) for group in self.param_groups]
         total, factor = self._factor(live, max_norm, grad_scale)
         counters: list[Tensor] = []
@@ -261,7 +288,7 @@ class Optimizer:
         """Parameters of one age together: the age, their states, and one list of tensors per role."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
-            roles: list[list[Any]] = [[p.grad for p in own], *[self._remembered(own, states, name) for name in names]]
+            roles: list[list[Any]] = [[p.grad for p in own], *[self._remembered(group, own, states, name) for name in names]]
             steps = self._counter(group, own, states) if on_device and self.counts else age
             masters = [self._master(p, state) for p, state in zip(own, states, strict=True)] if mastered else own
             yield steps, states, [masters, *roles, *([own] if mastered else [])]
@@ -309,27 +336,27 @@ class Optimizer:
             state["step"] = counter
         return counter
 
-    def _remembered(self, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
+    def _remembered(self, group: Group, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
         """What is called ``name`` of each parameter; made where it is missing, and moved after a parameter that has moved."""
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
-            self._remember(own[i], states[i], name)
+            self._remember(own[i], states[i], name, group)
             found[i] = states[i][name]
         return found
 
-    def _remember(self, p: Tensor, state: dict[str, Any], name: str) -> None:
-        """A new tensor of zeros in a parameter's state (float32 also for halves), or the old one where the parameter has moved to."""
+    def _remember(self, p: Tensor, state: dict[str, Any], name: str, group: Group) -> None:
+        """A new tensor of :meth:`initial` values in a parameter's state (float32 also for halves), or the old one, moved."""
         if name in state:
             state[name] = state[name].to(p.queue)
         else:
-            state[name] = Tensor.zeros(p.shape, dtypes.sum_dtype(p.dtype), queue=p.queue, persistent=True)
+            state[name] = Tensor.full(p.shape, self.initial(name, group), dtypes.sum_dtype(p.dtype), queue=p.queue, persistent=True)
 
     def _master(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         if "master" not in state:
             state["master"] = Tensor.empty(p.shape, "float32", queue=p.queue, persistent=True)
             update.copy([state["master"]], [p])
         elif state["master"].queue is not p.queue:
-            self._remember(p, state, "master")
+            state["master"] = state["master"].to(p.queue)
         return state["master"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -43,12 +43,12 @@ class RMSProp(Optimizer):
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
-        momentum: float = 0.0, centered: bool = False, *, maximize: bool = False, master_weights: bool = False,
+        momentum: float = 0.0, centered: bool = False, *, maximize: bool = False, master_weights: bool = False, **switches: bool | None,
     ):  # fmt: skip
         super().__init__(params, {
             "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered,
             "maximize": maximize, "master_weights": master_weights,
-        })  # fmt: skip
+        }, switches)  # fmt: skip
 
     def check(self, group: Group) -> None:
         super().check(group)

@@ -7,6 +7,7 @@ one, so that several schedulers may act on one optimizer.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -73,6 +74,16 @@ class Scheduler:
         """Go on by one step (or epoch: whatever the schedule was told to count)."""
         recording.again(self._advance)
 
+    def restart(self) -> None:
+        """Begin again at step 0, from the initial learning rates: :class:`SequentialLR` does this at a milestone."""
+        for group, rate in zip(self.groups, self.base_lrs, strict=True):
+            group["lr"] = rate
+        self._begin()
+
+    def _begin(self) -> None:
+        self.last_epoch = -1
+        self._advance(first=True)
+
     def _advance(self, first: bool = False) -> None:
         self.last_epoch += 1
         for group, rate in zip(self.groups, self.rates(first), strict=True):
@@ -112,12 +123,29 @@ class LambdaLR(Scheduler):
     _not_saved = ("optimizer", "lr_lambdas")
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]], last_epoch: int = -1):
-        _check_optimizer("LambdaLR", optimizer)
-        self.lr_lambdas = _per_group("LambdaLR", "lr_lambda", lr_lambda, len(optimizer.param_groups))
+        op = type(self).__name__
+        _check_optimizer(op, optimizer)
+        self.lr_lambdas = _per_group(op, "lr_lambda", lr_lambda, len(optimizer.param_groups))
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
         return [base * function(self.last_epoch) for base, function in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+
+
+class MultiplicativeLR(LambdaLR):
+    """Multiplies the present learning rate by ``lr_lambda(step)`` at every step; one function, or one per group."""
+
+    def rates(self, first: bool) -> Sequence[float]:
+        return (
+            self.present()
+            if first
+            else [lr * function(self.last_epoch) for lr, function in zip(self.present(), self.lr_lambdas, strict=True)]
+        )
+
+    def restart(self) -> None:
+        """Go on from the present learning rate, as torch does."""
+        self.last_epoch = -1
+        self._advance()
 
 
 class StepLR(Scheduler):
@@ -162,6 +190,36 @@ class ExponentialLR(Scheduler):
 
     def rates(self, first: bool) -> Sequence[float]:
         return self.present() if first else [lr * self.gamma for lr in self.present()]
+
+
+class ConstantLR(Scheduler):
+    """Multiplies the learning rate by ``factor`` for the first ``total_iters`` steps."""
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1):
+        if not 0 < factor <= 1:
+            raise ValueError(message("ConstantLR", "factor must be above 0 and at most 1", factor=factor))
+        self.factor, self.total_iters = factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        if self.last_epoch == 0:
+            return [lr * self.factor for lr in self.present()]
+        return [lr * (1.0 / self.factor) for lr in self.present()] if self.last_epoch == self.total_iters else self.present()
+
+
+class PolynomialLR(Scheduler):
+    """``initial lr * (1 - step / total_iters) ** power``, then 0."""
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1):
+        _check_steps("PolynomialLR", total_iters=total_iters)
+        self.total_iters, self.power = total_iters, power
+        super().__init__(optimizer, last_epoch)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        if first or self.last_epoch > self.total_iters:
+            return self.present()
+        factor = ((1.0 - self.last_epoch / self.total_iters) / (1.0 - (self.last_epoch - 1) / self.total_iters)) ** self.power
+        return [lr * factor for lr in self.present()]
 
 
 class LinearLR(Scheduler):
@@ -210,6 +268,44 @@ class CosineAnnealingLR(Scheduler):
         return [now / before * (lr - self.eta_min) + self.eta_min for lr in self.present()]
 
 
+class CosineAnnealingWarmRestarts(Scheduler):
+    """Half cosines from the initial learning rate to ``eta_min``: the first in ``T_0`` steps, later ones in ``T_mult`` times as many."""
+
+    def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
+        _check_steps("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult)
+        self.T_0, self.T_i, self.T_mult, self.eta_min, self.T_cur = T_0, T_0, T_mult, eta_min, 0.0
+        super().__init__(optimizer, last_epoch)
+
+    def step(self, epoch: float | None = None) -> None:
+        """Go on by one step, or to ``epoch``, which may be a fraction: ``epoch + batch / batches``."""
+        if epoch is None:
+            super().step()
+        else:
+            check_number("CosineAnnealingWarmRestarts", "epoch", epoch)
+            recording.host_work("step(epoch) of a scheduler")
+            self._go_to(epoch)
+            self._advance()
+
+    def _go_to(self, epoch: float) -> None:
+        """Stand one step before ``epoch``."""
+        self.T_i, self.T_cur, self.last_epoch = self.T_0, epoch, math.floor(epoch) - 1
+        while self.T_cur >= self.T_i:
+            self.T_cur, self.T_i = self.T_cur - self.T_i, self.T_i * self.T_mult
+        self.T_cur -= 1
+
+    def _advance(self, first: bool = False) -> None:
+        if first:
+            self._go_to(self.last_epoch + 1)
+        self.T_cur += 1
+        if self.T_cur >= self.T_i:
+            self.T_cur, self.T_i = self.T_cur % self.T_i, self.T_i * self.T_mult
+        super()._advance(first)
+
+    def rates(self, first: bool) -> Sequence[float]:
+        share = (1 + math.cos(math.pi * self.T_cur / self.T_i)) / 2
+        return [self.eta_min + (base - self.eta_min) * share for base in self.base_lrs]
+
+
 class WarmupCosine(Scheduler):
     """Rises evenly for ``warmup_steps``, then follows half a cosine down to ``min_lr`` at ``total_steps``, and stays there.
 
@@ -252,6 +348,75 @@ class WarmupCosine(Scheduler):
         return [self.min_lr + (base - self.min_lr) * (1 + math.cos(math.pi * done)) / 2 for base in self.base_lrs]
 
 
+def _check_momentum(op: str, optimizer: Optimizer, cycle_momentum: bool) -> None:
+    if cycle_momentum and not {"momentum", "betas"} & set(optimizer.defaults):
+        raise ValueError(message(op, "the optimizer has neither a momentum nor betas", "pass cycle_momentum=False"))
+
+
+def _set_momentum(group: Group, momentum: float) -> None:
+    if "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])
+    else:
+        group["momentum"] = momentum
+
+
+#: The height of a cycle by mode, from gamma and the number of the cycle (of the step in ``exp_range``).
+_HEIGHTS: dict[str, Callable[[float, float], float]] = {
+    "triangular": lambda gamma, cycle: 1.0,
+    "triangular2": lambda gamma, cycle: 1 / 2.0 ** (cycle - 1),
+    "exp_range": lambda gamma, step: gamma**step,
+}
+
+
+class CyclicLR(Scheduler):
+    """Up from ``base_lr`` to ``max_lr`` in ``step_size_up`` steps and down again in ``step_size_down``, over and over.
+
+    ``mode`` scales the height of a cycle: ``"triangular"`` keeps it, ``"triangular2"`` halves it in every cycle, ``"exp_range"``
+    multiplies it by ``gamma`` at every step. ``scale_fn`` replaces the mode; it takes the cycle, or the step if ``scale_mode`` is
+    ``"iterations"``. ``cycle_momentum`` moves momentum (or the first beta) the other way.
+    """
+
+    _not_saved = ("optimizer", "scale_fn")
+
+    def __init__(
+        self, optimizer: Optimizer, base_lr: float | Sequence[float], max_lr: float | Sequence[float], step_size_up: int = 2000,
+        step_size_down: int | None = None, mode: str = "triangular", gamma: float = 1.0, scale_fn: Callable[[float], float] | None = None,
+        scale_mode: str = "cycle", cycle_momentum: bool = True, base_momentum: float | Sequence[float] = 0.8,
+        max_momentum: float | Sequence[float] = 0.9, last_epoch: int = -1,
+    ):  # fmt: skip
+        op = "CyclicLR"
+        _check_optimizer(op, optimizer)
+        _check_momentum(op, optimizer, cycle_momentum)
+        if mode not in _HEIGHTS and scale_fn is None:
+            raise ValueError(message(op, f"mode must be one of {', '.join(_HEIGHTS)}", "or pass scale_fn", mode=repr(mode)))
+        count = len(optimizer.param_groups)
+        down = step_size_up if step_size_down is None else step_size_down
+        self.total_size = float(step_size_up) + float(down)
+        self.step_ratio = float(step_size_up) / self.total_size
+        self.mode, self.gamma, self.cycle_momentum = mode, gamma, cycle_momentum
+        self.scale_fn = scale_fn
+        self.scale_mode = scale_mode if scale_fn else "iterations" if mode == "exp_range" else "cycle"
+        starts, self.max_lrs = (_per_group(op, name, x, count) for name, x in (("base_lr", base_lr), ("max_lr", max_lr)))
+        self.base_momentums = _per_group(op, "base_momentum", base_momentum, count)
+        self.max_momentums = _per_group(op, "max_momentum", max_momentum, count)
+        if last_epoch == -1:
+            for group, lr in zip(optimizer.param_groups, starts, strict=True):
+                group["lr"] = lr
+        super().__init__(optimizer, last_epoch)
+        self.base_lrs = starts
+
+    def rates(self, first: bool) -> Sequence[float]:
+        cycle = math.floor(1 + self.last_epoch / self.total_size)
+        x = 1.0 + self.last_epoch / self.total_size - cycle
+        height = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
+        at = cycle if self.scale_mode == "cycle" else self.last_epoch
+        scale = _HEIGHTS[self.mode](self.gamma, at) if self.scale_fn is None else self.scale_fn(at)
+        if self.cycle_momentum:
+            for group, low, high in zip(self.groups, self.base_momentums, self.max_momentums, strict=True):
+                _set_momentum(group, high - (high - low) * height * scale)
+        return [low + (high - low) * height * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
+
+
 class OneCycleLR(Scheduler):
     """Up from ``max_lr / div_factor`` to ``max_lr`` in the first ``pct_start`` of the steps, then down to almost nothing.
 
@@ -272,8 +437,7 @@ class OneCycleLR(Scheduler):
         check_number(op, "pct_start", pct_start, 0.0, 1.0 + 2**-52)
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(message(op, "anneal_strategy is 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
-        if cycle_momentum and not {"momentum", "betas"} & set(optimizer.defaults):
-            raise ValueError(message(op, "the optimizer has neither a momentum nor betas", "pass cycle_momentum=False"))
+        _check_momentum(op, optimizer, cycle_momentum)
         self.anneal_strategy = anneal_strategy
         self.cycle_momentum = cycle_momentum
         self.phases = _phases(self.total_steps, pct_start, three_phase)
@@ -306,11 +470,7 @@ class OneCycleLR(Scheduler):
 
     def _at(self, group: Group, ends: Sequence[str], done: float) -> float:
         if self.cycle_momentum:
-            momentum = self._between(group[ends[2]], group[ends[3]], done)
-            if "betas" in group:
-                group["betas"] = (momentum, *group["betas"][1:])
-            else:
-                group["momentum"] = momentum
+            _set_momentum(group, self._between(group[ends[2]], group[ends[3]], done))
         return self._between(group[ends[0]], group[ends[1]], done)
 
     def _between(self, start: float, end: float, done: float) -> float:
@@ -336,6 +496,90 @@ def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:
         return [up, [total - 1, "max_lr", "min_lr", "base_momentum", "max_momentum"]]
     down = [float(2 * pct_start * total) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum"]
     return [up, down, [total - 1, "initial_lr", "min_lr", "max_momentum", "max_momentum"]]
+
+
+class _Several(Scheduler):
+    """Schedulers of one optimizer that act together; their states are part of its own."""
+
+    _not_saved = ("optimizer", "_schedulers")
+
+    def __init__(self, optimizer: Any, schedulers: Sequence[Any]):
+        op = type(self).__name__
+        _check_optimizer(op, optimizer)
+        for i, scheduler in enumerate(schedulers):
+            if not isinstance(scheduler, Scheduler):
+                what = f"scheduler {i} must be a schedule of steps alone"
+                raise TypeError(message(op, what, "step a ReduceLROnPlateau by itself", given=type(scheduler).__name__))
+            if scheduler.optimizer is not optimizer:
+                raise ValueError(
+                    message(op, f"scheduler {i} must belong to the same optimizer as the others", given=type(scheduler).__name__)
+                )
+        self.optimizer, self._schedulers = optimizer, list(schedulers)
+
+    @property
+    def base_lrs(self) -> list[float]:  # type: ignore[override]
+        return self._schedulers[0].base_lrs
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "_schedulers": [scheduler.state_dict() for scheduler in self._schedulers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        parts = state_dict.get("_schedulers", ())
+        if len(parts) != len(self._schedulers):
+            what = "the state was saved with other schedulers"
+            raise ValueError(message(type(self).__name__, what, schedulers=len(self._schedulers), saved=len(parts)))
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "_schedulers"})
+        for scheduler, part in zip(self._schedulers, parts, strict=True):
+            scheduler.load_state_dict(part)
+
+
+class ChainedScheduler(_Several):
+    """Several schedulers at once: each acts on the learning rate the one before it has set."""
+
+    def __init__(self, schedulers: Sequence[Scheduler], optimizer: Optimizer | None = None):
+        if not schedulers:
+            raise ValueError(message("ChainedScheduler", "at least one scheduler is needed"))
+        super().__init__(optimizer or schedulers[0].optimizer, schedulers)
+        self._last_lr = self.present()
+
+    @property
+    def last_epoch(self) -> int:  # type: ignore[override]
+        return self._schedulers[0].last_epoch
+
+    def _begin(self) -> None:
+        for scheduler in self._schedulers:
+            scheduler._begin()
+        self._last_lr = self.present()
+
+    def _advance(self, first: bool = False) -> None:
+        for scheduler in self._schedulers:
+            scheduler._advance()
+        self._last_lr = self.present()
+
+
+class SequentialLR(_Several):
+    """One scheduler after the other: each begins at its milestone, from the initial learning rate."""
+
+    def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler], milestones: Sequence[int], last_epoch: int = -1):
+        if not schedulers or len(milestones) != len(schedulers) - 1:
+            what = "there must be one milestone between two schedulers"
+            raise ValueError(message("SequentialLR", what, schedulers=len(schedulers), milestones=len(milestones)))
+        super().__init__(optimizer, schedulers)
+        self._milestones, self.last_epoch = list(milestones), last_epoch
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        self._advance(first=True)
+
+    def _advance(self, first: bool = False) -> None:
+        self.last_epoch += 1
+        at = bisect_right(self._milestones, self.last_epoch)
+        if first:
+            self._schedulers[at]._begin()
+        elif at and self._milestones[at - 1] == self.last_epoch:
+            self._schedulers[at].restart()
+        else:
+            self._schedulers[at]._advance()
+        self._last_lr = self.present()
 
 
 class ReduceLROnPlateau:
@@ -407,3 +651,6 @@ class ReduceLROnPlateau:
     state_dict = Scheduler.state_dict
     load_state_dict = Scheduler.load_state_dict
     _not_saved = Scheduler._not_saved
+
+
+LRScheduler = Scheduler  # torch's name

@@ -43,12 +43,12 @@ class SGD(Optimizer):
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
-        nesterov: bool = False, *, maximize: bool = False, master_weights: bool = False,
+        nesterov: bool = False, *, maximize: bool = False, master_weights: bool = False, **switches: bool | None,
     ):  # fmt: skip
         super().__init__(params, {
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov,
             "maximize": maximize, "master_weights": master_weights,
-        })  # fmt: skip
+        }, switches)  # fmt: skip
 
     def check(self, group: Group) -> None:
         super().check(group)

@@ -129,14 +129,18 @@ def test_a_position_of_another_loader_is_refused(change, reason):
     assert loader.state_dict() == before
 
 
-def test_an_iteration_left_early_is_over():
-    with DataLoader(Numbered(), 4, shuffle=True, seed=1, num_workers=2, use_shared_mem=False) as loader:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_iterations_may_overlap(workers):
+    wanted = DataLoader(Numbered(), 4, shuffle=True, seed=1)
+    epochs = [seen(wanted), seen(wanted)]
+    with DataLoader(Numbered(), 4, shuffle=True, seed=1, num_workers=workers, use_shared_mem=False) as loader:
         first = iter(loader)
-        next(first)
-        other = seen(loader)
-        assert len(other) == 6 and loader.epoch == 2
-        with pytest.raises(RuntimeError, match="another one of the same loader began"):
-            next(first)
+        begun = next(first)[1].tolist()
+        assert seen(loader) == epochs[1] and loader.epoch == 2
+        assert [begun, *seen(first)] == epochs[0]
+        assert loader.epoch == 2
+        loader.load_state_dict({**loader.state_dict(), "epoch": 0})
+        assert [a[1].tolist() for a, _ in zip(loader, loader, strict=True)] == epochs[0]
 
 
 class Odd(Dataset):

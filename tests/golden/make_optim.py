@@ -35,6 +35,7 @@ class Lion(torch.optim.Optimizer):
 
 
 OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "RMSProp": torch.optim.RMSprop, "Lion": Lion}
+OPTIMIZERS |= {name: getattr(torch.optim, name) for name in ("Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")}
 
 # name: optimizer, its options, whether gradients are clipped, whether the learning rate follows a schedule
 CASES = {
@@ -59,8 +60,21 @@ CASES = {
     "rmsprop_all_clip_schedule": ("RMSProp", {"lr": 0.01, "centered": True, "momentum": 0.5, "eps": 1e-5}, True, True),
     "lion": ("Lion", {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.0}, False, False),
     "lion_decay_clip_schedule": ("Lion", {"lr": 0.01, "betas": (0.95, 0.98), "weight_decay": 0.1}, True, True),
+    "adagrad": ("Adagrad", {"lr": 0.05}, False, False),
+    "adagrad_all": ("Adagrad", {"lr": 0.05, "lr_decay": 0.1, "weight_decay": 0.02, "initial_accumulator_value": 0.3}, True, True),
+    "adadelta": ("Adadelta", {"lr": 0.5}, False, False),
+    "adadelta_all": ("Adadelta", {"lr": 2.0, "rho": 0.8, "eps": 1e-4, "weight_decay": 0.05, "maximize": True}, True, True),
+    "adamax": ("Adamax", {"lr": 0.01}, False, False),
+    "adamax_all": ("Adamax", {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.05}, True, True),
+    "nadam": ("NAdam", {"lr": 0.01}, False, False),
+    "nadam_all": ("NAdam", {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.05, "decoupled_weight_decay": True}, True, True),
+    "radam": ("RAdam", {"lr": 0.01}, False, False),
+    "radam_all": ("RAdam", {"lr": 0.01, "betas": (0.8, 0.95), "weight_decay": 0.05, "maximize": True}, True, True),
+    "asgd": ("ASGD", {"lr": 0.05, "t0": 3.0}, False, False),
+    "asgd_all": ("ASGD", {"lr": 0.05, "lambd": 0.02, "alpha": 0.5, "weight_decay": 0.05}, True, True),
+    "rprop": ("Rprop", {"lr": 0.01}, False, False),
 }
-STATES = ("nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule")
+STATES = ("nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule", "adagrad_all", "nadam", "radam", "asgd", "rprop")
 
 # name: optimizer options, scheduler, its arguments, steps
 SCHEDULES = {
@@ -72,6 +86,22 @@ SCHEDULES = {
     "onecycle": ("OneCycleLR", {"max_lr": 0.5, "total_steps": 30}, 29),
     "onecycle_three": ("OneCycleLR", {"max_lr": [0.5, 0.7], "epochs": 5, "steps_per_epoch": 6, "three_phase": True, "pct_start": 0.4}, 29),
     "onecycle_linear": ("OneCycleLR", {"max_lr": 0.5, "total_steps": 30, "anneal_strategy": "linear", "cycle_momentum": False}, 29),
+    "constant": ("ConstantLR", {"factor": 0.3, "total_iters": 4}, 10),
+    "polynomial": ("PolynomialLR", {"total_iters": 7, "power": 1.7}, 10),
+    "restarts": ("CosineAnnealingWarmRestarts", {"T_0": 3, "T_mult": 2, "eta_min": 0.001}, 30),
+    "cyclic": ("CyclicLR", {"base_lr": 0.01, "max_lr": [0.5, 0.7], "step_size_up": 3, "step_size_down": 5}, 30),
+    "cyclic_2": ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.5, "step_size_up": 4, "mode": "triangular2"}, 30),
+    "cyclic_exp": (
+        "CyclicLR",
+        {"base_lr": 0.01, "max_lr": 0.5, "step_size_up": 4, "mode": "exp_range", "gamma": 0.9, "cycle_momentum": False},
+        30,
+    ),
+}
+# name: schedulers in order with their arguments, milestones (none: all at once), steps
+SEVERAL = {
+    "sequential": ([("LinearLR", {"total_iters": 4}), ("StepLR", {"step_size": 2}), ("CosineAnnealingLR", {"T_max": 6})], [4, 9], 20),
+    "sequential_restarts": ([("ConstantLR", {}), ("CosineAnnealingWarmRestarts", {"T_0": 3, "T_mult": 2})], [5], 20),
+    "chained": ([("ConstantLR", {"factor": 0.1, "total_iters": 3}), ("ExponentialLR", {"gamma": 0.9})], None, 10),
 }
 METRICS = [5, 4, 4, 4.1, 3.9999, 4, 4, 4, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]
 PLATEAUS = {
@@ -124,6 +154,18 @@ def rates(kept):
             if len(found) <= steps:
                 scheduler.step()
         kept[f"rates.{name}"] = np.array(found)
+    for name, (parts, milestones, steps) in SEVERAL.items():
+        params = parameters([np.zeros(1, np.float32)] * 2)
+        optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:], "lr": 0.03}], lr=0.1, momentum=0.9)
+        made = [getattr(torch.optim.lr_scheduler, kind)(optimizer, **options) for kind, options in parts]
+        lr = torch.optim.lr_scheduler
+        scheduler = lr.ChainedScheduler(made) if milestones is None else lr.SequentialLR(optimizer, made, milestones)
+        found = []
+        for _ in range(steps + 1):
+            found.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.step()
+            scheduler.step()
+        kept[f"rates.{name}"] = np.array(found)
     for name, options in PLATEAUS.items():
         optimizer = torch.optim.SGD(parameters([np.zeros(1, np.float32)]), lr=0.1)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
@@ -168,6 +210,7 @@ def main():
     clips(start, gradients, kept)
     kept["cases"] = np.array(json.dumps({name: case for name, case in CASES.items()}))
     kept["schedules"] = np.array(json.dumps(SCHEDULES))
+    kept["several"] = np.array(json.dumps(SEVERAL))
     kept["plateaus"] = np.array(json.dumps(PLATEAUS))
     kept["metrics"] = np.array(METRICS, np.float64)
     np.savez_compressed(Path(__file__).with_name("optim.npz"), **kept)

@@ -145,9 +145,32 @@ LAYERS = {
     "cross_entropy_dense": ("CrossEntropyLoss", (), {"ignore_index": 2}, [(2, 5, 3, 4), integers("dense.y", (2, 3, 4), 5)]),
     "kl_div": ("KLDivLoss", (), {"reduction": "batchmean"}, [(3, 5), np.abs(uniform("kl.y", (3, 5)))]),
     "triplet": ("TripletMarginLoss", (), {"margin": 0.8}, [(3, 5), (3, 5), (3, 5)]),
+    "threshold": ("Threshold", (0.2, 0.7), {}, [(3, 33)]),
+    "softmax2d": ("Softmax2d", (), {}, [(2, 3, 4, 5)]),
+    "softmin": ("Softmin", (), {"dim": 1}, [(3, 4, 5)]),
+    "channel_shuffle": ("ChannelShuffle", (3,), {}, [(2, 6, 3, 4)]),
+    "unfold": ("Unfold", ((2, 3),), {"padding": 1, "stride": 2}, [(2, 3, 5, 6)]),
+    "fold": ("Fold", ((5, 6), (2, 3)), {"padding": 1, "stride": (2, 1)}, [(2, 18, 18)]),
+    "local_response_norm": ("LocalResponseNorm", (4, 0.3, 0.6, 1.5), {}, [(2, 6, 3, 4)]),
+    "lp_pool1d": ("LPPool1d", (3, 3), {"stride": 2}, [np.abs(uniform("lp1.x", (2, 3, 11)))]),
+    "lp_pool2d": ("LPPool2d", (2, (2, 3)), {}, [(2, 3, 6, 7)]),
+    "pairwise_distance": ("PairwiseDistance", (), {"p": 3.0, "keepdim": True}, [(4, 5), (4, 5)]),
+    **{f"pad_{kind}{n}": (f"{kind}Pad{n}d", (tuple(range(1, 1 + 2 * n)) if kind in ("Constant", "Replication") else 2,
+                                             *((0.5,) if kind == "Constant" else ())), {}, [(2, 3, 4, 5, 6)[: n + 2]])
+       for kind in ("Constant", "Zero", "Reflection", "Replication", "Circular") for n in (1, 2, 3)},
+    "margin_ranking": ("MarginRankingLoss", (0.1,), {}, [(9,), (9,), 2 * integers("ranking.y", (9,), 2) - 1]),
+    "hinge_embedding": ("HingeEmbeddingLoss", (0.6,), {}, [(3, 5), 2 * integers("hinge.y", (3, 5), 2) - 1]),
+    "soft_margin": ("SoftMarginLoss", (), {"reduction": "sum"}, [(3, 5), 2 * integers("hinge.y", (3, 5), 2) - 1]),
+    "multilabel_soft_margin": ("MultiLabelSoftMarginLoss", (), {}, [(3, 5), np.abs(uniform("bce.y", (3, 5)))]),
+    "multi_margin": ("MultiMarginLoss", (2, 0.7), {"reduction": "none"}, [(6, 5), integers("nll.y", (6,), 5)]),
+    "cosine_embedding": ("CosineEmbeddingLoss", (0.1,), {}, [(6, 5), (6, 5), 2 * integers("cosine.y", (6,), 2) - 1]),
+    "poisson_nll": ("PoissonNLLLoss", (), {"full": True}, [(3, 5), np.abs(uniform("counts.y", (3, 5))) * np.float32(5)]),
+    "poisson_nll_rates": ("PoissonNLLLoss", (False,), {}, [np.abs(uniform("rates.x", (3, 5))), np.abs(uniform("counts.y", (3, 5)))]),
+    "gaussian_nll": ("GaussianNLLLoss", (), {"full": True}, [(3, 5), (3, 5), np.abs(uniform("var.x", (3, 5))) + np.float32(0.1)]),
+    "triplet_distance": ("TripletMarginWithDistanceLoss", (), {"swap": True}, [(6, 5), (6, 5), (6, 5)]),
     **{f"activation_{name}": (name, (), {}, [(3, 33)]) for name in (
         "ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "LogSigmoid", "Tanh", "Softplus",
-        "Softsign", "Hardsigmoid", "Hardswish", "Hardtanh")},
+        "Softsign", "Hardsigmoid", "Hardswish", "Hardtanh", "Hardshrink", "Softshrink", "Tanhshrink")},
 }  # fmt: skip
 SCALED = {"activation_ReLU6": 8, "activation_Hardswish": 6, "activation_Hardsigmoid": 6, "activation_Softplus": 30}  # inputs beyond [-1, 1)
 EVALUATED = ("batch_norm", "instance_norm")  # run once in training, then once in evaluation mode

@@ -24,7 +24,10 @@ ARGUMENTS = {
     "LSTM": (3, 4), "LayerNorm": ((3, 4),), "Linear": (2, 3), "MLP": (4, [8, 8], 2), "MaxPool1d": (2,), "MaxPool2d": ((2, 1),),
     "MultiheadAttention": (8, 2), "PixelShuffle": (2,), "PixelUnshuffle": (2,), "RMSNorm": (4,), "RNN": (3, 4),
     "RotaryAttention": (8, 2), "SwiGLU": (4,), "TransformerBlock": (8, 2), "TransformerEncoderLayer": (8, 2, 16), "Unflatten": (1, (2, 2)),
-    "Upsample": (5,),
+    "Upsample": (5,), "ChannelShuffle": (2,), "Fold": (4, 2), "LPPool1d": (2, 2), "LPPool2d": (2, 2), "LocalResponseNorm": (3,),
+    "Threshold": (0.1, 2.0), "Unfold": (2,),
+    **{f"{kind}Pad{n}d": (1, *((2.0,) if kind == "Constant" else ()))
+       for kind in ("Constant", "Zero", "Reflection", "Replication", "Circular") for n in (1, 2, 3)},
 }  # fmt: skip
 NESTED = {
     "Residual": lambda: nn.Residual(nn.ReLU()),

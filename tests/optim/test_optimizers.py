@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from netcl import optim
+from netcl.autograd import no_grad
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernels import program
@@ -116,6 +117,69 @@ def test_float64(name, device):
             opt.step()
     assert all(p.dtype == "float64" for p in double)
     assert_close(single, flat(double))
+
+
+@pytest.mark.parametrize("name", ["adagrad_all", "adadelta", "adamax", "radam", "rprop"])
+def test_steps_counted_on_the_device_are_the_same(name, queue):
+    params, counted = parameters(queue), parameters(queue)
+    opts = make(name, params), make(name, counted)
+    zero = Tensor.full((), 0.0, queue=queue)
+    for step in range(8):
+        for own in (params, counted):
+            set_gradients(own, step)
+        opts[0].step()
+        opts[1].step(found_inf=zero)
+        if step == 3:
+            opts[1].step(found_inf=Tensor.full((), 1.0, queue=queue))  # neither counted nor taken
+    assert_close(counted, flat(params), 1e-5)
+    assert opts[1].state_dict()["state"][0]["step"] == 8
+
+
+@pytest.mark.parametrize("kind", ["NAdam", "ASGD"])
+def test_numbers_of_the_host_are_kept_per_parameter(kind, queue):
+    """Two parameters of one age whose steps were taken under different options."""
+    alone, together = ([Tensor.from_host(queue, np.ones(3, np.float32), requires_grad=True) for _ in range(2)] for _ in range(2))
+    opts = [getattr(optim, kind)([p], lr=0.1) for p in alone], [getattr(optim, kind)(together, lr=0.1)] * 2
+    option, value = ("betas", (0.5, 0.99)) if kind == "NAdam" else ("lr", 0.01)
+    for params, mine in zip((alone, together), opts, strict=True):
+        for p, opt in zip(params, mine, strict=True):
+            p.grad = Tensor.ones((3,), queue=queue)
+            opt.step()
+            p.grad = None
+            for each in mine:
+                each.param_groups[0][option] = value
+        for p in params:
+            p.grad = Tensor.ones((3,), queue=queue)
+        for opt in dict.fromkeys(mine):
+            opt.step()
+    assert opts[0][0].skips_on_device is False
+    np.testing.assert_array_equal(flat(together), flat(alone))
+    assert flat(together)[0] != flat(together)[3]
+
+
+def test_a_step_takes_a_closure(queue):
+    p = Tensor.from_host(queue, np.ones(3, np.float32), requires_grad=True)
+    opt = optim.SGD([p], lr=0.5)
+
+    def closure():
+        opt.zero_grad()
+        loss = (p * p).sum()
+        loss.backward()
+        return loss
+
+    with no_grad():
+        assert opt.step(closure).item() == 3.0
+    assert opt.step(closure=closure).item() == 0.0 and p.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "NAdam"])
+def test_switches_of_torch(kind, queue):
+    params = parameters(queue)
+    getattr(optim, kind)(params, lr=0.1, foreach=True, capturable=True, differentiable=False)
+    with pytest.raises(TypeError, match=rf"\[{kind[:3]}.*there is no option 'momentun'; known are params, lr"):
+        getattr(optim, kind)(params, momentun=0.9)
+    with pytest.raises(ValueError, match=r"a step cannot be differentiated"):
+        getattr(optim, kind)(params, differentiable=True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -381,7 +445,9 @@ def torch_state(name: str) -> dict:
     return {"state": state, "param_groups": json.loads(str(golden()[f"groups.{name}"]))}
 
 
-@pytest.mark.parametrize("name", ["nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule"])
+@pytest.mark.parametrize(
+    "name", ["nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule", "adagrad_all", "nadam", "radam", "asgd", "rprop"]
+)
 def test_a_torch_state_loads(name, queue):
     _, _, clip, scheduled = CASES[name]
     params = parameters(queue)

@@ -23,6 +23,7 @@ def golden() -> dict[str, np.ndarray]:
 
 
 SCHEDULES = json.loads(str(golden()["schedules"]))
+SEVERAL = json.loads(str(golden()["several"]))
 PLATEAUS = json.loads(str(golden()["plateaus"]))
 
 
@@ -54,6 +55,61 @@ def test_rates_are_torchs(name):
         found.append(values(opt))
         assert schedule.get_last_lr() == found[-1][::2]
     np.testing.assert_array_equal(np.array(found), golden()[f"rates.{name}"])
+
+
+def make_several(name: str):
+    parts, milestones, steps = SEVERAL[name]
+    opt = optimizer(momentum=0.9)
+    made = [getattr(optim, kind)(opt, **options) for kind, options in parts]
+    return opt, optim.ChainedScheduler(made) if milestones is None else optim.SequentialLR(opt, made, milestones), steps
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_rates_of_several_are_torchs(name):
+    opt, schedule, steps = make_several(name)
+    resumed, again, _ = make_several(name)
+    found = []
+    for step in range(steps + 1):
+        found.append(schedule.present())
+        if step == steps // 2:
+            saved = json.loads(json.dumps([opt.state_dict()["param_groups"], schedule.state_dict()]))
+            resumed.load_state_dict({"state": {}, "param_groups": saved[0]})
+            again.load_state_dict(saved[1])
+        elif step > steps // 2:
+            again.step()
+            assert again.get_last_lr() == schedule.get_last_lr() == found[-1]
+        schedule.step()
+    np.testing.assert_allclose(np.array(found), golden()[f"rates.{name}"], rtol=1e-12, atol=1e-15)
+
+
+def test_multiplicative():
+    opt = optimizer()
+    schedule = optim.MultiplicativeLR(opt, [lambda step: 0.5, lambda step: 1 / step])
+    for _ in range(3):
+        schedule.step()
+    np.testing.assert_allclose(schedule.get_last_lr(), [0.1 / 8, 0.03 / 6], rtol=1e-12)
+    assert "lr_lambdas" not in schedule.state_dict()
+
+
+def test_restarts_go_to_a_fraction_of_an_epoch():
+    first, second = (optim.CosineAnnealingWarmRestarts(optimizer(), 2, 2) for _ in range(2))
+    for _ in range(7):
+        first.step()
+    second.step(6.5)
+    assert (second.T_cur, second.T_i, second.last_epoch) == (0.5, 8, 6)
+    second.step(7)
+    assert second.get_last_lr() == first.get_last_lr()
+
+
+def test_cycles_may_have_a_height_of_their_own():
+    opt = optimizer(optim.Adam)
+    schedule = optim.CyclicLR(opt, 0.0, 1.0, step_size_up=1, scale_fn=lambda cycle: 1 / cycle, base_momentum=0.5, max_momentum=0.9)
+    found = []
+    for _ in range(4):
+        schedule.step()
+        found.append(schedule.get_last_lr()[0])
+    assert found == [1.0, 0.0, 0.5, 0.0] and opt.param_groups[0]["betas"] == (0.9, 0.999)
+    assert "scale_fn" not in schedule.state_dict()
 
 
 @pytest.mark.parametrize("name", PLATEAUS)
@@ -162,6 +218,15 @@ def test_last_epoch_resumes_from_the_groups():
         ("OneCycleLR", {"max_lr": 1.0}, r"\[OneCycleLR\] the length of the cycle is needed; pass total_steps"),
         ("OneCycleLR", {"max_lr": [1.0] * 3, "total_steps": 5}, r"max_lr has one value per parameter group; given=3, groups=2"),
         ("OneCycleLR", {"max_lr": 1.0, "total_steps": 5, "anneal_strategy": "exp"}, r"anneal_strategy is 'cos' or 'linear'"),
+        ("ConstantLR", {"factor": 0.0}, r"\[ConstantLR\] factor must be above 0 and at most 1; factor=0.0"),
+        ("PolynomialLR", {"total_iters": 0}, r"\[PolynomialLR\] total_iters must be a positive integer; total_iters=0"),
+        ("CosineAnnealingWarmRestarts", {"T_0": 0}, r"\[CosineAnnealingWarmRestarts\] T_0 must be a positive integer; T_0=0"),
+        (
+            "CyclicLR",
+            {"base_lr": 0.1, "max_lr": 1.0, "mode": "up", "cycle_momentum": False},
+            r"mode must be one of triangular, .*; mode='up'",
+        ),
+        ("SequentialLR", {"schedulers": [], "milestones": []}, r"one milestone between two schedulers; schedulers=0, milestones=0"),
         ("LambdaLR", {"lr_lambda": [abs]}, r"\[LambdaLR\] lr_lambda has one value per parameter group; given=1, groups=2"),
         ("ReduceLROnPlateau", {"mode": "up"}, r"\[ReduceLROnPlateau\] mode is 'min' or 'max' and threshold_mode 'rel' or 'abs'; mode='up'"),
         ("ReduceLROnPlateau", {"factor": 1.0}, r"\[ReduceLROnPlateau\] factor must be a number, at least 0 and below 1; factor=1.0"),
@@ -170,6 +235,17 @@ def test_last_epoch_resumes_from_the_groups():
 def test_error_texts(kind, options, text):
     with pytest.raises(ValueError, match=text):
         getattr(optim, kind)(optimizer(), **options)
+
+
+def test_schedulers_of_several_optimizers_are_refused():
+    opt = optimizer()
+    with pytest.raises(ValueError, match=r"\[ChainedScheduler\] scheduler 1 must belong to the same optimizer as the others; given=StepLR"):
+        optim.ChainedScheduler([optim.StepLR(opt, 1), optim.StepLR(optimizer(), 1)])
+    with pytest.raises(TypeError, match=r"\[SequentialLR\] scheduler 1 must be a schedule of steps alone; given=ReduceLROnPlateau; step a"):
+        optim.SequentialLR(opt, [optim.StepLR(opt, 1), optim.ReduceLROnPlateau(opt)], [3])
+    chained = optim.ChainedScheduler([optim.StepLR(opt, 1)])
+    with pytest.raises(ValueError, match=r"\[ChainedScheduler\] the state was saved with other schedulers; schedulers=1, saved=0"):
+        chained.load_state_dict(optim.StepLR(optimizer(), 2).state_dict())
 
 
 def test_what_is_not_an_optimizer_is_refused():

@@ -1,0 +1,62 @@
+"""From a list of samples to one batch, whatever the structure of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.data.errors import SampleError, message
+
+
+class Whole(NamedTuple):
+    """A batch of any structure; ``ended`` says that a worker's stream has no more."""
+
+    value: Any
+    ended: bool = False
+
+
+def is_structured(sample: Any) -> bool:
+    """Whether a sample is more than arrays and tuples of them: dicts, named tuples, texts."""
+    if hasattr(sample, "_fields") or isinstance(sample, Mapping | str | bytes):
+        return True
+    return isinstance(sample, tuple | list) and any(is_structured(part) for part in sample if not isinstance(part, list))
+
+
+def default_collate(batch: Sequence[Any]) -> Any:
+    """Samples of equal structure as one: arrays and numbers are stacked, dicts, tuples and lists are kept, texts stay a list.
+
+    >>> default_collate([{"x": 1.0, "name": "a"}, {"x": 2.0, "name": "b"}])
+    {'x': array([1., 2.]), 'name': ['a', 'b']}
+    """
+    first = batch[0]
+    if hasattr(first, "__array__") or isinstance(first, int | float | complex):
+        arrays = [np.asarray(sample) for sample in batch]
+        if len({array.shape for array in arrays}) > 1:
+            what, remedy = "samples of one batch must have equal shapes", "pad them, or pass a collate_fn"
+            raise SampleError(message("default_collate", what, remedy, shapes=sorted({array.shape for array in arrays})))
+        return np.stack(arrays)
+    if isinstance(first, str | bytes):
+        return list(batch)
+    if isinstance(first, Mapping):
+        return {key: default_collate([sample[key] for sample in batch]) for key in first}
+    if not isinstance(first, tuple | list):
+        what = f"a sample must be arrays, numbers, texts, or dicts, tuples and lists of them, got {type(first).__name__}"
+        raise SampleError(message("default_collate", what, "pass a collate_fn"))
+    if len({len(sample) for sample in batch}) > 1:
+        raise SampleError(message("default_collate", "samples of one batch must have equal lengths", lengths=[len(s) for s in batch]))
+    parts = [default_collate(part) for part in zip(*batch, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else parts
+
+
+def map_arrays(function: Callable[[np.ndarray], Any], value: Any) -> Any:
+    """``value`` with every array in it replaced by ``function(array)``."""
+    if isinstance(value, np.ndarray | np.generic):
+        return function(np.asarray(value))
+    if isinstance(value, Mapping):
+        return {key: map_arrays(function, part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [map_arrays(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -1,0 +1,158 @@
+"""Samplers: which samples a loader takes, in which order, by torch's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from netcl.data.errors import message
+
+
+def rng_of(generator: Any) -> np.random.Generator:
+    """Random numbers from a NumPy generator, an integer, or an object with ``initial_seed()``; ``None`` draws new ones each time."""
+    if isinstance(generator, np.random.Generator):
+        return generator
+    return np.random.default_rng(generator.initial_seed() if hasattr(generator, "initial_seed") else generator)
+
+
+def _check_count(op: str, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
+    return int(value)
+
+
+class Sampler:
+    """The numbers of samples in the order they are taken. Write ``__iter__``, and ``__len__`` where the number is known."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError(message(type(self).__name__, "a sampler needs a method __iter__"))
+
+
+class SequentialSampler(Sampler):
+    """All samples, in the dataset's order."""
+
+    def __init__(self, data_source: Sized):
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data_source)))
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
+class RandomSampler(Sampler):
+    """Samples in random order; with ``replacement`` each is drawn from all, so ``num_samples`` may be any number.
+
+    >>> sorted(RandomSampler(range(4), generator=0))
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, data_source: Sized, replacement: bool = False, num_samples: int | None = None, generator: Any = None):
+        self.data_source, self.replacement, self._rng = data_source, replacement, rng_of(generator)
+        self._num_samples = None if num_samples is None else _check_count("RandomSampler", "num_samples", num_samples)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.data_source) if self._num_samples is None else self._num_samples
+
+    def _drawn(self) -> Iterator[int]:
+        n = len(self.data_source)
+        while n:  # in blocks: num_samples may be far more than fits into memory
+            yield from (self._rng.integers(0, n, 1024) if self.replacement else self._rng.permutation(n)).tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._drawn(), self.num_samples)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class SubsetRandomSampler(Sampler):
+    """The given samples, in random order."""
+
+    def __init__(self, indices: Sequence[int], generator: Any = None):
+        self.indices, self._rng = indices, rng_of(generator)
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.indices[i] for i in self._rng.permutation(len(self.indices)).tolist())
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class WeightedRandomSampler(Sampler):
+    """``num_samples`` samples, drawn with probabilities proportional to ``weights``."""
+
+    def __init__(self, weights: Any, num_samples: int, replacement: bool = True, generator: Any = None):
+        self.weights, self.replacement, self._rng = np.asarray(weights, np.float64), replacement, rng_of(generator)
+        self.num_samples = _check_count("WeightedRandomSampler", "num_samples", num_samples)
+        if self.weights.ndim != 1 or not (self.weights >= 0).all() or not self.weights.sum() > 0:
+            raise ValueError(message("WeightedRandomSampler", "weights must be numbers from 0 on, not all 0", shape=self.weights.shape))
+        if not replacement and num_samples > np.count_nonzero(self.weights):
+            what, some = "without replacement there must be enough weights above 0", int(np.count_nonzero(self.weights))
+            raise ValueError(message("WeightedRandomSampler", what, num_samples=num_samples, above_0=some))
+
+    def __iter__(self) -> Iterator[int]:
+        shares = self.weights / self.weights.sum()
+        return iter(self._rng.choice(len(shares), self.num_samples, self.replacement, shares).tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class BatchSampler(Sampler):
+    """The numbers of another sampler in lists of ``batch_size``.
+
+    >>> list(BatchSampler(range(5), batch_size=2, drop_last=False))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool):
+        self.sampler, self.batch_size, self.drop_last = sampler, _check_count("BatchSampler", "batch_size", batch_size), drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        numbers = iter(self.sampler)
+        while (batch := list(islice(numbers, self.batch_size))) and (len(batch) == self.batch_size or not self.drop_last):
+            yield batch
+
+    def __len__(self) -> int:
+        n = len(self.sampler)  # type: ignore[arg-type]
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+
+class DistributedSampler(Sampler):
+    """The share of one of ``num_replicas`` processes; all draw the same order from ``seed`` and the epoch.
+
+    Call ``set_epoch(epoch)`` before each epoch, or all epochs have the same order. Shares have equal lengths: the first samples are
+    repeated where they do not divide, or with ``drop_last`` the last ones are left out.
+
+    >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in range(2)]
+    [[0, 2, 4], [1, 3, 0]]
+    """
+
+    def __init__(
+        self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True, seed: int = 0,
+        drop_last: bool = False,
+    ):  # fmt: skip
+        if num_replicas is None or rank is None or not 0 <= rank < num_replicas:
+            what, remedy = "rank must be from 0 to num_replicas - 1", "pass both, for instance size and rank of MPI.COMM_WORLD"
+            raise ValueError(message("DistributedSampler", what, remedy, num_replicas=num_replicas, rank=rank))
+        self.dataset, self.num_replicas, self.rank, self.shuffle = dataset, num_replicas, rank, shuffle
+        self.seed, self.drop_last, self.epoch = seed, drop_last, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the order of this epoch next."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        n, total = len(self.dataset), len(self) * self.num_replicas
+        order = np.random.default_rng((self.seed, self.epoch)).permutation(n) if self.shuffle else np.arange(n)
+        return iter(np.resize(order, total)[self.rank :: self.num_replicas].tolist())
+
+    def __len__(self) -> int:
+        n = len(self.dataset)
+        return n // self.num_replicas if self.drop_last else -(-n // self.num_replicas)

@@ -1,0 +1,278 @@
+"""Functions composed of ops, under torch's names, and the layers made from them: a layer is one row."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.tensor import Tensor
+from netcl.nn.loss import Loss
+from netcl.nn.module import Module
+
+
+def _layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
+    """The module class of a function: ``inputs`` arguments are given to ``forward``, the others to the constructor.
+
+    ``example`` and ``gives`` are the doctest. A parameter ``training`` is the mode of the module.
+    """
+    settings = [p.replace(annotation=Any) for p in list(inspect.signature(function).parameters.values())[inputs:] if p.name != "training"]
+    modal = "training" in inspect.signature(function).parameters
+    base: type[Module] = Loss if any(p.name == "reduction" for p in settings) else Module
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = type(self).__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        base.__init__(self, *([bound.arguments["reduction"]] if base is Loss else []))
+        for key, value in bound.arguments.items():
+            if key == "weight":
+                self._weight(key, value)
+            else:
+                setattr(self, key, value)
+
+    def forward(self: Any, *tensors: Tensor) -> Tensor:
+        mode = {"training": self.training} if modal else {}
+        return function(*tensors, **{p.name: getattr(self, p.name) for p in settings}, **mode)
+
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    __init__.__signature__ = inspect.Signature([first, *settings])  # type: ignore[attr-defined]
+    doc = f"{inspect.getdoc(function)}\n\n>>> from netcl import nn\n>>> {example}\n{gives}\n"
+    metaclass: Any = type(base)
+    return metaclass(name, (base,), {"__init__": __init__, "forward": forward, "__doc__": doc, "__module__": __name__})
+
+
+def _reduced(values: Tensor, reduction: str) -> Tensor:
+    return values if reduction == "none" else ag.mean(values) if reduction == "mean" else ag.sum(values)
+
+
+# ---- activations
+
+
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    """``x`` where above ``threshold``, else ``value``."""
+    return ag.where(ag.gt(input, threshold), input, value)
+
+
+def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
+    """``x`` where ``|x| > lambd``, else 0."""
+    return ag.where(ag.gt(ag.abs(input), lambd), input, 0.0)
+
+
+def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
+    """``x`` moved towards 0 by ``lambd``, and 0 where that is nearer."""
+    return ag.sub(input, ag.clamp(input, min=-lambd, max=lambd))
+
+
+def tanhshrink(input: Tensor) -> Tensor:
+    """``x - tanh(x)``."""
+    return ag.sub(input, ag.tanh(input))
+
+
+def softmin(input: Tensor, dim: int = -1) -> Tensor:
+    """The softmax of the negative."""
+    return ag.softmax(ag.neg(input), axis=dim)
+
+
+def _softmax2d(input: Tensor) -> Tensor:
+    """The softmax over the channels of images ``(N, C, H, W)`` or ``(C, H, W)``."""
+    return ag.softmax(input, axis=-3)
+
+
+def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
+    """``x`` where positive, else ``a * x``: ``a`` is drawn from ``lower .. upper`` while training, and their mean otherwise."""
+    if not training:
+        return ag.leaky_relu(input, negative_slope=(lower + upper) / 2)
+    slope = ag.add(ag.mul(ag.rand(*input.shape, queue=input.queue), upper - lower), lower)
+    return ag.where(ag.gt(input, 0.0), input, ag.mul(input, slope.to(input.dtype)))
+
+
+Threshold = _layer("Threshold", threshold, 1, "nn.Threshold(1.0, 9.0)([0.0, 2.0]).tolist()", "[9.0, 2.0]")
+Hardshrink = _layer("Hardshrink", hardshrink, 1, "nn.Hardshrink()([-1.0, 0.25]).tolist()", "[-1.0, 0.0]")
+Softshrink = _layer("Softshrink", softshrink, 1, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]")
+Tanhshrink = _layer("Tanhshrink", tanhshrink, 1, "nn.Tanhshrink()([0.0]).tolist()", "[0.0]")
+Softmin = _layer("Softmin", softmin, 1, "nn.Softmin()([[1.0, 1.0]]).tolist()", "[[0.5, 0.5]]")
+Softmax2d = _layer("Softmax2d", _softmax2d, 1, "nn.Softmax2d()([[[0.0]], [[0.0]]]).tolist()", "[[[0.5]], [[0.5]]]")
+RReLU = _layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).tolist()", "[-0.5, 2.0]")
+
+
+# ---- shapes, windows, distances
+
+
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    """The channels of ``groups`` taken in turns: channel ``g * n + i`` becomes ``i * groups + g``."""
+    batch, channels, *sizes = input.shape
+    parts = ag.reshape(input, (batch, groups, channels // groups, *sizes))
+    return ag.reshape(ag.transpose(parts, 1, 2), (batch, channels, *sizes))
+
+
+def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
+    """The windows of images as columns."""
+    return ag.im2col(input, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
+
+
+def fold(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
+    """Columns back into images of ``output_size``; where windows overlap, they add up."""
+    return ag.col2im(input, size=output_size, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
+
+
+def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    """``x / (k + alpha * mean of x^2 over size neighboring channels) ** beta``."""
+    rows = ag.reshape(ag.square(input), (input.shape[0], 1, input.shape[1], -1))
+    means = ag.avg_pool2d(ag.pad(rows, (0, 0, size // 2, (size - 1) // 2)), (size, 1), 1)
+    return ag.div(input, ag.pow(ag.add(ag.mul(ag.reshape(means, input.shape), alpha), k), beta))
+
+
+def lp_pool1d(input: Tensor, norm_type: float, kernel_size: int, stride: int | None = None, ceil_mode: bool = False) -> Tensor:
+    """The p-norm of each window of a signal."""
+    total = ag.mul(ag.avg_pool1d(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(kernel_size))
+    return ag.pow(ag.relu(total), 1.0 / norm_type)
+
+
+def lp_pool2d(input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Tensor:
+    """The p-norm of each window of an image."""
+    count = kernel_size**2 if isinstance(kernel_size, int) else math.prod(kernel_size)
+    total = ag.mul(ag.avg_pool2d(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(count))
+    return ag.pow(ag.relu(total), 1.0 / norm_type)
+
+
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """The p-norm of ``x1 - x2 + eps`` along the last axis."""
+    return ag.norm(ag.add(ag.sub(x1, x2), eps), p, axis=-1, keepdims=keepdim)
+
+
+def _pads(kind: str, mode: str) -> Sequence[Any]:
+    """The layers that pad one, two or three axes."""
+
+    def made(axes: int) -> Any:
+        def padded(input: Tensor, padding: int | Sequence[int], value: float = 0.0) -> Tensor:
+            sides = (padding,) * (2 * axes) if isinstance(padding, int) else tuple(padding)
+            return ag.pad(input, sides, mode, value)
+
+        def plain(input: Tensor, padding: int | Sequence[int]) -> Tensor:
+            return padded(input, padding)
+
+        function = padded if kind == "Constant" else plain
+        function.__doc__ = f"Elements added at both ends of the last axes ({axes}); ``padding`` is a number, or two per axis, last first."
+        x, given = "[" * (axes + 1) + "1.0, 2.0" + "]" * (axes + 1), "1, 5.0" if kind == "Constant" else "0"
+        gives = str((3,) * (axes - 1) + (4,) if given != "0" else (1,) * (axes - 1) + (2,)).replace("(", "(1, ", 1).replace(",)", ")")
+        return _layer(f"{kind}Pad{axes}d", function, 1, f"nn.{kind}Pad{axes}d({given})({x}).shape", gives)
+
+    return [made(axes) for axes in (1, 2, 3)]
+
+
+ConstantPad1d, ConstantPad2d, ConstantPad3d = _pads("Constant", "constant")
+ZeroPad1d, ZeroPad2d, ZeroPad3d = _pads("Zero", "constant")
+ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = _pads("Reflection", "reflect")
+ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = _pads("Replication", "replicate")
+CircularPad1d, CircularPad2d, CircularPad3d = _pads("Circular", "circular")
+ChannelShuffle = _layer("ChannelShuffle", channel_shuffle, 1, "nn.ChannelShuffle(2)([[1, 2, 3, 4]]).tolist()", "[[1, 3, 2, 4]]")
+Unfold = _layer("Unfold", unfold, 1, "nn.Unfold(2)([[[[1.0, 2.0], [3.0, 4.0]]]]).shape", "(1, 4, 1)")
+Fold = _layer("Fold", fold, 1, "nn.Fold(2, 2)([[[1.0], [2.0], [3.0], [4.0]]]).tolist()", "[[[[1.0, 2.0], [3.0, 4.0]]]]")
+LocalResponseNorm = _layer("LocalResponseNorm", local_response_norm, 1, "nn.LocalResponseNorm(1, 3.0, 0.5)([[[1.0]]]).item()", "0.5")
+LPPool1d = _layer("LPPool1d", lp_pool1d, 1, "nn.LPPool1d(2, 2)([[[3.0, 4.0]]]).tolist()", "[[[5.0]]]")
+LPPool2d = _layer("LPPool2d", lp_pool2d, 1, "nn.LPPool2d(1, 2)([[[[1.0, 2.0], [3.0, 4.0]]]]).tolist()", "[[[[10.0]]]]")
+PairwiseDistance = _layer("PairwiseDistance", pairwise_distance, 2, "nn.PairwiseDistance(1, 0.0)([[1.0]], [[3.0]]).tolist()", "[2.0]")
+
+
+# ---- losses
+
+
+def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Tensor:
+    """``max(0, -y (x1 - x2) + margin)``: ``x1`` should rank higher where ``y`` is 1, lower where it is -1."""
+    return _reduced(ag.relu(ag.sub(margin, ag.mul(target, ag.sub(input1, input2)))), reduction)
+
+
+def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Tensor:
+    """``x`` where the target is 1, ``max(0, margin - x)`` where it is -1."""
+    return _reduced(ag.where(ag.eq(target, 1.0), input, ag.relu(ag.sub(margin, input))), reduction)
+
+
+def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """``log(1 + exp(-y x))`` for targets of 1 and -1."""
+    return _reduced(ag.neg(ag.log_sigmoid(ag.mul(target, input))), reduction)
+
+
+def multilabel_soft_margin_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Tensor:
+    """The mean over classes of the binary cross-entropy of each, from logits."""
+    loss = ag.bce_with_logits(input, target, reduction="none")
+    return _reduced(ag.mean(loss if weight is None else ag.mul(loss, weight), axis=-1), reduction)
+
+
+def multi_margin_loss(
+    input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """The mean over the wrong classes ``i`` of ``max(0, margin - x[y] + x[i]) ** p``."""
+    right, classes = ag.unsqueeze(target, 1), input.shape[1]
+    short = ag.relu(ag.add(ag.sub(margin, ag.gather(input, 1, right)), input))
+    loss = short if p == 1 else ag.pow(short, float(p))
+    loss = ag.masked_fill(loss, ag.one_hot(target, classes, "bool"), 0.0)
+    total = ag.div(ag.sum(loss, axis=1), float(classes))
+    return _reduced(total if weight is None else ag.mul(total, ag.take(weight, target)), reduction)
+
+
+def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Tensor:
+    """``1 - cos(x1, x2)`` where the target is 1, ``max(0, cos(x1, x2) - margin)`` where it is -1."""
+    cosine = ag.cosine_similarity(input1, input2, axis=-1)
+    return _reduced(ag.where(ag.eq(target, 1.0), ag.sub(1.0, cosine), ag.relu(ag.sub(cosine, margin))), reduction)
+
+
+def poisson_nll_loss(
+    input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
+) -> Tensor:
+    """Negative log-likelihood of counts: ``exp(x) - y x``, or of rates ``x - y log(x + eps)``; ``full`` adds Stirling's term."""
+    rate, logarithm = (ag.exp(input), input) if log_input else (input, ag.log(ag.add(input, eps)))
+    loss = ag.sub(rate, ag.mul(target, logarithm))
+    if full:
+        y = ag.clamp(target, min=1.0)
+        stirling = ag.add(ag.sub(ag.mul(y, ag.log(y)), y), ag.mul(ag.log(ag.mul(y, 2 * math.pi)), 0.5))
+        loss = ag.add(loss, ag.where(ag.gt(target, 1.0), stirling, 0.0))
+    return _reduced(loss, reduction)
+
+
+def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Tensor:
+    """Negative log-likelihood of normal values: ``(log(var) + (x - y)^2 / var) / 2``; ``full`` adds the constant."""
+    spread = ag.clamp(var, min=eps)
+    loss = ag.mul(ag.add(ag.log(spread), ag.div(ag.square(ag.sub(input, target)), spread)), 0.5)
+    return _reduced(ag.add(loss, 0.5 * math.log(2 * math.pi)) if full else loss, reduction)
+
+
+def triplet_margin_with_distance_loss(
+    anchor: Tensor, positive: Tensor, negative: Tensor, *, distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
+    margin: float = 1.0, swap: bool = False, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``; ``swap`` takes the negative's smaller distance to the two."""
+    distance = distance_function or pairwise_distance
+    far = distance(anchor, negative)
+    if swap:
+        far = ag.minimum(far, distance(positive, negative))
+    return _reduced(ag.relu(ag.add(ag.sub(distance(anchor, positive), far), margin)), reduction)
+
+
+MarginRankingLoss = _layer("MarginRankingLoss", margin_ranking_loss, 3, "nn.MarginRankingLoss()([1.0], [3.0], [1.0]).item()", "2.0")
+HingeEmbeddingLoss = _layer("HingeEmbeddingLoss", hinge_embedding_loss, 2, "nn.HingeEmbeddingLoss()([0.5], [-1.0]).item()", "0.5")
+SoftMarginLoss = _layer("SoftMarginLoss", soft_margin_loss, 2, "round(nn.SoftMarginLoss()([0.0], [1.0]).item(), 4)", "0.6931")
+MultiLabelSoftMarginLoss = _layer(
+    "MultiLabelSoftMarginLoss", multilabel_soft_margin_loss, 2, "round(nn.MultiLabelSoftMarginLoss()([[0.0]], [[1.0]]).item(), 4)", "0.6931"
+)
+MultiMarginLoss = _layer("MultiMarginLoss", multi_margin_loss, 2, "nn.MultiMarginLoss()([[1.0, 2.0]], [0]).item()", "1.0")
+CosineEmbeddingLoss = _layer(
+    "CosineEmbeddingLoss", cosine_embedding_loss, 3, "nn.CosineEmbeddingLoss()([[1.0, 0.0]], [[0.0, 1.0]], [1]).item()", "1.0"
+)
+PoissonNLLLoss = _layer("PoissonNLLLoss", poisson_nll_loss, 2, "nn.PoissonNLLLoss()([0.0], [3.0]).item()", "1.0")
+GaussianNLLLoss = _layer("GaussianNLLLoss", gaussian_nll_loss, 3, "nn.GaussianNLLLoss()([0.0], [2.0], [1.0]).item()", "2.0")
+TripletMarginWithDistanceLoss = _layer(
+    "TripletMarginWithDistanceLoss", triplet_margin_with_distance_loss, 3,
+    "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
+)  # fmt: skip
+
+FUNCTIONS = [name for name, made in list(globals().items()) if inspect.isfunction(made) and not name.startswith("_")]
+__all__ = [
+    "ChannelShuffle", "CircularPad1d", "CircularPad2d", "CircularPad3d", "ConstantPad1d", "ConstantPad2d", "ConstantPad3d",
+    "CosineEmbeddingLoss", "Fold", "GaussianNLLLoss", "Hardshrink", "HingeEmbeddingLoss", "LPPool1d", "LPPool2d", "LocalResponseNorm",
+    "MarginRankingLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "PairwiseDistance", "PoissonNLLLoss", "RReLU",
+    "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "ReplicationPad1d", "ReplicationPad2d", "ReplicationPad3d",
+    "SoftMarginLoss", "Softmax2d", "Softmin", "Softshrink", "Tanhshrink", "Threshold", "TripletMarginWithDistanceLoss", "Unfold",
+    "ZeroPad1d", "ZeroPad2d", "ZeroPad3d",
+]  # fmt: skip

@@ -1,0 +1,306 @@
+"""Optimizers that are a formula per element: Adagrad, Adadelta, Adamax, ASGD, NAdam, RAdam, Rprop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from inspect import Parameter, Signature
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from netcl.core.tensor import Tensor
+from netcl.ops import codegen
+from netcl.ops.registry import names, parse
+from netcl.ops.update import Rule
+from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
+
+_GRAD = {"grad": "g * (factor * sign) + decay * p"}
+_MEAN = {"new_m": "m + (grad - m) * take1"}
+_MEANS = {**_MEAN, "new_v": "beta2 * v + take2 * grad * grad"}
+# 1 - beta**n by expm1: the difference itself has few digits left while n is small.
+_CORRECTIONS = {
+    "correction1": "-EXPM1((age + 1) * log_beta1)",
+    "correction2": "-EXPM1((age + 1) * log_beta2)",
+}
+
+
+class Formula(NamedTuple):
+    """An update per element.
+
+    - **options**: in torch's order, with their defaults; all have ``maximize``, ``master_weights`` and torch's switches beside them.
+    - **tensors**: the tensors of a parameter's state, as a name in ``lines`` for each name in the state dict.
+    - **lines**: assignments in order; ``new_x`` is written to the tensor ``x``.
+    - **numbers**: assignments over the options and ``age``, the steps taken before this one. The host computes them for every step, or
+      the device where only it knows ``age``.
+    """
+
+    options: Mapping[str, Any]
+    tensors: Mapping[str, str]
+    lines: Mapping[str, str]
+    numbers: Mapping[str, str] = {}
+
+
+class FormulaOptimizer(Optimizer):
+    """An optimizer whose step is a :class:`Formula` over the options of its group.
+
+    Options are numbers in the formula under their names; beside them there are ``sign`` (-1 to maximize), ``decay`` (weight decay added
+    to the gradient), ``keep`` (decoupled weight decay), ``beta1``, ``take1 = 1 - beta1``, ``log_beta1``, and so for the second beta.
+    """
+
+    formula: ClassVar[Formula]
+    #: Names of Python numbers in a parameter's state: the formula reads their values from before the step.
+    kept: ClassVar[tuple[str, ...]] = ()
+    counts = True
+
+    def __init_subclass__(cls) -> None:
+        cls.names = tuple(cls.formula.tensors.values())
+        named = [Parameter("params", Parameter.POSITIONAL_OR_KEYWORD)]
+        named += [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in cls.formula.options.items()]
+        named += [Parameter(name, Parameter.KEYWORD_ONLY, default=False) for name in ("maximize", "master_weights")]
+        cls.__signature__ = Signature([*named, Parameter("switches", Parameter.VAR_KEYWORD)])  # type: ignore[attr-defined]
+
+    def __init__(self, params: Iterable[Any], *values: Any, **options: Any):
+        given = self.__signature__.bind(params, *values, **options)  # type: ignore[attr-defined]
+        given.apply_defaults()
+        named = given.arguments
+        super().__init__(named.pop("params"), {"weight_decay": 0.0, **named}, named.pop("switches"))
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        for name in ("eps", "lr_decay", "initial_accumulator_value", "momentum_decay", "lambd"):
+            if name in group:
+                check_number(self.op, name, group[name])
+        if "rho" in group:
+            check_number(self.op, "rho", group["rho"], 0.0, 1.0 + 2**-52)
+        if "betas" in group:
+            check_betas(self.op, group["betas"])
+
+    def tensors(self, group: Group) -> tuple[str, ...]:
+        return self.names
+
+    def rule(self, group: Group) -> Rule:
+        return self._rules[0]
+
+    def counted_rule(self, group: Group) -> Rule:
+        return self._rules[1]
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Not with numbers of the host in the state, which would change although no step is taken."""
+        return not self.kept
+
+    @cached_property
+    def _rules(self) -> tuple[Rule, Rule]:
+        kind: Any = type(self)
+        return _rules(kind, tuple(self._values(self.defaults)))
+
+    def _values(self, group: Group) -> dict[str, float]:
+        """What the formula may name, but for ``age`` and kept numbers."""
+        values = {
+            name: float(value) for name, value in group.items() if isinstance(value, (int, float, np.number)) and name in self.defaults
+        }
+        decay, decoupled = group["weight_decay"], group.get("decoupled_weight_decay", False)
+        values |= {"sign": -1.0 if group["maximize"] else 1.0, "decay": 0.0 if decoupled else decay}
+        values["keep"] = 1 - group["lr"] * decay if decoupled else 1.0
+        for name in ("betas", "etas", "step_sizes"):
+            values |= {f"{name[:-1]}{i}": float(value) for i, value in enumerate(group.get(name, ()), 1)}
+        for i, beta in enumerate(group.get("betas", ()), 1):
+            values |= {f"take{i}": 1 - beta, f"log_beta{i}": math.log(beta) if beta else -math.inf}
+        return values | ({"take": 1 - group["rho"]} if "rho" in group else {})
+
+    def numbers(self, group: Group, age: int) -> Mapping[str, float]:
+        values = self._values(group)
+        return values if self.kept else values | _on_host(type(self), values, age)
+
+    def _next_numbers(self, group: Group, rule: Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
+        if not self.kept:
+            return super()._next_numbers(group, rule, counted, age)
+        age, values = counted[0].get("step", 0) + 1, self._values(group)
+        values |= {name: counted[0].get(name, start) for name, start in zip(self.kept, self.starts(group), strict=True)}
+        values |= _on_host(type(self), values, age)
+        for state in counted:
+            state |= {"step": age, **{name: values[f"next_{name}"] for name in self.kept}}
+        return [values[name] for name in rule.scalars]
+
+    def starts(self, group: Group) -> tuple[float, ...]:
+        """The values of the kept numbers before the first step."""
+        return ()
+
+    def _together(
+        self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
+    ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
+        """As of every optimizer; parameters of one age whose kept numbers differ are updated apart."""
+        parts = super()._together(group, params, names, on_device)
+        if not self.kept:
+            yield from parts
+            return
+        for age, mastered, own, states in parts:
+            lots: dict[tuple[Any, ...], list[int]] = {}
+            for i, state in enumerate(states):
+                lots.setdefault(tuple(state.get(name) for name in self.kept), []).append(i)
+            for lot in lots.values():
+                yield age, mastered, [own[i] for i in lot], [states[i] for i in lot]
+
+    def _loaded_state(self, p: Tensor, number: int, saved: Mapping[str, Any], group: Group) -> dict[str, Any]:
+        kept = {name: float(np.asarray(saved[name])) for name in self.kept if name in saved}
+        return super()._loaded_state(p, number, {name: x for name, x in saved.items() if name not in kept}, group) | kept
+
+
+@cache
+def _rules(kind: Any, options: tuple[str, ...]) -> tuple[Rule, Rule]:
+    """The rule with numbers of the host, and the one whose numbers follow from ``age`` on the device."""
+    _, tensors, lines, numbers = kind.formula
+    used = {word for text in lines.values() for word in names(text)}
+    writes = {x: f"new_{x}" for x in ("p", *tensors) if f"new_{x}" in lines}
+    every, name = ("p", "g", *tensors), kind.__name__.lower()
+    host = tuple(option for option in (*options, *kind.kept, *numbers) if option in used)
+    ages = {word for text in numbers.values() for word in names(text)}
+    device = tuple(option for option in options if option in used | ages)
+    rule = Rule(name, every, host, lines, writes)
+    return rule, Rule(f"{name}_counted", every, device, lines, writes, ("factor", "age"), numbers) if numbers else rule
+
+
+@cache
+def _host_function(kind: Any, known: tuple[str, ...]) -> Any:
+    lines = tuple((name, parse(text, kind.__name__)) for name, text in kind.formula.numbers.items())
+    return codegen.numpy_function(codegen.Body((), (*known, "age"), lines, tuple(kind.formula.numbers)), "double")
+
+
+def _on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:
+    """The formula's numbers for the step with which ``age`` steps have been taken."""
+    if not kind.formula.numbers:
+        return {}
+    with np.errstate(all="ignore"):
+        found = _host_function(kind, tuple(values))(*map(np.float64, values.values()), np.float64(age - 1))
+    return {name: float(value) for name, value in zip(kind.formula.numbers, found, strict=True)}
+
+
+class Adagrad(FormulaOptimizer):
+    """Divides by the root of the sum of all squared gradients: ``p -= lr / (1 + (n - 1) * lr_decay) * g / (sqrt(sum) + eps)``."""
+
+    formula = Formula(
+        {"lr": 1e-2, "lr_decay": 0.0, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
+        {"s": "sum"},
+        {**_GRAD, "new_s": "s + grad * grad", "new_p": "p - rate * grad / (SQRT(new_s) + eps)"},
+        {"rate": "lr / (1 + age * lr_decay)"},
+    )
+
+    def initial(self, name: str, group: Group) -> float:
+        return group["initial_accumulator_value"]
+
+
+class Adadelta(FormulaOptimizer):
+    """Scales the gradient by the ratio of two running root mean squares: that of past updates over that of gradients."""
+
+    formula = Formula(
+        {"lr": 1.0, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.0},
+        {"v": "square_avg", "u": "acc_delta"},
+        {
+            **_GRAD,
+            "new_v": "rho * v + take * grad * grad",
+            "delta": "SQRT(u + eps) / SQRT(new_v + eps) * grad",
+            "new_u": "rho * u + take * delta * delta",
+            "new_p": "p - lr * delta",
+        },
+    )
+
+
+class Adamax(FormulaOptimizer):
+    """:class:`~netcl.optim.Adam` with the largest recent gradient in place of the root mean square."""
+
+    formula = Formula(
+        {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
+        {"m": "exp_avg", "u": "exp_inf"},
+        {**_GRAD, **_MEAN, "new_u": "MAX(beta2 * u, ABS(grad) + eps)", "new_p": "p - lr / correction1 * new_m / new_u"},
+        {"correction1": _CORRECTIONS["correction1"]},
+    )
+
+
+class RAdam(FormulaOptimizer):
+    """:class:`~netcl.optim.Adam` that moves by the mean gradient alone until its denominator can be trusted (Liu et al. 2019)."""
+
+    formula = Formula(
+        {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},
+        {"m": "exp_avg", "v": "exp_avg_sq"},
+        {
+            **_GRAD,
+            **_MEANS,
+            "new_p": "p * keep - lr / correction1 * new_m * (plain + adaptive / (SQRT(new_v) + eps))",
+        },
+        {
+            **_CORRECTIONS,
+            "limit": "2 / take2 - 1",
+            "length": "limit - 2 * (age + 1) * (1 - correction2) / correction2",
+            "ratio": "(length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)",
+            "adaptive": "WHERE(length > 5, SQRT(MAX(ratio, 0) * correction2), 0)",
+            "plain": "WHERE(length > 5, 0, 1)",
+        },
+    )
+
+
+class NAdam(FormulaOptimizer):
+    """:class:`~netcl.optim.Adam` with Nesterov's momentum, whose coefficient rises by ``momentum_decay`` (Dozat 2016)."""
+
+    formula = Formula(
+        {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
+        {"m": "exp_avg", "v": "exp_avg_sq"},
+        {
+            **_GRAD,
+            **_MEANS,
+            "new_p": "p * keep - (share_g * grad + share_m * new_m) / (SQRT(new_v / correction2) + eps)",
+        },
+        {
+            "correction2": _CORRECTIONS["correction2"],
+            "mu": "beta1 * (1 - 0.5 * POW(0.96, (age + 1) * momentum_decay))",
+            "next_mu": "beta1 * (1 - 0.5 * POW(0.96, (age + 2) * momentum_decay))",
+            "next_mu_product": "mu_product * mu",
+            "share_g": "lr * (1 - mu) / (1 - next_mu_product)",
+            "share_m": "lr * next_mu / (1 - next_mu_product * next_mu)",
+        },
+    )
+    kept = ("mu_product",)
+
+    def starts(self, group: Group) -> tuple[float, ...]:
+        return (1.0,)
+
+
+class ASGD(FormulaOptimizer):
+    """Stochastic gradient descent that keeps the average of the parameters, ``ax`` in the state, from step ``t0`` on."""
+
+    formula = Formula(
+        {"lr": 1e-2, "lambd": 1e-4, "alpha": 0.75, "t0": 1e6, "weight_decay": 0.0},
+        {"a": "ax"},
+        {**_GRAD, "new_p": "p * (1 - lambd * eta) - eta * grad", "new_a": "a + (new_p - a) * mu"},
+        {"next_eta": "lr / POW(1 + lambd * lr * (age + 1), alpha)", "next_mu": "1 / MAX(1, age + 1 - t0)"},
+    )
+    kept = ("eta", "mu")
+
+    def starts(self, group: Group) -> tuple[float, ...]:
+        return group["lr"], 1.0
+
+
+class Rprop(FormulaOptimizer):
+    """Steps of a size per element that grows while the gradient keeps its sign and shrinks where it changes; for whole batches."""
+
+    formula = Formula(
+        {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)},
+        {"b": "prev", "s": "step_size"},
+        {
+            "grad": "g * (factor * sign)",
+            "turn": "grad * b",
+            "change": "WHERE(turn > 0, eta2, WHERE(turn < 0, eta1, 1))",
+            "new_s": "MIN(MAX(s * change, step_size1), step_size2)",
+            "new_b": "WHERE(turn < 0, 0, grad)",
+            "new_p": "p - SIGN(new_b) * new_s",
+        },
+    )
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        check_number(self.op, "etas[0]", group["etas"][0], 2**-1074, 1.0)
+        check_number(self.op, "etas[1]", group["etas"][1], 1.0 + 2**-52)
+
+    def initial(self, name: str, group: Group) -> float:
+        return group["lr"] if name == "step_size" else 0.0
