@@ -12,7 +12,7 @@ import numpy as np
 
 from netcl.core.tensor import Tensor
 from netcl.ops import codegen
-from netcl.ops.registry import names, parse
+from netcl.ops.registry import names_read_by, parse
 from netcl.ops.update import Rule
 from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 
@@ -152,11 +152,11 @@ class FormulaOptimizer(Optimizer):
 def _rules(kind: Any, options: tuple[str, ...]) -> tuple[Rule, Rule]:
     """The rule with numbers of the host, and the one whose numbers follow from ``age`` on the device."""
     _, tensors, lines, numbers = kind.formula
-    used = {word for text in lines.values() for word in names(text)}
+    used = {word for text in lines.values() for word in names_read_by(text)}
     writes = {x: f"new_{x}" for x in ("p", *tensors) if f"new_{x}" in lines}
     every, name = ("p", "g", *tensors), kind.__name__.lower()
     host = tuple(option for option in (*options, *kind.kept, *numbers) if option in used)
-    ages = {word for text in numbers.values() for word in names(text)}
+    ages = {word for text in numbers.values() for word in names_read_by(text)}
     device = tuple(option for option in options if option in used | ages)
     rule = Rule(name, every, host, lines, writes)
     return rule, Rule(f"{name}_counted", every, device, lines, writes, ("factor", "age"), numbers) if numbers else rule
