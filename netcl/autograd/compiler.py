@@ -155,7 +155,7 @@ def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -
     if fn is None:
         return lambda function: jit_compile(function, fast_math)
     if not callable(fn):
-        raise TypeError(message("jit_compile", "a function is compiled", given=type(fn).__name__))
+        raise TypeError(message("jit_compile", "fn must be a function", given=type(fn).__name__))
     return CompiledFunction(fn, fast_math)
 
 

@@ -179,7 +179,7 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
 def _check_out(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     if learns(args, kwargs):
         what = "a call with out= is not recorded, but an input requires a gradient"
-        raise AutogradError(message(name, what, "leave out= away, or call it inside no_grad()", out=kwargs["out"].shape))
+        raise AutogradError(message(name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -130,7 +130,7 @@ class Node:
         return Remover(remove)
 
     def release(self) -> None:
-        """Let go of everything backward needed."""
+        """Release everything that backward needed."""
         self.saved = self.rule = None
         self.edges = []
 
@@ -226,7 +226,7 @@ def run_backward(
     create_graph: bool = False,
     retain_graph: bool = False,
 ) -> list[Tensor | None]:
-    """Walk back from ``outputs``. Leaves accumulate ``.grad``, or, if ``wanted`` names tensors, their gradients are returned."""
+    """Run backward from ``outputs``: accumulate ``.grad`` in the leaves or, if ``wanted`` names tensors, return their gradients."""
     enabled, finishers = modes.enabled, modes.finishers
     callbacks: list[Callable[[], None]] = []
     modes.enabled, modes.finishers = create_graph, callbacks if finishers is None else finishers
@@ -250,14 +250,14 @@ def run_backward(
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call ``callback`` once when the walk under way has ended; for hooks that need all gradients."""
+    """Call ``callback`` once at the end of the running backward pass; for hooks that need all gradients."""
     if modes.finishers is None:
-        raise RuntimeError(message("after_backward", "no backward is under way", "call it from a hook of a tensor"))
+        raise RuntimeError(message("after_backward", "no backward pass is running", "call it from a hook of a tensor"))
     modes.finishers.append(callback)
 
 
 def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> None:
-    """From now on call ``failed``, a method of ``owner``, with the error of each backward of this thread that raises; holds neither."""
+    """Call ``failed``, a method of ``owner``, with the error of every later backward of this thread; keeps no reference to either."""
     modes.expecting[id(owner)] = weakref.WeakMethod(failed)
 
 
@@ -273,7 +273,7 @@ def _tell_who_expected(error: BaseException | None) -> None:
 
 
 def walk_under_way() -> object | None:
-    """Something that is the same all through a backward, and another in the next; ``None`` between them."""
+    """A token of the running backward pass, another one for each pass; ``None`` outside of one."""
     return modes.finishers
 
 
@@ -293,9 +293,9 @@ class _Walk:
 
     def start(self, out: Any, gradient: Any) -> None:
         if not isinstance(out, Tensor):
-            raise TypeError(message("backward", "only a tensor can be walked back from", given=type(out).__name__))
+            raise TypeError(message("backward", "the outputs must be tensors", given=type(out).__name__))
         if not out.requires_grad:
-            what = "the tensor does not require grad, so there is nothing to walk back through"
+            what = "the tensor does not require grad: there is nothing to differentiate"
             raise ValueError(message("backward", what, "set requires_grad=True on the leaves before the forward pass", shape=out.shape))
         if gradient is None:
             if out.size != 1:
@@ -303,12 +303,10 @@ class _Walk:
                 raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
             gradient = Tensor.ones(out.shape, out.dtype, queue=out.queue)
         elif not isinstance(gradient, Tensor):
-            what = "the gradient is no tensor"
+            what = "gradient must be a tensor"
             raise TypeError(message("backward", what, "pass ag.tensor(...)", gradient=type(gradient).__name__, tensor=out.shape))
         elif gradient.shape != out.shape:
-            raise ShapeError(
-                message("backward", "the gradient has another shape than the tensor", gradient=gradient.shape, tensor=out.shape)
-            )
+            raise ShapeError(message("backward", "gradient must have the shape of the tensor", gradient=gradient.shape, tensor=out.shape))
         else:
             self.handed[id(_memory_owner(gradient))] = _memory_owner(gradient)  # the caller's own: a leaf must get a copy
         self.send(_edge(out), gradient)
@@ -378,7 +376,7 @@ class _Walk:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Give leaves with hooks the gradients that nothing can be added to any more: a hook sees the whole, and once."""
+        """Pass complete gradients to leaves with hooks: a hook receives the whole gradient, once."""
         if self.heap and self.due is None:
             self.due = _still_due(self.pending)
         for leaf in [leaf for leaf in self.held if not self.heap or not self.due or self.due[leaf] <= 0]:
@@ -399,7 +397,7 @@ class _Walk:
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
     def finish(self) -> None:
-        """Gradients that wait to be computed are computed together, now that nothing else is kept for them."""
+        """Compute deferred gradients together, after the tensors kept for backward were released."""
         fusion.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
 
     def captured(self) -> list[Tensor | None]:
@@ -412,7 +410,7 @@ def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
 
 
 def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
-    """How many edges lead to each leaf with hooks from nodes that are to be walked."""
+    """The number of edges from the nodes of this pass to each leaf with hooks."""
     due: Counter[Tensor] = Counter()
     reached, nodes = set(pending), list(pending)
     while nodes:
@@ -440,14 +438,14 @@ def _sum(F: Any, a: Tensor | None, b: Tensor) -> Tensor:
 
 
 def _hook_answer(gradient: Any, answer: Any) -> Any:
-    """A gradient, or what a hook answered in its place."""
+    """The gradient, or the one a hook returned instead."""
     if answer is None:
         return gradient
     if not isinstance(answer, Tensor):
-        raise TypeError(message("backward", "a hook answers with a tensor or None", given=type(answer).__name__))
+        raise TypeError(message("backward", "a hook must return a tensor or None", given=type(answer).__name__))
     if (answer.shape, answer.dtype) != (gradient.shape, gradient.dtype):
         values = {"gradient": f"{gradient.shape} {gradient.dtype}", "answer": f"{answer.shape} {answer.dtype}"}
-        raise ShapeError(message("backward", "a hook answered with another shape or dtype than the gradient's", **values))
+        raise ShapeError(message("backward", "a hook must return a gradient of the same shape and dtype", **values))
     return answer
 
 
@@ -532,7 +530,7 @@ def grad(
     outs, ins = _listed("outputs", outputs), _listed("inputs", inputs)
     given = [None] * len(outs) if grad_outputs is None else _listed("grad_outputs", grad_outputs, type(None))
     if len(given) != len(outs):
-        raise ShapeError(message("grad", "there is one of grad_outputs per output", outputs=len(outs), grad_outputs=len(given)))
+        raise ShapeError(message("grad", "grad_outputs must have one entry per output", outputs=len(outs), grad_outputs=len(given)))
     for i, x in enumerate(ins):
         if not x.requires_grad:
             raise ValueError(
@@ -553,7 +551,7 @@ def _listed(what: str, given: Any, *others: type) -> list[Any]:
     values = [given] if isinstance(given, Tensor) or not isinstance(given, Iterable) else list(given)
     for x in values:
         if not isinstance(x, (Tensor, *others)):
-            raise TypeError(message("grad", f"{what} is a tensor or a list of them", given=type(x).__name__))
+            raise TypeError(message("grad", f"{what} must be a tensor or a list of tensors", given=type(x).__name__))
     return values
 
 

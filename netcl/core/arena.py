@@ -1,7 +1,7 @@
-"""Large device memory: segments from the driver, cut into pieces of whatever size is asked for, which join again once they are free.
+"""An allocator for large device buffers: segments from the driver, split into sub-buffers of any size and merged again when these are free.
 
-Free lists keep, of every size, what was ever in use of it at once. The sizes of a training step come and go in waves, so such lists held
-1.7 times what a ResNet-18 used at the most. Pieces of segments serve all sizes: 1.1 times.
+A free list per size keeps the peak of every size. The sizes of a training step peak at different times, so such lists held 1.7 times the
+peak of a ResNet-18; segments that serve all sizes hold 1.1 times.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import Any, NamedTuple
 
 from netcl.core.errors import DeviceError, OutOfMemoryError
 
-ROOM = 1 << 48  # addresses of a segment: the n-th begins at n times this, so that no two of them touch
-MOST_PIECES = 4096  # sub-buffers that are remembered: those of a step come again, those of ever other sizes do not
+ROOM = 1 << 48  # address space of a segment: the n-th begins at n times this, so that no two are adjacent
+MOST_PIECES = 4096  # cached sub-buffers: a training step requests the same ones every time
 
 
 def _references(things: Any, at: Any) -> int:
     return sys.getrefcount(things[at])
 
 
-_ALONE = _references([object()], 0)  # of what is in one list or dict and nowhere else
+_ALONE = _references([object()], 0)  # the reference count of an object that only one container holds
 
 
 class Segment(NamedTuple):
-    """Memory from the driver."""
+    """A buffer allocated by the driver."""
 
     buffer: Any
     nbytes: int
 
 
 class Arena:
-    """Segments and what is free in them. A request takes the smallest stretch that holds it.
+    """A best-fit allocator over segments: a request takes the smallest free range that holds it.
 
-    Where none does, the largest of the segments that are free as a whole go back to the driver and one as large as they were together takes
-    their place: memory grows only by what is missing, and after the first steps of a program, nothing is. ``create`` and ``part_of``
-    ask the driver for a buffer and a sub-buffer, ``resized`` is told how many bytes came from there or went back; no segment is larger than
-    ``limit``.
+    If no range does, entirely free segments are released, the largest first, and one segment of their total size replaces them. Memory thus
+    grows only by what is missing, and not at all after the first steps of a program. ``create`` and ``part_of`` allocate a buffer and a
+    sub-buffer from the driver, ``resized``
+    receives the number of bytes allocated (or, negative, released); no segment is larger than ``limit``.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Arena:
         self._create, self._part_of = create, part_of
         self._resized = resized
         self._limit = limit
-        self._free: list[tuple[int, int]] = []  # bytes and address of every free stretch, sorted
-        self._begins: dict[int, int] = {}  # where a free stretch begins: its bytes
-        self._ends: dict[int, int] = {}  # where one ends: its beginning
-        # Sub-buffers, by address and bytes, before the segments they are of, by where these begin: NVIDIA's driver does not survive it if a
-        # sub-buffer goes after its buffer, and what an object has goes in this order.
+        self._free: list[tuple[int, int]] = []  # size and address of every free range, sorted
+        self._begins: dict[int, int] = {}  # size of the free range that begins at an address
+        self._ends: dict[int, int] = {}  # begin of the free range that ends at an address
+        # Sub-buffers by address and size, declared before the segments they belong to, because attributes are released in this order:
+        # NVIDIA's driver crashes if a sub-buffer is released after its buffer.
         self._pieces: dict[tuple[int, int], Any] = {}
-        self._leaving: list[tuple[list[Any], Segment]] = []  # segments that are not used any more, but somebody still knows a piece
+        self._leaving: list[tuple[list[Any], Segment]] = []  # dropped segments of which a sub-buffer is still referenced
         self._segments: dict[int, Segment] = {}
-        self._taken: dict[int, tuple[int, int]] = {}  # address and bytes of every buffer that is out, by its id
-        # Where buffers are put that come back; they are free from the next request on. Leases end wherever the interpreter collects
-        # garbage, also in the middle of a change to what is above.
+        self._taken: dict[int, tuple[int, int]] = {}  # address and size of every allocated buffer, by its id
+        # Released buffers; the next request merges them. A lease may end wherever the interpreter collects garbage, even while the fields
+        # above are being changed.
         self.returned: deque[Any] = deque()
         self._lock = threading.Lock()
         self._made = 0
@@ -73,7 +73,7 @@ class Arena:
         with self._lock:
             if self.returned:
                 last = self.returned.pop()
-                if self._taken[id(last)][1] == nbytes:  # fits as nothing else does, and is still in the caches
+                if self._taken[id(last)][1] == nbytes:  # the exact size, and still in the caches
                     self.hits += 1
                     return last
                 self.returned.append(last)
@@ -85,7 +85,7 @@ class Arena:
                 length, address = free.pop(at)
                 return self._cut(nbytes, length, address)
             room = self._make_room(nbytes)
-        made = self._create(room, what)  # which may empty all pools, this one too
+        made = self._create(room, what)  # may empty all pools, this one included
         self._resized(room)
         with self._lock:
             self.misses += 1
@@ -96,13 +96,13 @@ class Arena:
             return self._cut(nbytes, room, address)
 
     def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
-        """A buffer over a part of one that is out."""
+        """A sub-buffer of an allocated buffer."""
         with self._lock:
             address = self._taken[id(buffer)][0] + offset
             return self._pieces.get((address, nbytes)) or self._piece(address, nbytes)
 
     def gaps(self, least: int) -> list[Any]:
-        """Buffers over all free stretches of ``least`` bytes and more in segments of which something is in use."""
+        """Allocate every free range of at least ``least`` bytes in segments that are partly in use."""
         with self._lock:
             self._settle()
             whole = {address for address, _ in self._whole()}
@@ -118,9 +118,9 @@ class Arena:
             return cut
 
     def trim(self, most: int = 0, wait: bool = True) -> None:
-        """Return segments that are free as a whole to the driver, the oldest first, until ``most`` bytes are free.
+        """Release entirely free segments, the oldest first, until at most ``most`` bytes are free.
 
-        The end of a lease must not ``wait`` for a thread that is at work here, since that may be the one that it interrupts.
+        The end of a lease passes ``wait=False``: the thread that holds the lock may be the one it interrupts.
         """
         if self._lock.acquire(blocking=wait):
             try:
@@ -134,7 +134,7 @@ class Arena:
                 self._lock.release()
 
     def stretches(self) -> Counter[int]:
-        """How many free stretches there are of which bytes; of what just came back, as much as another thread here leaves to see."""
+        """The number of free ranges by size. Ranges released just now are missing while another thread holds the lock."""
         if self._lock.acquire(blocking=False):
             try:
                 self._settle()
@@ -143,13 +143,13 @@ class Arena:
         return Counter(list(self._begins.values()))
 
     def buffers(self) -> list[Any]:
-        """Every object of the driver that is kept here."""
+        """Every driver object of this arena."""
         return [*(segment.buffer for segment in list(self._segments.values())), *list(self._pieces.values())]
 
     # ---- under the lock
 
     def _cut(self, nbytes: int, length: int, address: int) -> Any:
-        """The first ``nbytes`` of a stretch that was free and is out of the list of those already."""
+        """Allocate the first ``nbytes`` of a free range that the caller has removed from the list."""
         buffer = self._pieces.get((address, nbytes))
         if buffer is None:
             try:
@@ -169,7 +169,7 @@ class Arena:
         return buffer
 
     def _piece(self, address: int, nbytes: int) -> Any:
-        """A buffer over a stretch, which is remembered."""
+        """The cached sub-buffer of a range."""
         segment = self._segments[address - address % ROOM]
         if nbytes == segment.nbytes:
             return segment.buffer
@@ -180,7 +180,7 @@ class Arena:
         return buffer
 
     def _settle(self) -> None:
-        """Join what came back with what is free beside it."""
+        """Merge released buffers with the free ranges beside them."""
         returned, taken, begins, ends, free = self.returned, self._taken, self._begins, self._ends, self._free
         while returned:
             address, nbytes = taken.pop(id(returned.popleft()))
@@ -197,11 +197,11 @@ class Arena:
             insort(free, (nbytes, address))
 
     def _whole(self) -> list[tuple[int, Segment]]:
-        """The segments that are free as a whole."""
+        """The segments that are entirely free."""
         return [(address, segment) for address, segment in self._segments.items() if self._begins.get(address) == segment.nbytes]
 
     def _make_room(self, nbytes: int) -> int:
-        """Return free segments that one of ``nbytes`` can replace; says how large that one is to be."""
+        """Release the free segments that a new one for ``nbytes`` can replace; returns the size of the new one."""
         gone = 0
         for address, segment in sorted(self._whole(), key=lambda pair: -pair[1].nbytes):
             if gone < nbytes and gone + segment.nbytes <= self._limit:
@@ -218,7 +218,7 @@ class Arena:
         self._leave()
 
     def _leave(self) -> None:
-        """Let go of segments of which nobody knows a piece any more, the pieces first."""
+        """Release dropped segments of which no sub-buffer is referenced any more, the sub-buffers first."""
         for pieces, _ in self._leaving:
             for at in reversed(range(len(pieces))):
                 if _references(pieces, at) == _ALONE:

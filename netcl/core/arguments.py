@@ -23,9 +23,9 @@ def check_shape(shape: Shape, op: str) -> tuple[int, ...]:
             return shape
     sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(not isinstance(n, (int, np.integer)) or isinstance(n, bool) for n in sizes):
-        raise ShapeError(message(op, "a shape is made of integers", shape=shape))
+        raise ShapeError(message(op, "shape must hold integers", shape=shape))
     if any(n < 0 for n in sizes):
-        raise ShapeError(message(op, "sizes cannot be negative", shape=sizes))
+        raise ShapeError(message(op, "sizes must not be negative", shape=sizes))
     return tuple(int(n) for n in sizes)
 
 

@@ -315,7 +315,7 @@ class KernelSelector:
         anything.
         """
         if op in RULES and not isinstance(kernel, (KernelConfig, KernelVariant)):
-            raise TypeError(message("register", f"a kernel for {op} is a KernelConfig or a KernelVariant", kernel=repr(kernel)))
+            raise TypeError(message("register", f"a kernel for {op} must be a KernelConfig or a KernelVariant", kernel=repr(kernel)))
         chosen = KernelConfig(kernel) if isinstance(kernel, KernelVariant) else kernel
         self._registered.setdefault(op, []).insert(0, (condition, chosen))
         self.named += 1
@@ -356,7 +356,7 @@ class KernelSelector:
         self, op: str, shape: tuple[int, ...], dtype: str, flags: Mapping[str, Any], shapes: Any, profile: DeviceProfile | None = None
     ) -> KernelConfig:
         if any(size < 0 for size in shape):
-            raise ShapeError(message(f"select_{op}_kernel", "sizes cannot be negative", shape=shape))
+            raise ShapeError(message(f"select_{op}_kernel", "sizes must not be negative", shape=shape))
         return self.choose(Problem(op, shape, dtypes.lookup(dtype).name, flags, self._profile(profile)), shapes)
 
     def choose(self, problem: Problem, shapes: Any) -> KernelConfig:

@@ -169,7 +169,7 @@ def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None
 def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
     sizes = sizes_of(shape[0]) if len(shape) == 1 else sizes_of((), shape)
     if min(sizes, default=0) < 0:
-        raise ShapeError(message(name, "sizes cannot be negative", shape=sizes))
+        raise ShapeError(message(name, "sizes must not be negative", shape=sizes))
     return sizes
 
 

@@ -87,7 +87,7 @@ def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> 
     The candidates write to memory of their own: the output may be an input, too.
     """
     whole = (1 << max(sizes[0] - 1, 0).bit_length(),)
-    known = built.kernel.program.state.get(built.slot(whole)) or known_local_size(queue, built, whole)
+    known = built.kernel.program.state.get(built.slot(whole)) or tuned(queue, built, whole)
     (*inputs, out, count), tuner = args, built.spec.tuner
     nbytes = out.nbytes if isinstance(out, Tensor) else getattr(out, "size", 0)
     if known is not None or not nbytes or tuner is None:
@@ -132,7 +132,7 @@ def _kernel_key(built: BuiltKernel, sizes: Sizes) -> str:
     return json.dumps(["kernel", built.name, text, *sizes])
 
 
-def known_local_size(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
+def tuned(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
     """The local size kept for a kernel and sizes; else, for a kernel with a tuner and the ``args`` of a launch, what that measures."""
     local = tuning.store.entries(handle_of(queue).profile).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
@@ -140,4 +140,4 @@ def known_local_size(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequenc
     return tuple(local)
 
 
-dispatch.fill("tuned_local_size", known_local_size)
+dispatch.fill("tuned_local_size", tuned)

@@ -134,22 +134,22 @@ def test_errors(leaf, device):
         (x * 2.0).backward()
     with pytest.raises(ValueError, match=r"\[backward\] the tensor does not require grad"):
         Tensor.ones((1,), queue=device.queue).backward()
-    with pytest.raises(ShapeError, match=r"\[backward\] the gradient has another shape than the tensor; gradient=\(3,\), tensor=\(2,\)"):
+    with pytest.raises(ShapeError, match=r"\[backward\] gradient must have the shape of the tensor; gradient=\(3,\), tensor=\(2,\)"):
         (x * 2.0).backward(Tensor.ones((3,), queue=device.queue))
-    with pytest.raises(TypeError, match=r"\[backward\] the gradient is no tensor; gradient=ndarray, tensor=\(2,\); pass ag.tensor"):
+    with pytest.raises(TypeError, match=r"\[backward\] gradient must be a tensor; gradient=ndarray, tensor=\(2,\); pass ag.tensor"):
         (x * 2.0).backward(np.ones(2, np.float32))
     for call, text in (
-        (lambda: ag.backward(None), r"\[backward\] only a tensor can be walked back from; given=NoneType"),
-        (lambda: ag.grad(x.sum(), 3.0), r"\[grad\] inputs is a tensor or a list of them; given=float"),
-        (lambda: ag.grad(x * 2.0, x, np.ones(2)), r"\[grad\] grad_outputs is a tensor or a list of them; given=float64"),
+        (lambda: ag.backward(None), r"\[backward\] the outputs must be tensors; given=NoneType"),
+        (lambda: ag.grad(x.sum(), 3.0), r"\[grad\] inputs must be a tensor or a list of tensors; given=float"),
+        (lambda: ag.grad(x * 2.0, x, np.ones(2)), r"\[grad\] grad_outputs must be a tensor or a list of tensors; given=float64"),
         (lambda: x.register_hook(3), r"\[register_hook\] a hook is a function of the gradient; given=int"),
     ):
         with pytest.raises(TypeError, match=text):
             call()
-    with pytest.raises(ShapeError, match=r"\[grad\] there is one of grad_outputs per output; outputs=2, grad_outputs=1"):
+    with pytest.raises(ShapeError, match=r"\[grad\] grad_outputs must have one entry per output; outputs=2, grad_outputs=1"):
         ag.grad([x * 2.0, x], x, [x.detach()])
     remove = x.register_hook(lambda g: g.sum())
-    with pytest.raises(ShapeError, match=r"\[backward\] a hook answered with another shape or dtype than the gradient's; gradient=\(2,\)"):
+    with pytest.raises(ShapeError, match=r"\[backward\] a hook must return a gradient of the same shape and dtype; gradient=\(2,\)"):
         (x * 2.0).sum().backward()
     remove()
     y = (x * x).sum()

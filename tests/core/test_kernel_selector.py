@@ -154,7 +154,7 @@ def test_register_and_select():
     assert selector.select("conv2d", [(8, 64, 56, 56), (64, 64, 3, 3), (2, 2), (1, 1)], GPU).variant is KernelVariant.CONV2D_IMPLICIT_GEMM
     assert selector.select("elementwise", [(1,), (64, 64)], GPU).variant is KernelVariant.ELEMENTWISE_VECTORIZED
     assert selector.select("reduction", [(4, 8)], GPU).variant is KernelVariant.REDUCTION_SEQUENTIAL
-    with pytest.raises(TypeError, match=r"\[register\] a kernel for matmul is a KernelConfig or a KernelVariant; kernel='fast'"):
+    with pytest.raises(TypeError, match=r"\[register\] a kernel for matmul must be a KernelConfig or a KernelVariant; kernel='fast'"):
         selector.register("matmul", lambda shapes, device: True, "fast")
 
 
@@ -165,7 +165,7 @@ def test_select_refuses_operands_that_do_not_fit(shapes):
 
 
 def test_negative_sizes_are_refused():
-    with pytest.raises(ShapeError, match=r"\[select_reduction_kernel\] sizes cannot be negative; shape=\(-1,\)"):
+    with pytest.raises(ShapeError, match=r"\[select_reduction_kernel\] sizes must not be negative; shape=\(-1,\)"):
         KernelSelector(GPU).select_reduction_kernel(-1, "sum")
 
 

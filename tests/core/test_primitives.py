@@ -30,7 +30,7 @@ def test_the_preamble_has_the_promised_macros():
 
 def test_exactly_one_of_src_and_body():
     for wrong in ({}, {"src": "x", "body": "y"}):
-        with pytest.raises(KernelBuildError, match=r"\[KernelSpec\] exactly one of src and body is needed; name=k"):
+        with pytest.raises(KernelBuildError, match=r"\[KernelSpec\] exactly one of src and body must be given; name=k"):
             KernelSpec("k", **wrong)
     with pytest.raises(KernelBuildError, match="not an identifier"):
         KernelSpec("k; evil", body="x")

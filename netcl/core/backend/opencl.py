@@ -79,7 +79,7 @@ class OpenCLBackend:
     def __init__(self, queue: Any):
         cl = platforms.opencl()
         if not isinstance(queue, cl.CommandQueue):
-            raise DeviceError(message("OpenCLBackend", "a command queue of an OpenCL device is needed", queue=queue))
+            raise DeviceError(message("OpenCLBackend", "queue must be a command queue of an OpenCL device", queue=queue))
         self.queue = queue
         self.context = queue.context
         self.pool = memory.get_persistent_pool(queue)

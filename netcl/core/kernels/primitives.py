@@ -65,7 +65,7 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         if bool(self.body) == bool(self.src):
-            raise KernelBuildError(message("KernelSpec", "exactly one of src and body is needed", name=self.name))
+            raise KernelBuildError(message("KernelSpec", "exactly one of src and body must be given", name=self.name))
         if not _IDENTIFIER.fullmatch(self.name):
             raise KernelBuildError(message("KernelSpec", "the name is not an identifier", name=repr(self.name)))
         for option in self.options:
