@@ -255,6 +255,8 @@ class Graph:
         order = {id(node): i for i, node in enumerate(recording.nodes)}
         called = [order[id(node)] for node in self.nodes if node.kind == "launch" or not self._stays(node)]
         self._until = [bisect_left(called, at) for at in recording.asked]
+        first = next((i for i, undo in enumerate(self._undos) if undo is not None), len(self._undos))
+        self._begins = [until if i >= first else 0 for i, until in enumerate(self._until)]  # calls that a source waits for
         return self
 
     def _place_values(self) -> None:
@@ -454,21 +456,27 @@ class Graph:
                     rebind(buffer)
 
     def _run_parts(self) -> None:
-        """Launch everything, and repeat what the host does in a step between the launches where the step did it.
+        """Launch everything, and repeat what the host does in a step: up to the first source that can be undone at the beginning, from
+        there on between the launches where the step did it.
 
-        If that raises (a schedule that is at its end), or a launch fails, the rest is left out, as without a recording. Where the launch
-        that fails is the next one after a source, the source is undone: counters and parameters stay together.
+        If a source raises (a schedule that is at its end), the launches before it are made; if a launch fails, the sources after it are not
+        asked, and those right before it are undone: counters and parameters stay together, as without a recording.
         """
-        calls, said, asked, done = self._calls, self._said, 0, 0
-        for i, source in enumerate(self._sources):
-            until = self._until[i]
-            if until > done:
-                self._run(calls[done:until], asked, i)
-                asked, done = i, until
-            new = source()
-            if new != said[i]:
-                self._pass_on(i, new, said[i])
-                said[i] = new
+        calls, said, asked, done, asking = self._calls, self._said, 0, 0, False
+        try:
+            for i, source in enumerate(self._sources):
+                if self._begins[i] > done:
+                    self._run(calls[done : self._begins[i]], asked, i)
+                    asked, done = i, self._begins[i]
+                asking = True
+                new = source()
+                asking = False
+                if new != said[i]:
+                    self._pass_on(i, new, said[i])
+                    said[i] = new
+        finally:
+            if asking:
+                self._run(calls[done : self._until[i]], 0, 0)
         self._run(calls[done:], asked, len(said))
 
     def _pass_on(self, source: int, new: Any, old: Any) -> None:
