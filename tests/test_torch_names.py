@@ -114,6 +114,7 @@ def test_small_methods():
     assert x.view_as(x.reshape(4)).shape == (4,) and netcl.ones(2, device="cpu").expand_as(x).shape == (2, 2)
     assert x.is_floating_point() and not x.long().is_floating_point() and x.equal(x.clone()) and x.allclose(x + 1e-9)
     assert netcl.abs_(x.neg_()) is x and x[0, 0] == 1.0
+    assert netcl.nan_to_num(x / 0).tolist() == [[netcl.finfo(netcl.float32).max] * 2] * 2
 
 
 def test_devices_are_values():

@@ -15,6 +15,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import nn
 from netcl.core.device import device as activate
+from netcl.core.errors import AutogradError
 from netcl.core.tensor import Tensor
 from netcl.io import FileError, load_params, save_model, save_params
 from netcl.ops import random, registry
@@ -178,7 +179,8 @@ NOT_EXPORTED = set(
     batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout grid_sample im2col index_add info_nce isin log_softmax
     masked_scale
     max_pool2d max_pool2d_with_indices nll nonzero norm pad resample2d roll rope row_norm scatter_add softmax strided_unslice
-    take top_indices triplet""".split()
+    take top_indices triplet acos acosh asin asinh atan atanh bincount copysign diag diag_embed erfc exp2 hypot index_copy index_fill
+    index_put ldexp log10 masked_select scatter unique""".split()
 )
 
 
@@ -229,8 +231,8 @@ def test_every_op_goes_out_and_comes_back_or_is_named(tmp_path, name):
             continue
         try:
             export_onnx(function, tmp_path / "f.onnx", *flat)
-        except FileError as refusal:
-            assert str(refusal).startswith("[export_onnx] ")
+        except (FileError, AutogradError) as refusal:
+            assert str(refusal).startswith(("[export_onnx] ", "[setitem_] cannot write in place while a model is traced"))
             refused += 1
             continue
         expected = results(function(*[Tensor.from_host(x) for x in flat]))
