@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netcl.nn import composed, factory, functional, init
+from netcl.nn import composed, factory, functional, init, utils
 from netcl.nn.activation import (
     CELU,
     ELU,
@@ -31,7 +31,7 @@ from netcl.nn.activation import (
 from netcl.nn.attention import CausalSelfAttention, KVCache, MultiheadAttention, RotaryAttention
 from netcl.nn.composed import *  # noqa: F403, the layers of a table
 from netcl.nn.container import Concat, Identity, ModuleDict, ModuleList, Residual, Sequential
-from netcl.nn.conv import Conv1d, Conv2d, ConvTranspose2d, DepthwiseConv2d
+from netcl.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, DepthwiseConv2d
 from netcl.nn.dropout import Dropout, Dropout1d, Dropout2d
 from netcl.nn.embedding import Embedding
 from netcl.nn.factory import build, build_sequential, config_of, register_layer, unregister_layer
@@ -56,7 +56,7 @@ from netcl.nn.loss import (
 )
 from netcl.nn.mlp import MLP
 from netcl.nn.module import Module
-from netcl.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
+from netcl.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm1d, InstanceNorm2d, LayerNorm, RMSNorm
 from netcl.nn.parameter import Parameter
 from netcl.nn.pool import (
     AdaptiveAvgPool1d,
@@ -70,10 +70,19 @@ from netcl.nn.pool import (
     MaxPool1d,
     MaxPool2d,
 )
-from netcl.nn.recurrent import GRU, LSTM, RNN
+from netcl.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from netcl.nn.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, resnet18, resnet34, resnet50, resnet101, resnet152
 from netcl.nn.shape import Flatten, PixelShuffle, PixelUnshuffle, Unflatten, Upsample
-from netcl.nn.transformer import FeedForward, SwiGLU, TransformerBlock, TransformerEncoder, TransformerEncoderLayer
+from netcl.nn.transformer import (
+    FeedForward,
+    SwiGLU,
+    Transformer,
+    TransformerBlock,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from netcl.nn.vit import VisionTransformer, ViT, vit_small
 
 __all__ = [
@@ -89,7 +98,8 @@ __all__ = [
     "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "Softsign", "SwiGLU", "Swish", "Tanh", "TransformerBlock",
     "TransformerEncoder", "TransformerEncoderLayer", "TripletMarginLoss", "Unflatten", "Upsample", "ViT", "VisionTransformer",
     "build", "build_sequential", "config_of", "factory", "functional", "init", "register_layer", "resnet18", "resnet34",
-    "resnet50", "resnet101", "resnet152", "unregister_layer", "vit_small", *composed.__all__,
+    "resnet50", "resnet101", "resnet152", "unregister_layer", "utils", "vit_small", "ConvTranspose1d", "GRUCell", "InstanceNorm1d",
+    "LSTMCell", "RNNCell", "Transformer", "TransformerDecoder", "TransformerDecoderLayer", *composed.__all__,
 ]  # fmt: skip
 
 _MODELS = (ResNet18, resnet18, resnet34, resnet50, resnet101, resnet152, vit_small)

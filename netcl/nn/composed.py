@@ -28,7 +28,7 @@ def _layer(name: str, function: Callable[..., Tensor], inputs: int, example: str
         base.__init__(self, *([bound.arguments["reduction"]] if base is Loss else []))
         for key, value in bound.arguments.items():
             if key == "weight":
-                self._weight(key, value)
+                self.keep_weight(key, value)
             else:
                 setattr(self, key, value)
 

@@ -183,3 +183,26 @@ class ConvTranspose2d(_Convolution):
     def forward(self, x: Tensor) -> Tensor:
         return ag.conv_transpose2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding,
                                    output_padding=self.output_padding, groups=self.groups, dilation=self.dilation)  # fmt: skip
+
+
+class ConvTranspose1d(_Convolution):
+    """The transpose of :class:`Conv1d`, as :class:`ConvTranspose2d` for images.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.ConvTranspose1d(16, 8, 2, stride=2)(np.zeros((1, 16, 7), np.float32)).shape
+    (1, 8, 14)
+    """
+
+    axes = 1
+    transposed = True
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
+                 output_padding: int = 0, groups: int = 1, bias: bool = True, dilation: int = 1):  # fmt: skip
+        super().__init__()
+        self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias)
+        self.output_padding = _several(output_padding, 1, "output_padding")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.conv_transpose1d(x, self.weight, self.bias, stride=self.stride[0], padding=self.padding[0],
+                                   output_padding=self.output_padding[0], groups=self.groups, dilation=self.dilation[0])  # fmt: skip

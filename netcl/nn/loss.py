@@ -26,7 +26,7 @@ class Loss(Module):
             raise ValueError(message(type(self).__name__, "reduction is mean, sum or none", reduction=repr(reduction)))
         self.reduction = reduction
 
-    def _weight(self, name: str, weight: Any) -> None:
+    def keep_weight(self, name: str, weight: Any) -> None:
         """Keep given weights as a buffer that is not part of the state, since they are part of the configuration."""
         if weight is not None and not isinstance(weight, Tensor):
             weight = Tensor.from_host(here(), weight, "float32")
@@ -51,7 +51,7 @@ class CrossEntropyLoss(Loss):
 
     def __init__(self, weight: Any = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0):
         super().__init__(reduction)
-        self._weight("weight", weight)
+        self.keep_weight("weight", weight)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class NLLLoss(Loss):
 
     def __init__(self, weight: Any = None, ignore_index: int = -100, reduction: str = "mean"):
         super().__init__(reduction)
-        self._weight("weight", weight)
+        self.keep_weight("weight", weight)
         self.ignore_index = ignore_index
 
     def forward(self, log_probabilities: Tensor, target: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class BCELoss(Loss):
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
         super().__init__(reduction)
-        self._weight("weight", weight)
+        self.keep_weight("weight", weight)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         return ag.bce(x, target, weight=self.weight, reduction=self.reduction)
@@ -166,8 +166,8 @@ class BCEWithLogitsLoss(Loss):
 
     def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None):
         super().__init__(reduction)
-        self._weight("weight", weight)
-        self._weight("pos_weight", pos_weight)
+        self.keep_weight("weight", weight)
+        self.keep_weight("pos_weight", pos_weight)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         return ag.bce_with_logits(x, target, weight=self.weight, pos_weight=self.pos_weight, reduction=self.reduction)

@@ -167,10 +167,23 @@ class InstanceNorm2d(_Running):
 
     def _update(self, x: Tensor, momentum: float) -> None:
         with ag.no_grad():
-            means, variances = ag.mean(x, axis=(2, 3)), ag.var(x, axis=(2, 3))
+            axes = tuple(range(2, x.ndim))
+            means, variances = ag.mean(x, axis=axes), ag.var(x, axis=axes)
             for running, new in ((self.running_mean, means), (self.running_var, variances)):
                 assert running is not None
                 ag.lerp(running, ag.mean(new, axis=0).to(running.dtype), momentum, out=running)  # in place: recorded launches look here
+
+
+class InstanceNorm1d(InstanceNorm2d):
+    """:class:`InstanceNorm2d` of signals ``(N, C, L)``.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.InstanceNorm1d(3)(np.ones((2, 3, 4), np.float32)).shape
+    (2, 3, 4)
+    """
+
+    ranks = (3,)
 
 
 class LayerNorm(_Norm):

@@ -227,3 +227,75 @@ class GRU(_Recurrent):
         r, z = ag.sigmoid(ag.add(x_r, h_r)), ag.sigmoid(ag.add(x_z, h_z))
         n = ag.tanh(ag.add(x_n, ag.mul(r, h_n)))
         return (ag.lerp(n, h, z),)
+
+
+class _Cell(Module):
+    """One step of a recurrent layer, which says how the next state is computed; weights as in torch."""
+
+    of: type[_Recurrent]
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True):
+        super().__init__()
+        self.input_size, self.hidden_size, rows = input_size, hidden_size, self.of.gates * hidden_size
+        self.weight_ih, self.weight_hh = empty((rows, input_size)), empty((rows, hidden_size))
+        self.bias_ih = empty((rows,)) if bias else None
+        self.bias_hh = empty((rows,)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start values anew: uniform within ``1 / sqrt(hidden_size)``."""
+        _Recurrent.reset_parameters(self)  # type: ignore[arg-type]
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        if input.shape[-1:] != (self.input_size,):
+            what = f"the last axis of the input must have {self.input_size} elements"
+            raise ShapeError(message(type(self).__name__, what, **{"input.shape": input.shape}))
+        shape = (*input.shape[:-1], self.hidden_size)
+        if hx is None:
+            hx = (Tensor.zeros(shape, input.dtype, queue=input.queue),) * len(self.of.states)
+        state = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+        if [part.shape for part in state] != [shape] * len(self.of.states):
+            shapes = [part.shape for part in state]
+            raise ShapeError(message(type(self).__name__, f"the state must be {len(self.of.states)} tensors of {shape}", shapes=shapes))
+        state = self.of._step(self, ag.linear(input, self.weight_ih, self.bias_ih), state, self.weight_hh, self.bias_hh)  # type: ignore[arg-type]
+        return state if len(state) > 1 else state[0]
+
+
+class RNNCell(_Cell):
+    """One step of :class:`RNN`: ``h' = tanh(W_ih x + b_ih + W_hh h + b_hh)``, or ``relu``.
+
+    >>> from netcl import nn
+    >>> nn.RNNCell(3, 5)([[1.0, 2.0, 3.0]]).shape
+    (1, 5)
+    """
+
+    of = RNN
+
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh"):
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(message("RNNCell", "nonlinearity must be tanh or relu", nonlinearity=repr(nonlinearity)))
+        super().__init__(input_size, hidden_size, bias)
+        self.nonlinearity = nonlinearity
+
+
+class LSTMCell(_Cell):
+    """One step of :class:`LSTM`: takes ``x`` and ``(h, c)``, returns ``(h', c')``.
+
+    >>> from netcl import nn
+    >>> h, c = nn.LSTMCell(3, 5)([[1.0, 2.0, 3.0]])
+    >>> h.shape, c.shape
+    ((1, 5), (1, 5))
+    """
+
+    of = LSTM
+
+
+class GRUCell(_Cell):
+    """One step of :class:`GRU`.
+
+    >>> from netcl import nn
+    >>> nn.GRUCell(3, 5)([[1.0, 2.0, 3.0]]).shape
+    (1, 5)
+    """
+
+    of = GRU

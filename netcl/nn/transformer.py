@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
+from netcl.nn import init
 from netcl.nn.activation import make_activation
 from netcl.nn.attention import CausalSelfAttention, KVCache, MultiheadAttention, RotaryAttention
 from netcl.nn.container import ModuleList
@@ -16,6 +19,7 @@ from netcl.nn.dropout import Dropout
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
+from netcl.nn.parameter import here
 
 
 class TransformerEncoderLayer(Module):
@@ -93,6 +97,107 @@ class TransformerEncoder(Module):
         for layer in self.layers:
             src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=is_causal)
         return src if self.norm is None else self.norm(src)
+
+
+class TransformerDecoderLayer(Module):
+    """Self-attention, attention to the encoder's result ``memory``, and a feed-forward network, each added to its input and normalized.
+
+    Arguments and shapes as in :class:`TransformerEncoderLayer`; masks ``tgt_...`` are the first attention's, ``memory_...`` the other's.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> nn.TransformerDecoderLayer(16, 4, 32)(np.zeros((5, 2, 16), np.float32), np.zeros((7, 2, 16), np.float32)).shape
+    (5, 2, 16)
+    """
+
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu",
+                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True):  # fmt: skip
+        super().__init__()
+        self.norm_first = norm_first
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first)
+        self.multihead_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first)
+        self.linear1, self.dropout = Linear(d_model, dim_feedforward, bias), Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias)
+        self.norm1, self.norm2, self.norm3 = (LayerNorm(d_model, layer_norm_eps, bias=bias) for _ in range(3))
+        self.dropout1, self.dropout2, self.dropout3 = (Dropout(dropout) for _ in range(3))
+        self.activation = make_activation(activation)
+
+    def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Any = None, memory_mask: Any = None, tgt_key_padding_mask: Any = None,
+                memory_key_padding_mask: Any = None, tgt_is_causal: bool = False, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
+        own = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask, "is_causal": tgt_is_causal}
+        other = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask, "is_causal": memory_is_causal}
+        branches: list[Callable[[Tensor], Tensor]] = [
+            lambda x: self.self_attn(x, x, x, need_weights=False, **own)[0],
+            lambda x: self.multihead_attn(x, memory, memory, need_weights=False, **other)[0],
+            lambda x: self.linear2(self.dropout(self.activation(self.linear1(x)))),
+        ]
+        ends = ((self.norm1, self.dropout1), (self.norm2, self.dropout2), (self.norm3, self.dropout3))
+        for branch, (norm, drop) in zip(branches, ends, strict=True):
+            tgt = ag.add(tgt, drop(branch(norm(tgt)))) if self.norm_first else norm(ag.add(tgt, drop(branch(tgt))))
+        return tgt
+
+
+class TransformerDecoder(Module):
+    """A stack of decoder layers with the same settings, then a norm if there is one; as :class:`TransformerEncoder`.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32), 2)
+    >>> decoder(np.zeros((5, 2, 16), np.float32), np.zeros((7, 2, 16), np.float32)).shape
+    (5, 2, 16)
+    """
+
+    def __init__(self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: Module | None = None):
+        super().__init__()
+        self.layers = ModuleList(_fresh(decoder_layer) for _ in range(num_layers))
+        self.num_layers, self.norm = num_layers, norm
+
+    def _made_with(self, arguments: Mapping[str, Any]) -> None:
+        super()._made_with({**arguments, **({"decoder_layer": self.layers[0]} if self.num_layers else {})})
+
+    def forward(self, tgt: Tensor, memory: Tensor, **masks: Any) -> Tensor:
+        for layer in self.layers:
+            tgt = layer(tgt, memory, **masks)
+        return tgt if self.norm is None else self.norm(tgt)
+
+
+class Transformer(Module):
+    """An encoder and a decoder that attends to its result (Vaswani et al. 2017), with torch's arguments and masks.
+
+    >>> import numpy as np
+    >>> from netcl import nn
+    >>> model = nn.Transformer(16, 4, 1, 1, 32)
+    >>> model(np.zeros((7, 2, 16), np.float32), np.zeros((5, 2, 16), np.float32)).shape
+    (5, 2, 16)
+    """
+
+    def __init__(self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
+                 dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu", custom_encoder: Module | None = None,
+                 custom_decoder: Module | None = None, layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False,
+                 bias: bool = True):  # fmt: skip
+        super().__init__()
+        options = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
+        norms = [LayerNorm(d_model, layer_norm_eps, bias=bias) for _ in range(2)]
+        self.encoder = custom_encoder or TransformerEncoder(TransformerEncoderLayer(*options), num_encoder_layers, norms[0])
+        self.decoder = custom_decoder or TransformerDecoder(TransformerDecoderLayer(*options), num_decoder_layers, norms[1])
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                init.xavier_uniform_(parameter)
+        self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
+
+    @staticmethod
+    def generate_square_subsequent_mask(size: int) -> Tensor:
+        """A mask to add to scores: 0 where a position may look, ``-inf`` at later positions."""
+        return Tensor.from_host(here(), np.triu(np.full((size, size), -np.inf, np.float32), 1))
+
+    def forward(self, src: Tensor, tgt: Tensor, src_mask: Any = None, tgt_mask: Any = None, memory_mask: Any = None,
+                src_key_padding_mask: Any = None, tgt_key_padding_mask: Any = None, memory_key_padding_mask: Any = None,
+                src_is_causal: bool = False, tgt_is_causal: bool = False, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
+        memory = self.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, is_causal=src_is_causal)
+        return self.decoder(
+            tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, tgt_key_padding_mask=tgt_key_padding_mask,
+            memory_key_padding_mask=memory_key_padding_mask, tgt_is_causal=tgt_is_causal, memory_is_causal=memory_is_causal,
+        )  # fmt: skip
 
 
 def _fresh(layer: Module) -> Module:

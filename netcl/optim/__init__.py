@@ -5,9 +5,9 @@ changing them compiles nothing. State has torch's form, and a torch optimizer's 
 """
 
 from netcl.amp.grad_scaler import GradScaler as AMPGradScaler
+from netcl.autograd.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim import schedule as lr_scheduler
 from netcl.optim.adam import Adam, AdamW
-from netcl.optim.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim.ema import ModelEMA
 from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, NAdam, RAdam, Rprop
 from netcl.optim.lion import Lion

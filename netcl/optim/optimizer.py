@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from netcl import ops
+from netcl.autograd.clip import clip_factor
 from netcl.autograd.tape import enable_grad
 from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
-from netcl.optim.clip import clip_factor
 
 Group = dict[str, Any]
 #: Switches of torch's implementation that mean nothing here; they are dropped when a torch state is loaded.

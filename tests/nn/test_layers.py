@@ -24,6 +24,8 @@ ARGUMENTS = {
     "LSTM": (3, 4), "LayerNorm": ((3, 4),), "Linear": (2, 3), "MLP": (4, [8, 8], 2), "MaxPool1d": (2,), "MaxPool2d": ((2, 1),),
     "MultiheadAttention": (8, 2), "PixelShuffle": (2,), "PixelUnshuffle": (2,), "RMSNorm": (4,), "RNN": (3, 4),
     "RotaryAttention": (8, 2), "SwiGLU": (4,), "TransformerBlock": (8, 2), "TransformerEncoderLayer": (8, 2, 16), "Unflatten": (1, (2, 2)),
+    "ConvTranspose1d": (2, 4, 3), "GRUCell": (3, 4), "InstanceNorm1d": (3,), "LSTMCell": (3, 4), "RNNCell": (3, 4),
+    "Transformer": (8, 2, 1, 1, 16), "TransformerDecoderLayer": (8, 2, 16),
     "Upsample": (5,), "ChannelShuffle": (2,), "Fold": (4, 2), "LPPool1d": (2, 2), "LPPool2d": (2, 2), "LocalResponseNorm": (3,),
     "Threshold": (0.1, 2.0), "Unfold": (2,),
     **{f"{kind}Pad{n}d": (1, *((2.0,) if kind == "Constant" else ()))
@@ -32,6 +34,7 @@ ARGUMENTS = {
 NESTED = {
     "Residual": lambda: nn.Residual(nn.ReLU()),
     "TransformerEncoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, nn.LayerNorm(8)),
+    "TransformerDecoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 2, nn.LayerNorm(8)),
     "ResNet": lambda: nn.ResNet(nn.BasicBlock, (1, 1, 1, 1), 10, stem="cifar", width=4),
     "ViT": lambda: nn.ViT(8, 4, 1, 2, 8, 8, 3),
     "VisionTransformer": lambda: nn.VisionTransformer(8, 4, 1, 2, 8, 8, 3),
@@ -272,3 +275,88 @@ def test_a_number_can_be_folded_over_its_last_axis():
     assert (ag.sum(x, axis=-1).shape, ag.mean(x, axis=0, keepdims=True).item(), ag.argmax(x, axis=-1).item()) == ((), 3.0, 0)
     ag.norm(x, 2, axis=0).backward()
     assert x.grad.item() == 1.0
+
+
+# ---- what torch's names are made of
+
+
+def test_cells_are_steps_of_their_layers(device):
+    x = Tensor.from_host(device.queue, np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3))
+    for cell, layer in ((nn.RNNCell, nn.RNN), (nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU)):
+        whole, step, state = layer(3, 5), cell(3, 5), None
+        step.load_state_dict({name.removesuffix("_l0"): value for name, value in whole.state_dict().items()})
+        for t in range(4):
+            state = step(x[t], state)
+        np.testing.assert_allclose(ag.cat(list(state)).to_host() if cell is nn.LSTMCell else state.to_host(),
+                                   ag.cat([part[0] for part in whole(x)[1]]).to_host() if cell is nn.LSTMCell
+                                   else whole(x)[1][0].to_host(), rtol=1e-5, atol=1e-6)  # fmt: skip
+    with pytest.raises(ShapeError, match=r"\[GRUCell\] the last axis of the input must have 3 elements; input.shape=\(2, 4\)"):
+        nn.GRUCell(3, 5)(np.zeros((2, 4), np.float32))
+    with pytest.raises(ShapeError, match=r"\[LSTMCell\] the state must be 2 tensors of \(2, 5\); shapes=\[\(2, 5\)\]"):
+        nn.LSTMCell(3, 5)(np.zeros((2, 3), np.float32), Tensor.zeros((2, 5)))
+    with pytest.raises(ValueError, match=r"\[RNNCell\] nonlinearity must be tanh or relu; nonlinearity='gelu'"):
+        nn.RNNCell(3, 5, nonlinearity="gelu")
+
+
+def test_a_transformer_looks_only_back(device):
+    model = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+    src, tgt = (Tensor.from_host(device.queue, np.random.default_rng(i).random((1, 4, 8), np.float32)) for i in range(2))
+    mask = model.generate_square_subsequent_mask(4)
+    assert mask.tolist()[1] == [0.0, 0.0, -np.inf, -np.inf]
+    before = model(src, tgt, tgt_mask=mask).to_host()
+    changed = tgt.to_host()
+    changed[:, 3] += 1
+    after = model(src, Tensor.from_host(device.queue, changed), tgt_mask=mask).to_host()
+    np.testing.assert_allclose(after[:, :3], before[:, :3], rtol=1e-5, atol=1e-6)
+    assert np.abs(after[:, 3] - before[:, 3]).max() > 1e-3
+    hidden = model(src, tgt, tgt_mask=mask, memory_key_padding_mask=np.array([[False, False, True, True]])).to_host()
+    assert np.abs(hidden - before).max() > 1e-4
+
+
+def test_slopes_of_rrelu_are_drawn_while_training(device):
+    random.manual_seed(0)
+    layer, x = nn.RReLU(0.1, 0.3), Tensor.from_host(device.queue, np.full((40, 50), -1.0, np.float32))
+    slopes = -layer(x).to_host()
+    assert 0.1 <= slopes.min() < 0.11 and 0.29 < slopes.max() <= 0.3
+    assert np.unique(layer.eval()(x).to_host()).tolist() == [np.float32(-0.2)]
+
+
+def test_weights_of_composed_losses(device):
+    x, y = np.float32([[0.5, 1.0, -0.5]]), [1]
+    plain, weighted = nn.MultiMarginLoss(), nn.MultiMarginLoss(weight=[1.0, 3.0, 1.0])
+    np.testing.assert_allclose(weighted(x, y).item(), 3 * plain(x, y).item(), rtol=1e-6)
+    labels = np.float32([[0.0, 1.0, 0.0]])
+    per_class = ag.bce_with_logits(Tensor.from_host(x), Tensor.from_host(labels), reduction="none").to_host()
+    loss = nn.MultiLabelSoftMarginLoss(weight=[1.0, 3.0, 2.0])(x, labels).item()
+    np.testing.assert_allclose(loss, (per_class * [1, 3, 2]).mean(), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"\[SoftMarginLoss\] reduction is mean, sum or none; reduction='max'"):
+        nn.SoftMarginLoss(reduction="max")
+
+
+def test_composed_functions_have_torchs_names():
+    assert F.hardshrink([0.2, 1.0]).tolist() == [0.0, 1.0] and F.softmin([[1.0, 1.0]], dim=1).tolist() == [[0.5, 0.5]]
+    assert {"softshrink", "unfold", "poisson_nll_loss", "local_response_norm"} <= set(dir(F))
+
+
+def test_gradients_are_clipped_under_torchs_names(device):
+    p = Tensor.from_host(device.queue, np.zeros(2, np.float32), requires_grad=True)
+    for error in (False, True):
+        p.grad = Tensor.from_host(device.queue, np.float32([30, 40]))
+        assert nn.utils.clip_grad_norm_([p], 5.0, error_if_nonfinite=error).item() == 50.0
+        np.testing.assert_allclose(p.grad.to_host(), [3, 4], rtol=1e-5)
+    nn.utils.clip_grad_value_(p, 3.5)
+    np.testing.assert_allclose(p.grad.to_host(), [3, 3.5], rtol=1e-5)
+    p.grad = Tensor.from_host(device.queue, np.float32([np.inf, 0]))
+    with pytest.raises(FloatingPointError):
+        nn.utils.clip_grad_norm_(p, 1.0, error_if_nonfinite=True)
+
+
+def test_parameters_as_a_vector(device):
+    layer = nn.Linear(3, 2)
+    layer.to(device.queue)
+    vector = nn.utils.parameters_to_vector(layer.parameters())
+    assert vector.shape == (8,) and vector.requires_grad
+    nn.utils.vector_to_parameters(vector.detach() * 2.0, layer.parameters())
+    np.testing.assert_allclose(nn.utils.parameters_to_vector(layer.parameters()).to_host(), 2 * vector.to_host(), rtol=1e-6)
+    with pytest.raises(ShapeError, match=r"as many elements as the parameters together; elements=8, vec.shape=\(7,\)"):
+        nn.utils.vector_to_parameters(Tensor.zeros((7,)), layer.parameters())
