@@ -291,7 +291,8 @@ _row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, 
 _row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
      S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0),
      doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
-_row("isclose", _isclose, np.isclose, S(np.float32([1.0, 2.0, np.nan, np.inf]), np.float32([1.0, 2.5, np.nan, np.inf]), equal_nan=True),
+_CLOSE = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
+_row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.float32([0, 0.5, 0, 0]), equal_nan=True),
      doc="Whether |a - b| <= atol + rtol * |b|; equal infinities are close.")  # fmt: skip
 
 
