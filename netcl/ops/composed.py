@@ -292,7 +292,7 @@ _row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.
      S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0),
      doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
 _CLOSE = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
-_row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.float32([0, 0.5, 0, 0]), equal_nan=True),
+_row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
      doc="Whether |a - b| <= atol + rtol * |b|; equal infinities are close.")  # fmt: skip
 
 
