@@ -157,7 +157,7 @@ def test_no_function_is_named_as_a_copy():
 # Figures that may only fall. A feature that needs more raises its figure in its own commit and says there what for.
 # Lines of Python and OpenCL by package; "" stands for the modules at the root.
 LINES = {
-    "": 433,
+    "": 434,
     "amp": 425,
     "autograd": 2497,
     "bench": 594,
