@@ -162,7 +162,7 @@ LINES = {
     "autograd": 2497,
     "bench": 594,
     "cli": 1264,
-    "core": 6119,
+    "core": 6123,
     "data": 2465,
     "distributed": 2077,
     "io": 3761,

@@ -87,6 +87,8 @@ def test_active_device(device):
     before = get_active_device()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=RuntimeWarning)  # where there is no GPU
+        if manager.default("gpu") is None:
+            pytest.skip("the page asks for a GPU, and no OpenCL device is visible")
         dev = run("001_active_device")["dev"]
         assert dev is manager.default("gpu")
     assert get_active_device() is before is device
