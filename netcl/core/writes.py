@@ -14,6 +14,7 @@ class clock:
 
     tick = itertools.count(1).__next__
     last = 0
+    copied = 0  # how often memory without views that hold copies of it got its first one
 
 
 class Writes(list[int]):

@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core import dispatch, memory, recording
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.tensor import DeferredTensor, Tensor, memory_of
-from netcl.core.writes import Writes, wrote
+from netcl.core.writes import Writes, clock, wrote
 from netcl.ops.registry import S, op
 from netcl.ops.strided import broadcast_strides, copy_block, dense, take_block
 
@@ -146,6 +146,7 @@ def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
     view._place, view._written = place, written
     if written.copies is None:
         written.copies = []
+        clock.copied += 1
     _note(written.copies, view)
 
 

@@ -245,6 +245,8 @@ class Graph:
         self._changed = [i for i, value in enumerate(self.inputs) if value.marks]
         lasting = (value for value in self.values if value.kind == OUTSIDE or (value.kind == MADE and value.held() is not None))
         self._marks = [mark for value in lasting for mark in value.marks.values()]
+        self._copied: list[Writes] = []  # of these, the marks of memory that views hold copies of
+        self._copied_at = -1
         self._place_values()
         written = {value for node in self.nodes for value in node.writes}
         self._rewritten = [i for i, value in enumerate(self.inputs) if value in written]
@@ -412,6 +414,10 @@ class Graph:
         wrote([inputs[i] for i in self._changed])
         now = clock.last
         for mark in self._marks:
+            mark[0] = now
+        if clock.copied != self._copied_at:
+            self._copied_at, self._copied = clock.copied, [mark for mark in self._marks if mark.copies is not None]
+        for mark in self._copied:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
