@@ -238,7 +238,7 @@ def set_default_dtype(d: Any) -> None:
 
 
 def seed() -> int:
-    """Seed all generators with a number nobody chose, and return it."""
+    """Seed all generators with a random number, and return it."""
     number = int(np.random.SeedSequence().entropy) % 2**63  # type: ignore[arg-type]
     random.manual_seed(number)
     return number

@@ -151,7 +151,7 @@ _TYPES = {"bool": "Bool", "uint8": "Byte", "int32": "Int", "int64": "Long", "flo
 
 
 def _t(self: Any) -> Any:
-    """A matrix transposed; a vector or number as it is."""
+    """A matrix transposed; a vector or number unchanged."""
     if self.ndim > 2:
         raise ShapeError(message("t", "x must have at most 2 axes", "use x.mT or x.transpose(0, 1)", **{"x.shape": self.shape}))
     return self if self.ndim < 2 else dispatch.call("transpose", self, 0, 1)

@@ -55,7 +55,7 @@ class Faults:
         try:
             code = int(self.flag.to_host()[0])
         except (DeviceError, OutOfMemoryError):
-            self.pending = True  # nobody has been told
+            self.pending = True  # the error has not been raised yet
             raise
         if not code:
             return
