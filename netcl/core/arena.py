@@ -58,7 +58,7 @@ class Arena:
         # Sub-buffers by address and size, declared before the segments they belong to, because attributes are released in this order:
         # NVIDIA's driver crashes if a sub-buffer is released after its buffer.
         self._pieces: dict[tuple[int, int], Any] = {}
-        self._leaving: list[tuple[list[Any], Segment]] = []  # dropped segments of which a sub-buffer is still referenced
+        self._leaving: list[tuple[list[Any], Segment]] = []  # dropped segments with sub-buffers that are still referenced
         self._segments: dict[int, Segment] = {}
         self._taken: dict[int, tuple[int, int]] = {}  # address and size of every allocated buffer, by its id
         # Released buffers; the next request merges them. A lease may end wherever the interpreter collects garbage, even while the fields
@@ -218,7 +218,7 @@ class Arena:
         self._leave()
 
     def _leave(self) -> None:
-        """Release dropped segments of which no sub-buffer is referenced any more, the sub-buffers first."""
+        """Release dropped segments without referenced sub-buffers, the sub-buffers first."""
         for pieces, _ in self._leaving:
             for at in reversed(range(len(pieces))):
                 if _references(pieces, at) == _ALONE:

@@ -321,7 +321,7 @@ def _apply_opencl(
 
 
 def partly(error: DeviceError | OutOfMemoryError) -> DeviceError | OutOfMemoryError:
-    """The error of an update of which some launches were made."""
+    """The error of an update whose launches were made in part."""
     return type(error)(f"{error}; some tensors are updated and others are not: load the last checkpoint")
 
 
