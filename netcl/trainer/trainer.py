@@ -30,6 +30,8 @@ from netcl.trainer.history import History
 from netcl.trainer.metrics import Mean, Metric, make_metric
 from netcl.trainer.progress import Progress
 
+_OWN_SIGNAL_SECONDS = 5.0
+
 
 class BatchLogs(Mapping[str, Any]):
     """Numbers of a batch, read from the device at first access: ``known`` values and tensors, and the metrics of the epoch so far."""
@@ -293,6 +295,8 @@ class Trainer:
             leave, self.stop_training = (any(column) for column in zip(*told, strict=True))
         if leave:
             self.callbacks("on_interrupt", {})
+            if self._ranks is not None:
+                interrupt.wait(_OWN_SIGNAL_SECONDS)  # this rank's own may still be on its way, and would hit it while it shuts down
             raise SystemExit(interrupt.status)
 
     # ---- using

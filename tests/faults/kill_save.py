@@ -52,7 +52,7 @@ def child(folder: Path, until: int, written: Path) -> int:
     if pid:
         return pid
     with open(written, "a", buffering=1) as file:
-        train(folder, until, lambda step, loss: file.write(f"{step} {loss}\n"))
+        train(folder, until, lambda step, loss: file.write(f"\n{step} {loss} whole"))
     os._exit(0)
 
 
@@ -81,8 +81,9 @@ def main(folder: Path, kills: int, seed: int) -> None:
             seen.append(load_checkpoint(checkpoints, model=model, optimizer=optimizer, scheduler=scheduler, rng=rng).step)
         if len(seen) >= STALLED and len(set(seen[-STALLED:])) == 1:
             longest = min(1.5 * longest, 60.0)  # the machine has become busier than when its pace was taken
-    lines = [line.split() for line in written.read_text().splitlines()]
-    wrong = [line for line in lines if len(line) == 2 and straight[int(line[0])] != line[1]]
+    # A kill may cut a line anywhere; the next one begins on its own.
+    lines = [line.split() for line in written.read_text().splitlines() if line.endswith(" whole")]
+    wrong = [line for line in lines if straight[int(line[0])] != line[1]]
     left = [path.name for path in checkpoints.iterdir()]
     print(json.dumps({"killed": killed, "seen": seen, "losses": len(lines), "wrong": wrong, "left": left}))
 
