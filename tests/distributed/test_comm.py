@@ -118,12 +118,12 @@ def _late(world: World) -> None:
 
 @pytest.mark.fault("rank never arrives", "one that does not call", "named in time")
 def test_a_rank_that_never_arrives_is_named_in_time():
-    first, _second, third = thread_worlds(3, timeout=0.3)
+    first, _second, third = thread_worlds(3, timeout=2)
     threading.Thread(target=_late, args=(third,), daemon=True).start()
     start = time.monotonic()
-    with pytest.raises(LostRankError, match=r"\[barrier\] rank 1 did not arrive within 0.3 s; world=3; .*NETCL_COMM_TIMEOUT"):
+    with pytest.raises(LostRankError, match=r"\[barrier\] rank 1 did not arrive within 2 s; world=3; .*NETCL_COMM_TIMEOUT"):
         first.barrier()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 50
 
 
 def test_duplicates_do_not_disturb_each_other():

@@ -39,7 +39,7 @@ def everywhere(size: int, call) -> list:
             return call(world)
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(placed, thread_worlds(size, timeout=10)))
+        return list(pool.map(placed, thread_worlds(size, timeout=100)))
 
 
 def step(parallel, optimizer, world):
@@ -123,7 +123,7 @@ def test_a_rank_that_fails_alone_is_named_at_once(where):
 
     began = time.monotonic()
     everywhere(3, lonely)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 80
 
 
 def test_a_rank_that_froze_something_is_named():

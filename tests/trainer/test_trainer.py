@@ -174,7 +174,7 @@ def test_ranks_without_the_file_go_on_from_that_of_rank_0(tmp_path):
         return trainer.step, [p.to_host() for p in model.parameters()]
 
     with ThreadPoolExecutor(2) as pool:
-        ranks = list(pool.map(resumed, thread_worlds(2, timeout=10)))
+        ranks = list(pool.map(resumed, thread_worlds(2, timeout=100)))
     for step, found in ranks:
         assert step == saved.step == 8
         for ours, theirs in zip(found, saved.model.parameters(), strict=True):
@@ -191,7 +191,7 @@ def test_ranks_with_unlike_data_are_named_before_they_begin():
             trainer.fit(batches(3 if world.rank == 2 else 4))
 
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(fitted, thread_worlds(3, timeout=5)))
+        list(pool.map(fitted, thread_worlds(3, timeout=100)))
 
 
 @pytest.mark.parametrize("moment", ["on_train_batch_end", "on_epoch_end"])
@@ -208,7 +208,7 @@ def test_a_rank_that_stops_stops_all(moment):
         return trainer.step
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(fitted, thread_worlds(2, timeout=5))) == [2 if moment == "on_train_batch_end" else 6] * 2
+        assert list(pool.map(fitted, thread_worlds(2, timeout=100))) == [2 if moment == "on_train_batch_end" else 6] * 2
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
