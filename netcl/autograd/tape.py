@@ -189,7 +189,7 @@ def _any_changed(kept: Iterable[Any], order: int) -> bool:
     for x in kept:
         kind = type(x)
         if kind is Tensor or kind is DeferredTensor:
-            if x._written is not None and x._written[0] > order:
+            if x._written is not None and x._written.last > order:
                 return True
         elif (kind is list or kind is tuple) and _any_changed(x, order):
             return True

@@ -339,7 +339,7 @@ class Tensor:
     def _writes(self) -> Writes:
         """Where all tensors over this memory keep when it was last written in place."""
         if self._written is None:
-            self._written = Writes((0,))
+            self._written = Writes()
         return self._written
 
     # ---- facts
@@ -347,7 +347,7 @@ class Tensor:
     @property
     def _version(self) -> int:
         """When this memory was last written in place, by the :class:`clock`; 0 is never."""
-        return 0 if self._written is None else self._written[0]
+        return 0 if self._written is None else self._written.last
 
     @property
     def size(self) -> Size:

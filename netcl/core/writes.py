@@ -17,11 +17,15 @@ class clock:
     copied = 0  # how often memory without views that hold copies of it got its first one
 
 
-class Writes(list[int]):
+class Writes:
     """When one block of memory was last written in place, by the :class:`clock`. All tensors over the memory share this object."""
 
-    copies: Any = None  # filled by ops.views: the views that hold a copy of a part of the memory, weakly
-    base: Any = None  # filled by ops.views: finds a tensor over the whole memory
+    __slots__ = ("__weakref__", "base", "copies", "last")
+
+    def __init__(self, last: int = 0):
+        self.last = last
+        self.copies: Any = None  # filled by ops.views: the views that hold a copy of a part of the memory, weakly
+        self.base: Any = None  # filled by ops.views: finds a tensor over the whole memory
 
 
 def wrote(tensors: Iterable[Any]) -> None:
@@ -31,7 +35,7 @@ def wrote(tensors: Iterable[Any]) -> None:
         if t._place is not None and not t._place.is_plain():
             dispatch.call("check_write", t)
         if t._written is None:
-            t._written = Writes((now,))
+            t._written = Writes(now)
         else:
             stamp(t._written, now)
     if recording.listening:
@@ -40,7 +44,7 @@ def wrote(tensors: Iterable[Any]) -> None:
 
 def stamp(written: Writes, now: int) -> None:
     """Note when memory was written; views that hold copies of it are read again when they are next used."""
-    written[0] = now
+    written.last = now
     if written.copies is not None:
         dispatch.call("refresh_copies", written)
 

@@ -77,8 +77,8 @@ class _Running(_Norm):
 
     def _count(self) -> float:
         """Note a batch; the weight it has in the running statistics."""
-        self._batches += 1
-        return 1.0 / self._batches if self.momentum is None else self.momentum
+        self.__dict__["_batches"] = batches = self._batches + 1  # a number: past __setattr__, which every replay would pay for
+        return 1.0 / batches if self.momentum is None else self.momentum
 
     def _check(self, x: Tensor) -> None:
         if x.ndim not in self.ranks or x.shape[1] != self.num_features:

@@ -199,7 +199,7 @@ def follow(t: Tensor, alias: Tensor) -> Tensor:
     elif place.strides is not None:
         strides = restrided(t.shape, place.strides, alias.shape)
         if strides is None:
-            alias._place, alias._written = Place(0, None, None, weakref.ref(t)), Writes(t._writes())
+            alias._place, alias._written = Place(0, None, None, weakref.ref(t)), Writes(t._writes().last)
         else:
             alias._place = Place(place.offset, strides)
             _note(alias._writes().copies, alias)
@@ -236,7 +236,7 @@ def contiguous(x: Tensor) -> Tensor:
     if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x._place.strides, dense(x.shape), strict=True)):
         return x
     made: Tensor = dispatch.call("reshape", x, x.shape)
-    made._place, made._written = Place(0, None, None, weakref.ref(x)), Writes(x._writes())
+    made._place, made._written = Place(0, None, None, weakref.ref(x)), Writes(x._writes().last)
     return made
 
 
@@ -387,7 +387,7 @@ def check_write(t: Tensor) -> None:
         if written.base() is not None or len(_copies(written)) > 1:
             what = "cannot write to a view here: its base would not see the change"
             raise AutogradError(message("in place", what, "write to a clone(), or to the base: base[index] = value", shape=t.shape))
-        t._place, t._written = None, Writes(written)
+        t._place, t._written = None, Writes(written.last)
 
 
 for _name, _function in (("store", store), ("check_write", check_write), ("refresh_copies", refresh_copies), ("follow_view", follow),

@@ -466,8 +466,12 @@ def _uncount(states: Sequence[dict[str, Any]]) -> None:
 
 def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
     """Whether parameters that are changed together still have their number of steps in common: that on the device, if there is one."""
-    steps = {id(n) if isinstance(n, Tensor) else n for n in (state.get("step", 0) for state in states)}
-    return len(steps) == 1 if counter is None else steps == {id(counter)}
+    first = states[0].get("step", 0) if counter is None else counter
+    for state in states:
+        steps = state.get("step", 0)
+        if steps is not first and (isinstance(steps, Tensor) or isinstance(first, Tensor) or steps != first):
+            return False
+    return True
 
 
 def _steps(steps: int | Tensor) -> int:

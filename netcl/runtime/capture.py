@@ -211,12 +211,12 @@ class _Case:
             self.watched += [t for t in d.tensors() if id(t) not in tensors]
             tensors |= {id(t) for t in d.tensors()}
         self.leaves += [t for t in recorder.leaves.values() if id(t) not in leaves]
+        self.watched += [t for t in self.leaves if id(t) not in tensors]
         self.seen = True
 
     def state(self) -> tuple[Any, ...]:
         """Training or evaluation and other settings of every module, which tensors learn, which gradients and hooks there are."""
-        gradients = [leaf.requires_grad + 2 * (leaf.grad is None) + 4 * (leaf._hooks is None) for leaf in self.leaves]
-        return (*self.settings(), *gradients)
+        return (*self.settings(), *[(leaf.grad is None, leaf._hooks is None) for leaf in self.leaves])
 
     def settings(self) -> tuple[Any, ...]:
         """What of that a replay leaves as it is."""
@@ -339,7 +339,7 @@ class CompiledFunction:
             program.graph = program.guards = program.story = None
             program.trials += 1
             return None, False
-        result = program.graph.replay(tensors)
+        result = program.graph.run(tensors)  # its key says that they are like those of the recording
         program.guards.note()
         program.trials = 0
         return result, True

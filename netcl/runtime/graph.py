@@ -258,7 +258,13 @@ class Graph:
         called = [order[id(node)] for node in self.nodes if node.kind == "launch" or not self._stays(node)]
         self._until = [bisect_left(called, at) for at in recording.asked]
         first = next((i for i, undo in enumerate(self._undos) if undo is not None), len(self._undos))
-        self._begins = [until if i >= first else 0 for i, until in enumerate(self._until)]  # calls that a source waits for
+        begins = [until if i >= first else 0 for i, until in enumerate(self._until)]  # calls that a source waits for
+        self._parts: list[tuple[int, int, list[Callable[[], Any]]]] = []  # from which source to before which, and the calls that follow
+        asked = done = 0
+        for i, begin in enumerate([*begins, len(self._calls)]):
+            if begin > done or i == len(begins):
+                self._parts.append((asked, i, self._calls[done:begin]))
+                asked, done = i, begin
         return self
 
     def _place_values(self) -> None:
@@ -390,6 +396,15 @@ class Graph:
         Tensors that the step left behind (gradients, attributes) are overwritten in place.
         """
         self._check_inputs(inputs)
+        return self.run(inputs)
+
+    def run(self, inputs: Sequence[Tensor]) -> Any:
+        """:meth:`replay`, on inputs that are known to be like the recorded ones, and to meet nothing that the step writes."""
+        if platforms.forked_child:
+            platforms.check_process()
+        for i, t in enumerate(inputs):
+            if t.queue is not self.queue:
+                self._check_place(i, t)
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
         self._compute_readers(inputs)
@@ -414,7 +429,7 @@ class Graph:
         wrote([inputs[i] for i in self._changed])
         now = clock.last
         for mark in self._marks:
-            mark[0] = now
+            mark.last = now
         if clock.copied != self._copied_at:
             self._copied_at, self._copied = clock.copied, [mark for mark in self._marks if mark.copies is not None]
         for mark in self._copied:
@@ -429,8 +444,6 @@ class Graph:
         return None
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
-        if platforms.forked_child:
-            platforms.check_process()
         if len(inputs) != len(self._like):
             what = "the recorded step takes another number of inputs"
             raise ShapeError(message("replay", what, wanted=len(self._like), given=len(inputs)))
@@ -439,8 +452,6 @@ class Graph:
                 kind = ShapeError if t.shape != shape else DtypeError
                 seen = {"recorded": f"{shape} {dtype}", "given": f"{t.shape} {t.dtype}"}
                 raise kind(message("replay", f"input {i} is unlike the recorded one", "record again for this kind", **seen))
-            if t.queue is not self.queue:
-                self._check_place(i, t)
         met = self.meets(inputs)
         if met is not None:
             raise ValueError(
@@ -468,22 +479,21 @@ class Graph:
         If a source raises (a schedule that is at its end), the launches before it are made; if a launch fails, the sources after it are not
         asked, and those right before it are undone: counters and parameters stay together, as without a recording.
         """
-        calls, said, asked, done, asking = self._calls, self._said, 0, 0, False
+        said, asking, done = self._said, -1, 0
         try:
-            for i, source in enumerate(self._sources):
-                if self._begins[i] > done:
-                    self._run(calls[done : self._begins[i]], asked, i)
-                    asked, done = i, self._begins[i]
-                asking = True
-                new = source()
-                asking = False
-                if new != said[i]:
-                    self._pass_on(i, new, said[i])
-                    said[i] = new
+            for first, last, calls in self._parts:
+                for i in range(first, last):
+                    asking = i
+                    new = self._sources[i]()
+                    asking = -1
+                    if new != said[i]:
+                        self._pass_on(i, new, said[i])
+                        said[i] = new
+                self._run(calls, first, last)
+                done += len(calls)
         finally:
-            if asking:
-                self._run(calls[done : self._until[i]], 0, 0)
-        self._run(calls[done:], asked, len(said))
+            if asking >= 0:
+                self._run(self._calls[done : self._until[asking]], 0, 0)
 
     def _pass_on(self, source: int, new: Any, old: Any) -> None:
         several = isinstance(new, (list, tuple))

@@ -76,6 +76,7 @@ class Surroundings:
         self._loose: frozenset[str] = frozenset()
         self._of_class: dict[type, tuple[str, ...]] = {}
         self._kinds: dict[type, tuple[bool, bool]] = {}
+        self._objects: set[type] = set()  # classes of what is neither plain nor a tensor nor a container
         self._told: list[Any] = []
         self._kept: list[Any] = []
         self._depths: dict[int, int] = {}  # of what was gone into
@@ -178,7 +179,9 @@ class Surroundings:
 
     def _tell(self, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
+        if kind in self._objects:
+            self._tell_object(value, kind, depth)
+        elif kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
             self._told += (kind, value if value and value == value else repr(value))  # 0.0 is not -0.0, and NaN is itself
         elif issubclass(kind, Tensor):
             # not kept: a recording has an eye of its own on whether it is still there
@@ -188,10 +191,15 @@ class Surroundings:
         elif kind is np.ndarray and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
             self._told += (value.shape, value.dtype, value.tobytes())
         else:
-            self._told += (id(value), kind)
-            self._kept.append(value)
-            if self._loose and self._goes_into(value, depth):
-                self._tell_loose(value, depth)
+            if kind is not np.ndarray:
+                self._objects.add(kind)
+            self._tell_object(value, kind, depth)
+
+    def _tell_object(self, value: Any, kind: type, depth: int) -> None:
+        self._told += (id(value), kind)
+        self._kept.append(value)
+        if self._loose and self._goes_into(value, depth):
+            self._tell_loose(value, depth)
 
     def _goes_into(self, value: Any, depth: int) -> bool:
         """Whether what is in something is told: once, and not too far in."""
@@ -212,13 +220,15 @@ class Surroundings:
 
     def _tell_loose(self, value: Any, depth: int) -> None:
         """The attributes that are read of nameless things, which this may be one of; of netcl's own, numbers and containers."""
-        kinds = _OF_OWN if self._whose(value)[0] and not is_a(value, FunctionType) else object
-        own, kind = instance_dict(value), type(value)
+        kind = type(value)
         of_class = self._of_class.get(kind)
         if of_class is None:
             of_class = self._of_class[kind] = tuple(loose_names(kind, self._loose))
-        own_names = stored_names(value, own, self._loose)
-        for name in (*own_names, *of_class) if own_names or of_class else ():
+        names = [*stored_names(value, instance_dict(value), self._loose), *of_class]
+        if not names:
+            return
+        kinds = _OF_OWN if self._whose(value)[0] and not is_a(value, FunctionType) else object
+        for name in names:
             part = attribute(value, name)
             if is_a(part, kinds):
                 self._told.append(name)

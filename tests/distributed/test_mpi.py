@@ -91,7 +91,7 @@ def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("late", r"\[\w+\] rank 1 did not arrive within 10 s; world=3, waiting=rank [02], people=\[rank 1 is pid \d+"),
+        ("late", r"\[\w+\] rank 1 did not arrive within 6 s; world=3, waiting=rank [02], people=\[rank 1 is pid \d+"),
         ("shape", r"the ranks do not agree on the model's parameters: rank 1 has"),
         ("raise", r"netcl: rank 1 ends the job: this rank has had enough"),
     ],
@@ -99,7 +99,7 @@ def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
 @pytest.mark.fault("rank is late, unlike or raises", "one rank of three", "named in time")
 def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
     start = time.monotonic()
-    done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", fault, "--fault-at", "2", NETCL_COMM_TIMEOUT="10")
+    done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", fault, "--fault-at", "2", NETCL_COMM_TIMEOUT="6")
     assert done.returncode != 0
     assert time.monotonic() - start < 60
     assert re.search(words, done.stderr + done.stdout), done.stderr
@@ -227,12 +227,12 @@ def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
     as_rank = f"{is_one} and b'--rank' in open('/proc/self/cmdline', 'rb').read().split(b'\\0')"
     (tmp_path / "sitecustomize.py").write_text(f"import os, time\nif {as_rank}:\n    {FAULTS_AT_START[fault]}\n")
     command = [sys.executable, "-m", "netcl.distributed.replica", "-n", "3", "--devices", "cpu", str(JOB), "mlp", str(tmp_path / "out.npz")]
-    more = environment(NETCL_COMM_TIMEOUT="25", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    more = environment(NETCL_COMM_TIMEOUT="8", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, env=more, timeout=150, check=False)
     assert done.returncode != 0
     assert time.monotonic() - start < 100
-    expected = {"killed": r"rank 1 \(pid", "hangs": r"rank (0, )?1(, 2)? did not start within 25 s"}.get(fault, "")
+    expected = {"killed": r"rank 1 \(pid", "hangs": r"rank (0, )?1(, 2)? did not start within 8 s"}.get(fault, "")
     assert re.search(expected, done.stderr), done.stderr
 
 
