@@ -259,7 +259,7 @@ class Graph:
         self._until = [bisect_left(called, at) for at in recording.asked]
         first = next((i for i, undo in enumerate(self._undos) if undo is not None), len(self._undos))
         begins = [until if i >= first else 0 for i, until in enumerate(self._until)]  # calls that a source waits for
-        self._parts: list[tuple[int, int, list[Callable[[], Any]]]] = []  # from which source to before which, and the calls that follow
+        self._parts: list[tuple[int, int, list[Callable[[], object]]]] = []  # from which source to before which, and the calls that follow
         asked = done = 0
         for i, begin in enumerate([*begins, len(self._calls)]):
             if begin > done or i == len(begins):
@@ -502,7 +502,7 @@ class Graph:
                 for launch, at in self._numbers.get((source, index), ()):
                     launch.set(at, number)
 
-    def _run(self, calls: Sequence[Callable[[], Any]], first: int, last: int) -> None:
+    def _run(self, calls: Sequence[Callable[[], object]], first: int, last: int) -> None:
         """Make these calls, of which the first follows the sources from ``first`` to before ``last``."""
         call = None
         try:
@@ -523,11 +523,11 @@ class Graph:
                 raise
             raise program.failure("replay", "in a recorded step", error) from None
 
-    def _say_why(self, call: Callable[[], Any]) -> None:
+    def _say_why(self, call: Callable[[], object]) -> None:
         """A launch that answered with an error, made again by the way that raises it."""
         next(launch for launch, _ in self._launches if launch.call is call).observed()
 
-    def _run_observed(self, calls: Sequence[Callable[[], Any]]) -> None:
+    def _run_observed(self, calls: Sequence[Callable[[], object]]) -> None:
         """As eager code does it, for who listens to launches (a profile)."""
         launches = {id(launch.call): (launch, node) for launch, node in self._launches}
         for call in calls:

@@ -195,7 +195,7 @@ class Surroundings:
                 self._objects.add(kind)
             self._tell_object(value, kind, depth)
 
-    def _tell_object(self, value: Any, kind: type, depth: int) -> None:
+    def _tell_object(self, value: object, kind: type, depth: int) -> None:
         self._told += (id(value), kind)
         self._kept.append(value)
         if self._loose and self._goes_into(value, depth):
