@@ -110,9 +110,9 @@ def test_finish_within_a_time_limit(cl_device):
     x = Tensor.ones((1,), queue=cl_device.queue)
     slow = program.get(cl_device.queue, SLOW, "slow")
     slow(cl_device.queue, 1, None, x, 1)  # a new program's first launch is waited for, to store its binary
-    slow(cl_device.queue, 1, None, x, 400_000_000)
+    slow(cl_device.queue, 1, None, x, 30_000_000)
     assert interruptible_finish(cl_device.queue, timeout=0.02) is False
-    assert interruptible_finish(cl_device.queue, timeout=60) is True
+    assert interruptible_finish(cl_device.queue, timeout=250) is True
 
 
 @pytest.mark.fault("program has a SIGINT handler", "its own", "kept")
