@@ -78,7 +78,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # ---- versions: writes in place
     "backward reads what was written": Fault(
-        "versions", _TAPE, "if x._written is not None and x._written[0] > order:", "if x._written is None:", _IN_PLACE
+        "versions", _TAPE, "if x._written is not None and x._written.last > order:", "if x._written is None:", _IN_PLACE
     ),
     "a write is noted on one tensor only": Fault(
         "versions", "netcl/core/writes.py", "stamp(t._written, now)", "t._written = Writes((now,))", _IN_PLACE

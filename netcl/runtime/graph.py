@@ -259,11 +259,11 @@ class Graph:
         self._until = [bisect_left(called, at) for at in recording.asked]
         first = next((i for i, undo in enumerate(self._undos) if undo is not None), len(self._undos))
         begins = [until if i >= first else 0 for i, until in enumerate(self._until)]  # calls that a source waits for
-        self._parts: list[tuple[int, int, list[Callable[[], object]]]] = []  # from which source to before which, and the calls that follow
+        self._parts: list[tuple[int, int, int, int]] = []  # the sources from .. to, then the calls from .. to
         asked = done = 0
         for i, begin in enumerate([*begins, len(self._calls)]):
             if begin > done or i == len(begins):
-                self._parts.append((asked, i, self._calls[done:begin]))
+                self._parts.append((asked, i, done, begin))
                 asked, done = i, begin
         return self
 
@@ -481,7 +481,7 @@ class Graph:
         """
         said, asking, done = self._said, -1, 0
         try:
-            for first, last, calls in self._parts:
+            for first, last, done, end in self._parts:
                 for i in range(first, last):
                     asking = i
                     new = self._sources[i]()
@@ -489,8 +489,7 @@ class Graph:
                     if new != said[i]:
                         self._pass_on(i, new, said[i])
                         said[i] = new
-                self._run(calls, first, last)
-                done += len(calls)
+                self._run(self._calls[done:end], first, last)
         finally:
             if asking >= 0:
                 self._run(self._calls[done : self._until[asking]], 0, 0)
