@@ -216,7 +216,7 @@ class _Case:
 
     def state(self) -> tuple[Any, ...]:
         """Training or evaluation and other settings of every module, which tensors learn, which gradients and hooks there are."""
-        return (*self.settings(), *[(leaf.grad is None, leaf._hooks is None) for leaf in self.leaves])
+        return (*self.settings(), *[leaf.grad is None for leaf in self.leaves], *[leaf._hooks is None for leaf in self.leaves])
 
     def settings(self) -> tuple[Any, ...]:
         """What of that a replay leaves as it is."""

@@ -489,7 +489,8 @@ class Graph:
                     if new != said[i]:
                         self._pass_on(i, new, said[i])
                         said[i] = new
-                self._run(self._calls[done:end], first, last)
+                if end > done:
+                    self._run(self._calls[done:end], first, last)
         finally:
             if asking >= 0:
                 self._run(self._calls[done : self._until[asking]], 0, 0)

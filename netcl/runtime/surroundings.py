@@ -74,6 +74,7 @@ class Surroundings:
         self._search = Search(function)
         self._watched: list[tuple[Place, list[Path]]] = []
         self._loose: frozenset[str] = frozenset()
+        self._reads_all = False
         self._of_class: dict[type, tuple[str, ...]] = {}
         self._kinds: dict[type, tuple[bool, bool]] = {}
         self._objects: set[type] = set()  # classes of what is neither plain nor a tensor nor a container
@@ -85,7 +86,10 @@ class Surroundings:
         self._told, self._kept, self._depths = [], [], {}
         for place, paths in self._watched:
             root = value_at(place)
-            self._tell(root, 0)
+            if type(root) in self._objects:
+                self._tell_object(root, 0)
+            else:
+                self._tell(root, 0)
             for path in paths:
                 self._follow(root, path)
         for value in arguments:  # objects, of which the function may read what it names
@@ -126,6 +130,7 @@ class Surroundings:
         if self._search.extent == before:
             return False
         self._watched, self._loose = self._search.watched(), frozenset(self._search.loose)
+        self._reads_all = "*" in self._loose
         self._of_class.clear()
         return True
 
@@ -180,7 +185,7 @@ class Surroundings:
     def _tell(self, value: Any, depth: int) -> None:
         kind = type(value)
         if kind in self._objects:
-            self._tell_object(value, kind, depth)
+            self._tell_object(value, depth)
         elif kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
             self._told += (kind, value if value and value == value else repr(value))  # 0.0 is not -0.0, and NaN is itself
         elif issubclass(kind, Tensor):
@@ -193,10 +198,10 @@ class Surroundings:
         else:
             if kind is not np.ndarray:
                 self._objects.add(kind)
-            self._tell_object(value, kind, depth)
+            self._tell_object(value, depth)
 
-    def _tell_object(self, value: object, kind: type, depth: int) -> None:
-        self._told += (id(value), kind)
+    def _tell_object(self, value: object, depth: int) -> None:
+        self._told += (id(value), type(value))
         self._kept.append(value)
         if self._loose and self._goes_into(value, depth):
             self._tell_loose(value, depth)
@@ -224,9 +229,10 @@ class Surroundings:
         of_class = self._of_class.get(kind)
         if of_class is None:
             of_class = self._of_class[kind] = tuple(loose_names(kind, self._loose))
-        names = [*stored_names(value, instance_dict(value), self._loose), *of_class]
-        if not names:
-            return
+        own = instance_dict(value)
+        if not of_class and self._loose.isdisjoint(own) and not self._reads_all and not issubclass(kind, type):
+            return  # the usual case
+        names = [*stored_names(value, own, self._loose), *of_class]
         kinds = _OF_OWN if self._whose(value)[0] and not is_a(value, FunctionType) else object
         for name in names:
             part = attribute(value, name)
