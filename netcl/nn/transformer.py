@@ -70,7 +70,20 @@ class TransformerEncoderLayer(Module):
         return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
 
-class TransformerEncoder(Module):
+class _LayerStack(Module):
+    """Copies of one layer, each with its own parameters, then a norm if there is one."""
+
+    def __init__(self, layer: Module, num_layers: int, norm: Module | None):
+        super().__init__()
+        self.layers = ModuleList(_fresh(layer) for _ in range(num_layers))
+        self.num_layers, self.norm = num_layers, norm
+
+    def _made_with(self, arguments: Mapping[str, Any]) -> None:
+        first = next(iter(arguments))  # the given layer: not needed any more once it has been copied
+        super()._made_with({**arguments, first: self.layers[0]} if self.num_layers else arguments)
+
+
+class TransformerEncoder(_LayerStack):
     """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then a norm if there is one.
 
     - **encoder_layer**: the layer of which all are copies (their weights are drawn anew, unlike torch's).
@@ -85,13 +98,7 @@ class TransformerEncoder(Module):
     """
 
     def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None):
-        super().__init__()
-        self.layers = ModuleList(_fresh(encoder_layer) for _ in range(num_layers))
-        self.num_layers, self.norm = num_layers, norm
-
-    def _made_with(self, arguments: Mapping[str, Any]) -> None:
-        kept = {"encoder_layer": self.layers[0]} if self.num_layers else {}  # the given layer itself is not needed any more
-        super()._made_with({**arguments, **kept})
+        super().__init__(encoder_layer, num_layers, norm)
 
     def forward(self, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
         for layer in self.layers:
@@ -137,7 +144,7 @@ class TransformerDecoderLayer(Module):
         return tgt
 
 
-class TransformerDecoder(Module):
+class TransformerDecoder(_LayerStack):
     """A stack of decoder layers with the same settings, then a norm if there is one; as :class:`TransformerEncoder`.
 
     >>> import numpy as np
@@ -148,12 +155,7 @@ class TransformerDecoder(Module):
     """
 
     def __init__(self, decoder_layer: TransformerDecoderLayer, num_layers: int, norm: Module | None = None):
-        super().__init__()
-        self.layers = ModuleList(_fresh(decoder_layer) for _ in range(num_layers))
-        self.num_layers, self.norm = num_layers, norm
-
-    def _made_with(self, arguments: Mapping[str, Any]) -> None:
-        super()._made_with({**arguments, **({"decoder_layer": self.layers[0]} if self.num_layers else {})})
+        super().__init__(decoder_layer, num_layers, norm)
 
     def forward(self, tgt: Tensor, memory: Tensor, **masks: Any) -> Tensor:
         for layer in self.layers:
