@@ -30,7 +30,7 @@ from netcl.trainer.history import History
 from netcl.trainer.metrics import Mean, Metric, make_metric
 from netcl.trainer.progress import Progress
 
-_OWN_SIGNAL_SECONDS = 5.0
+_OWN_SIGNAL_SECONDS = 5.0  # the launcher signals every rank; how long a rank waits for its own signal before it exits
 
 
 class BatchLogs(Mapping[str, Any]):
@@ -157,9 +157,9 @@ class Trainer:
         - **log_every**: after so many batches the batch's loss and the epoch's metrics so far are read from the device;
           in between nothing waits for it.
 
-        The first Ctrl-C or SIGTERM lets the step finish and ``ModelCheckpoint`` save, then leaves with status 130 or 143; a second one
-        leaves at once. Ranks
-        of a ``DistributedDataParallel`` model leave together, where the numbers are read next; an error of one ends the run on all.
+        The first Ctrl-C or SIGTERM lets the step finish and ``ModelCheckpoint`` save, then exits with status 130 or 143; a second one
+        exits at once. Ranks of a ``DistributedDataParallel`` model exit together, after the next logged batch; an error of one rank
+        ends the run on all.
         """
         _check_whole("fit", epochs=epochs, log_every=log_every)
         self._reset()
@@ -296,7 +296,7 @@ class Trainer:
         if leave:
             self.callbacks("on_interrupt", {})
             if self._ranks is not None:
-                interrupt.wait(_OWN_SIGNAL_SECONDS)  # this rank's own may still be on its way, and would hit it while it shuts down
+                interrupt.wait(_OWN_SIGNAL_SECONDS)  # a signal that arrives during interpreter shutdown would print a traceback
             raise SystemExit(interrupt.status)
 
     # ---- using

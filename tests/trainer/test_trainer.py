@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import netcl
 from netcl import nn, optim
+from netcl.core.backend.lifecycle import Stop
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import DistributedDataParallel, LostRankError, thread_worlds
 from netcl.io import FileError
 from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
+from netcl.trainer import trainer as trainer_module
 
 SILENT = Progress("off")
 CPU = manager.default("cpu")
@@ -209,6 +213,27 @@ def test_a_rank_that_stops_stops_all(moment):
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(fitted, thread_worlds(2, timeout=100))) == [2 if moment == "on_train_batch_end" else 6] * 2
+
+
+def test_a_rank_exits_only_after_its_own_signal(monkeypatch):
+    """Rank 0 is interrupted first. The signal of rank 1 arrives later, and must not hit it while Python shuts down."""
+    stops, of_thread = [Stop(), Stop()], threading.local()
+    monkeypatch.setattr(trainer_module, "finishing_first", lambda: nullcontext(of_thread.stop))
+
+    def fitted(world):
+        of_thread.stop = stop = stops[world.rank]
+        model = nn.Sequential(CPU, nn.Linear(4, 2))
+        trainer = Trainer(DistributedDataParallel(model, world), optim.SGD(model.parameters(), lr=0.1), callbacks=[SILENT])
+        with pytest.raises(SystemExit):
+            trainer.fit(batches(6), log_every=1)
+        return stop.is_set()
+
+    stops[0].set()
+    late = threading.Timer(0.5, stops[1].set)
+    late.start()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(fitted, thread_worlds(2, timeout=100))) == [True, True]
+    late.join()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
