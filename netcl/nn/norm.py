@@ -77,7 +77,7 @@ class _Running(_Norm):
 
     def _count(self) -> float:
         """Note a batch; the weight it has in the running statistics."""
-        self.__dict__["_batches"] = batches = self._batches + 1  # a number: past __setattr__, which every replay would pay for
+        self.__dict__["_batches"] = batches = self._batches + 1  # not by __setattr__: every replay counts
         return 1.0 / batches if self.momentum is None else self.momentum
 
     def _check(self, x: Tensor) -> None:

@@ -339,7 +339,7 @@ class CompiledFunction:
             program.graph = program.guards = program.story = None
             program.trials += 1
             return None, False
-        result = program.graph.run(tensors)  # its key says that they are like those of the recording
+        result = program.graph.run(tensors)  # unchecked: the key of the case holds shapes, dtypes and queues
         program.guards.note()
         program.trials = 0
         return result, True

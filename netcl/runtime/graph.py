@@ -259,7 +259,7 @@ class Graph:
         self._until = [bisect_left(called, at) for at in recording.asked]
         first = next((i for i, undo in enumerate(self._undos) if undo is not None), len(self._undos))
         begins = [until if i >= first else 0 for i, until in enumerate(self._until)]  # calls that a source waits for
-        self._parts: list[tuple[int, int, int, int]] = []  # the sources from .. to, then the calls from .. to
+        self._parts: list[tuple[int, int, int, int]] = []  # (first source, end, first call, end): sources run first
         asked = done = 0
         for i, begin in enumerate([*begins, len(self._calls)]):
             if begin > done or i == len(begins):
@@ -399,7 +399,7 @@ class Graph:
         return self.run(inputs)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
-        """:meth:`replay`, on inputs that are known to be like the recorded ones, and to meet nothing that the step writes."""
+        """:meth:`replay` without checking the inputs: their shapes and dtypes match, and the step writes none of their memory."""
         if platforms.forked_child:
             platforms.check_process()
         for i, t in enumerate(inputs):
@@ -503,7 +503,7 @@ class Graph:
                     launch.set(at, number)
 
     def _run(self, calls: Sequence[Callable[[], object]], first: int, last: int) -> None:
-        """Make these calls, of which the first follows the sources from ``first`` to before ``last``."""
+        """Enqueue ``calls``. If the first one fails, the sources ``first`` to ``last - 1``, which ran just before it, are undone."""
         call = None
         try:
             if program.launch_observers:

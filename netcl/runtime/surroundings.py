@@ -74,10 +74,9 @@ class Surroundings:
         self._search = Search(function)
         self._watched: list[tuple[Place, list[Path]]] = []
         self._loose: frozenset[str] = frozenset()
-        self._reads_all = False
         self._of_class: dict[type, tuple[str, ...]] = {}
         self._kinds: dict[type, tuple[bool, bool]] = {}
-        self._objects: set[type] = set()  # classes of what is neither plain nor a tensor nor a container
+        self._objects: set[type] = set()  # classes known to be neither plain values, tensors nor containers
         self._told: list[Any] = []
         self._kept: list[Any] = []
         self._depths: dict[int, int] = {}  # of what was gone into
@@ -86,10 +85,7 @@ class Surroundings:
         self._told, self._kept, self._depths = [], [], {}
         for place, paths in self._watched:
             root = value_at(place)
-            if type(root) in self._objects:
-                self._tell_object(root, 0)
-            else:
-                self._tell(root, 0)
+            self._tell(root, 0)
             for path in paths:
                 self._follow(root, path)
         for value in arguments:  # objects, of which the function may read what it names
@@ -130,7 +126,6 @@ class Surroundings:
         if self._search.extent == before:
             return False
         self._watched, self._loose = self._search.watched(), frozenset(self._search.loose)
-        self._reads_all = "*" in self._loose
         self._of_class.clear()
         return True
 
@@ -230,7 +225,7 @@ class Surroundings:
         if of_class is None:
             of_class = self._of_class[kind] = tuple(loose_names(kind, self._loose))
         own = instance_dict(value)
-        if not of_class and self._loose.isdisjoint(own) and not self._reads_all and not issubclass(kind, type):
+        if not of_class and self._loose.isdisjoint(own) and "*" not in self._loose and not issubclass(kind, type):
             return  # the usual case
         names = [*stored_names(value, own, self._loose), *of_class]
         kinds = _OF_OWN if self._whose(value)[0] and not is_a(value, FunctionType) else object
