@@ -1,8 +1,9 @@
-"""Products that wait: what is done to a matrix product or a convolution next is done in its kernel.
+"""Pending matrix products and convolutions, and the ops that are fused into their kernels.
 
-``matmul``, ``affine`` and ``conv2d`` leave a :class:`PendingProduct`. An op that their kernels can end in leaves a :class:`Followed`: a
-number as factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest run of such ops of which
-nobody holds a value is one launch; a value that is held is computed first, and the op after it by its own kernel.
+``matmul``, ``affine`` and ``conv2d`` return a :class:`PendingProduct`. An op that their kernels can end in returns a :class:`Followed`:
+multiplication by a number, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest chain of such
+ops whose intermediate results are no longer referenced becomes one launch. A referenced intermediate result is computed first; the
+next op then runs in its own kernel.
 """
 
 from __future__ import annotations

@@ -456,10 +456,10 @@ def test_a_compiled_step_does_not_write_the_view_of_another_call(cl_device):
     assert x.tolist() == [[1.0, 1.0]] * 6
 
 
-# ---- programs by chance: NumPy's views say what is right
+# ---- random programs, compared with NumPy's views
 
 
-def _random_program(seed, make):
+def assert_random_program_matches_numpy(seed, make):
     rng = np.random.default_rng(seed)
     start = rng.integers(-3, 4, (3, 4, 2)).astype(np.float32)
     pairs = [(start, make(start))]  # arrays that are views of one another, and tensors that should be
@@ -494,10 +494,10 @@ def _random_program(seed, make):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs(device, seed):
-    _random_program(seed, lambda values: ag.tensor(values, queue=device.queue))
+    assert_random_program_matches_numpy(seed, lambda values: ag.tensor(values, queue=device.queue))
 
 
 def test_random_programs_of_values_that_wait(cl_device):
     with eager_fusion(1):
         for seed in range(8, 12):
-            _random_program(seed, lambda values: ag.tensor(values, queue=cl_device.queue) + 0.0)
+            assert_random_program_matches_numpy(seed, lambda values: ag.tensor(values, queue=cl_device.queue) + 0.0)

@@ -33,7 +33,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.fault(
-    "array of an odd layout",
+    "array with an unusual layout",
     "8-d, big-endian, read-only, negative strides, overlapping, unaligned, empty",
     "arrives as it is",
 )
