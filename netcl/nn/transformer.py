@@ -71,16 +71,14 @@ class TransformerEncoderLayer(Module):
 
 
 class _LayerStack(Module):
-    """Copies of one layer, each with its own parameters, then a norm if there is one."""
+    """Copies of one layer, then a norm if there is one. The first copy replaces the given layer among the arguments kept."""
 
     def __init__(self, layer: Module, num_layers: int, norm: Module | None):
         super().__init__()
-        self.layers = ModuleList(_fresh(layer) for _ in range(num_layers))
-        self.num_layers, self.norm = num_layers, norm
+        self.layers, self.num_layers, self.norm = ModuleList(_fresh(layer) for _ in range(num_layers)), num_layers, norm
 
     def _made_with(self, arguments: Mapping[str, Any]) -> None:
-        first = next(iter(arguments))  # the given layer: not needed any more once it has been copied
-        super()._made_with({**arguments, first: self.layers[0]} if self.num_layers else arguments)
+        super()._made_with({**arguments, next(iter(arguments)): self.layers[0]} if self.num_layers else arguments)
 
 
 class TransformerEncoder(_LayerStack):

@@ -1,9 +1,8 @@
 """Pending matrix products and convolutions, and the ops that are fused into their kernels.
 
 ``matmul``, ``affine`` and ``conv2d`` return a :class:`PendingProduct`. An op that their kernels can end in returns a :class:`Followed`:
-multiplication by a number, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest chain of such
-ops whose intermediate results are no longer referenced becomes one launch. A referenced intermediate result is computed first; the
-next op then runs in its own kernel.
+a number as factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest chain of such ops whose
+intermediate results are not referenced becomes one launch. A referenced result is computed first; the next op has its own kernel.
 """
 
 from __future__ import annotations
