@@ -24,7 +24,7 @@ from netcl.core import platforms
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DtypeError
 from netcl.core.tensor import Tensor
-from netcl.ops.registry import REGISTRY, Choice, Pointwise, Reduction, Row, Sample
+from netcl.engine.registry import REGISTRY, Choice, Pointwise, Reduction, Row, Sample
 
 #: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
 TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}

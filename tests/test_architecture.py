@@ -159,23 +159,24 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 434,
     "amp": 425,
-    "autograd": 2497,
+    "autograd": 2499,
     "bench": 594,
     "cli": 1264,
     "core": 6128,
     "data": 2465,
     "distributed": 2077,
+    "engine": 5711,
     "io": 3761,
     "nn": 5287,
-    "ops": 27232,
+    "ops": 21548,
     "optim": 1948,
     "profiling": 1308,
-    "runtime": 3322,
+    "runtime": 3317,
     "trainer": 2024,
     "utils": 88,
 }
 SLACK = 60  # a package that is further below its figure must lower it
-COUPLING = {"private names of other modules": 302, "imports inside functions": 49, "functions put into lower modules": 24, "Any": 3638}
+COUPLING = {"private names of other modules": 302, "imports inside functions": 49, "functions put into lower modules": 24, "Any": 3635}
 
 
 @cache
@@ -286,7 +287,7 @@ def test_every_macro_of_a_kernel_file_has_a_default(path):
     file's first comment."""
     whole = path.read_text(encoding="utf-8")
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", whole, flags=re.S)
-    shared = [PACKAGE / "core/kernels/preamble.cl", *path.parent.glob("*.cl")]
+    shared = [PACKAGE / "core/kernels/preamble.cl", PACKAGE / "engine/rows.cl", *path.parent.glob("*.cl")]
     known = set().union(*(macros_of(file.read_text(encoding="utf-8")) for file in shared))
     known |= {*DECLARED.findall(text), *TYPEDEF.findall(text), *re.findall(r"\w+", " ".join(MACRO_PARAMETERS.findall(text)))}
     known |= set(re.findall(r"\b[A-Z]\w*", re.match(r"(//[^\n]*\n)*", whole)[0]))

@@ -15,7 +15,7 @@ from netcl import cli
 from netcl.cli.command import COMMANDS, table
 from netcl.core import env
 from netcl.core.device import manager, score
-from netcl.ops.registry import REGISTRY
+from netcl.engine.registry import REGISTRY
 
 
 def run(capsys, *arguments):

@@ -15,7 +15,7 @@ import pytest
 
 from netcl import ops, selftest
 from netcl.autograd import sanitizer
-from netcl.ops.registry import REGISTRY, Choice
+from netcl.engine.registry import REGISTRY, Choice
 
 PARTS = 8
 NAMES = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
@@ -25,7 +25,7 @@ SCRIPT = """
 import sys
 from netcl import ops, selftest
 from netcl.core.device import manager
-from netcl.ops.registry import REGISTRY
+from netcl.engine.registry import REGISTRY
 handle = manager.default("oclgrind")
 for name in sys.argv[1:]:
     row = REGISTRY[name]
@@ -44,7 +44,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.device import manager
 from netcl.core.kernels import program
-from netcl.ops import rows
+from netcl.engine import rows
 queue = manager.default("oclgrind").queue
 for spread in (rows.Spread(1, 1, 16, 2), rows.Spread(8, 8, 1, 1), rows.Spread(4, 1, 1, 1)):
     rows.row_spread = lambda *rest, spread=spread: spread

@@ -12,7 +12,7 @@ import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.registry import REGISTRY, Choice, Op, Pointwise, Reduction
+from netcl.engine.registry import REGISTRY, Choice, Op, Pointwise, Reduction
 
 ROWS = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
 POINTWISE = [name for name in ROWS if isinstance(REGISTRY[name], Pointwise)]

@@ -58,7 +58,7 @@ def op_table() -> str:
     """One line per op; the dtypes are those the row's own samples pass with on the NumPy backend, not what someone wrote down."""
     from netcl import selftest
     from netcl.core.device import manager
-    from netcl.ops.registry import ALIASES, REGISTRY, Pointwise, Reduction
+    from netcl.engine.registry import ALIASES, REGISTRY, Pointwise, Reduction
 
     numpy = manager.default("cpu")
     assert numpy is not None
@@ -79,7 +79,7 @@ def op_table() -> str:
 
 def amp_policy() -> str:
     """Every op under what autocast does with it."""
-    from netcl.ops.registry import REGISTRY
+    from netcl.engine.registry import REGISTRY
 
     meaning = {"half": "inputs become float16 or bfloat16", "float": "inputs become float32", "keep": "takes what comes"}
     rows = ((_code(policy), text, ", ".join(_code(name) for name in sorted(REGISTRY) if REGISTRY[name].amp == policy))

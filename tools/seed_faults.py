@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from netcl import ops, selftest  # noqa: E402
 from netcl.autograd import ops as twins  # noqa: E402
 from netcl.core.device import DeviceHandle, manager  # noqa: E402
-from netcl.ops.registry import REGISTRY, Composite, Op, Pointwise, Reduction  # noqa: E402
+from netcl.engine.registry import REGISTRY, Composite, Op, Pointwise, Reduction  # noqa: E402
 
 #: Faults that change nothing a caller could see: (op, fault) -> why.
 _GUARD = "the guard only keeps an unused branch from overflowing"

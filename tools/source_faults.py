@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
 
 _FUSION, _EPILOGUE, _TENSOR, _TAPE, _CAPTURE = (
-    "netcl/ops/fusion.py", "netcl/ops/epilogue.py", "netcl/core/tensor.py", "netcl/autograd/tape.py", "netcl/runtime/capture.py",
+    "netcl/engine/lazy_graph.py", "netcl/ops/epilogue.py", "netcl/core/tensor.py", "netcl/autograd/tape.py", "netcl/runtime/capture.py",
 )  # fmt: skip
 _OF_FUSION = ("tests/ops/test_fusion.py",)
 _IN_PLACE = ("tests/autograd/test_in_place.py",)
@@ -74,7 +74,7 @@ FAULTS: dict[str, Fault] = {
         "views", _TENSOR, "made.array.reshape(self.shape)", "made.array", _OF_FUSION
     ),
     "a value per row is read without its axes": Fault(
-        "views", "netcl/ops/region.py", "x.made._view(space.kept) if x.narrow and space is not None else x.made", "x.made", _OF_FUSION
+        "views", "netcl/engine/fused_kernel.py", "x.made._view(space.kept) if x.narrow and space is not None else x.made", "x.made", _OF_FUSION
     ),
     # ---- versions: writes in place
     "backward reads what was written": Fault(

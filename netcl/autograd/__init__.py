@@ -34,8 +34,8 @@ from netcl.autograd.tape import (
 )
 from netcl.core import dispatch
 from netcl.core.tensor import Tensor
-from netcl.ops.fusion import TraceNode, fusing
-from netcl.ops.registry import Pointwise, register
+from netcl.engine.lazy_graph import TraceNode, fusing
+from netcl.engine.registry import Pointwise, register
 
 __all__ = [
     "AutogradPrimitive",
@@ -82,7 +82,7 @@ def tensor(data: Any, dtype: str | None = None, *, requires_grad: bool = False, 
     return Tensor.from_host(where, data, dtype, requires_grad=requires_grad)
 
 
-#: A pointwise op as data: formula, gradient, reference (``netcl.ops.registry.Pointwise``).
+#: A pointwise op as data: formula, gradient, reference (``netcl.engine.registry.Pointwise``).
 AutogradPrimitive = Pointwise
 
 

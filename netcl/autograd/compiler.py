@@ -19,9 +19,9 @@ from typing import Any
 from netcl.autograd.tape import grad, run_backward
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.ops import fusion
-from netcl.ops.elementwise import fusing_modes
-from netcl.ops.fusion import TraceNode
+from netcl.engine import lazy_graph
+from netcl.engine.lazy_graph import TraceNode
+from netcl.engine.pointwise import fusing_modes
 from netcl.runtime.graph import tensors_in
 
 
@@ -46,7 +46,7 @@ class TracingContext:
 
     def __enter__(self) -> TracingContext:
         self._outer, fusing_modes.trace = fusing_modes.trace, self.nodes
-        self._mode = fusion.fusing(True, self.fast_math)
+        self._mode = lazy_graph.fusing(True, self.fast_math)
         self._mode.__enter__()
         return self
 
@@ -108,9 +108,9 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if fusing_modes.mode is not None:  # called by a function that is compiled itself
             return self.function(*args, **kwargs)
-        with fusion.fusing(True, self.fast_math):
+        with lazy_graph.fusing(True, self.fast_math):
             result = self.function(*args, **kwargs)
-        fusion.compute(tensors_in(result))
+        lazy_graph.compute(tensors_in(result))
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -20,9 +20,9 @@ from netcl.core.arguments import find_queue
 from netcl.core.device import get_active_device, set_active_device
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.engine.pointwise import common_dtype
 from netcl.ops import random
 from netcl.ops.composed import largest
-from netcl.ops.elementwise import common_dtype
 
 _UNUSED = ("layout", "pin_memory", "memory_format", "non_blocking")
 

@@ -20,12 +20,13 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
-from netcl.ops import registry, views
-from netcl.ops.elementwise import common_shape
+from netcl.engine import registry
+from netcl.engine.launch import FLOATS
+from netcl.engine.pointwise import common_shape
+from netcl.engine.registry import Choice, Pointwise
+from netcl.engine.strided import dense
+from netcl.ops import views
 from netcl.ops.getitem import block_of, plan_of, result_shape
-from netcl.ops.launch import FLOATS
-from netcl.ops.registry import Choice, Pointwise
-from netcl.ops.strided import dense
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -14,9 +14,10 @@ from netcl.core import dispatch
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
-from netcl.ops import elementwise, registry, views
-from netcl.ops.expression import compose
-from netcl.ops.registry import Choice, Composite, Op, Pointwise, Reduction
+from netcl.engine import pointwise, registry
+from netcl.engine.expression import compose
+from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
+from netcl.ops import views
 
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 #: What torch calls a parameter, and what it is called here: by pairs, and for the tensors by their places.
@@ -224,7 +225,7 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
             params = {name: value for name, value in params.items() if name in chosen.params}
         for x in values:
             if not isinstance(x, Tensor):
-                values = elementwise.operands(row.name, values)
+                values = pointwise.operands(row.name, values)
                 break
         keeps, keeps_out = _kept_inputs(chosen)
         inputs = [x if kept or not isinstance(x, Tensor) else like(x) for kept, x in zip(keeps, values, strict=True)]
@@ -248,7 +249,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     g = grads[0]
     wanted = [edge is not None for edge in node.edges]
     if not modes.enabled:
-        return elementwise.run_vjp(row, g, out, inputs, params, wanted)
+        return pointwise.run_vjp(row, g, out, inputs, params, wanted)
     env = {f"v{i}": x for i, x in enumerate(inputs)} | dict(params) | {"g": g, "out": _recorded_again(node, out)}
     return [compose(text, env, F, row.let) if want and text else None for want, text in zip(wanted, row.vjp, strict=True)]
 

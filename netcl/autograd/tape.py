@@ -27,8 +27,8 @@ from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.site import user_line
 from netcl.core.tensor import DeferredTensor, Remover, Tensor, memory_of
 from netcl.core.writes import clock
-from netcl.ops import fusion
-from netcl.ops.elementwise import fusing_modes
+from netcl.engine import lazy_graph
+from netcl.engine.pointwise import fusing_modes
 
 
 class _Modes(threading.local):
@@ -115,7 +115,7 @@ class Node:
             if given is not None and (not isinstance(given, Tensor) or given.shape != out.shape):
                 shape = given.shape if isinstance(given, Tensor) else type(given).__name__
                 raise ShapeError(message(self.name, "a gradient must be a tensor of the output's shape", given=shape, output=out.shape))
-        with no_grad(), fusion.in_mode(self.fusing):
+        with no_grad(), lazy_graph.in_mode(self.fusing):
             back = self.rule(self, ops, list(gradients))
             return tuple(None if g is None or seen is None else _fit(ops, g, seen) for g, seen in zip(back, self.likes, strict=True))
 
@@ -367,7 +367,7 @@ class _Walk:
             if node.fusing is None:
                 self.step(node, grads)
             else:
-                with fusion.in_mode(node.fusing):
+                with lazy_graph.in_mode(node.fusing):
                     self.step(node, grads)
             if self.due is not None:
                 self.due.subtract(_hooked(edges))
@@ -398,7 +398,7 @@ class _Walk:
 
     def finish(self) -> None:
         """Compute deferred gradients together, after the tensors kept for backward were released."""
-        fusion.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
+        lazy_graph.compute([*(leaf.grad for leaf in self.leaves), *self.found.values()])
 
     def captured(self) -> list[Tensor | None]:
         return [self.found[key] for key in self.targets]

@@ -19,7 +19,7 @@ def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _asked_ops(given: Sequence[str]) -> list[str]:
     """The rows of the op table that are meant."""
-    from netcl.ops.registry import ALIASES, REGISTRY
+    from netcl.engine.registry import ALIASES, REGISTRY
 
     for name in given:
         if name not in REGISTRY and name not in ALIASES:
@@ -53,7 +53,7 @@ def selftest(args: argparse.Namespace) -> int:
 @command("ops")
 def ops(args: argparse.Namespace) -> int:
     """The op table: name, kind, gradient, autocast policy, one line of documentation."""
-    from netcl.ops.registry import ALIASES, REGISTRY
+    from netcl.engine.registry import ALIASES, REGISTRY
 
     rows = []
     for name in sorted([*REGISTRY, *ALIASES]):

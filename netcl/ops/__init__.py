@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from netcl.ops import fused_rows, pointwise, reduce
-from netcl.ops.again import repeated
-from netcl.ops.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
+from netcl.engine import reduction
+from netcl.engine.again import repeated
+from netcl.engine.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
+from netcl.ops import fused_rows, pointwise
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.
 epilogue: Any = importlib.import_module("netcl.ops.epilogue")
@@ -26,8 +27,7 @@ TORCHS_NAMES = {
     "ne": "not_equal", "neg": "negative", "nonzero": "argwhere", "outer": "ger", "sign": "sgn", "split": "split_with_sizes",
     "sub": "subtract", "transpose": "swapaxes swapdims", "trunc": "fix", "vstack": "row_stack",
 }  # fmt: skip
-_NOT_OPS = {"codegen", "elementwise", "epilogue", "expression", "finish", "functions", "fused_rows", "fusion", "images", "region",
-            "registry", "row_source"}  # fmt: skip
+_NOT_OPS = {"epilogue", "finish", "fused_rows", "images"}
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def function(name: str) -> Callable[..., Any]:
         return repeated(row, fused_rows.fused(row.name, row.call) if row.name in fused_rows.FUSED else row.call)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
-    return repeated(row, reduce.function(row)) if isinstance(row, Reduction) else pointwise.function(row)
+    return repeated(row, reduction.function(row)) if isinstance(row, Reduction) else pointwise.function(row)
 
 
 def names() -> list[str]:

@@ -13,9 +13,11 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
-from netcl.ops import fused_rows, fusion, launch, rows
-from netcl.ops.again import repeated
-from netcl.ops.elementwise import fusable, fusing_modes
+from netcl.engine import launch, lazy_graph, rows
+from netcl.engine.again import repeated
+from netcl.engine.pointwise import fusable, fusing_modes
+from netcl.engine.registry import S, composite, op
+from netcl.ops import fused_rows
 from netcl.ops.norm import (
     Channels,
     NormViews,
@@ -38,7 +40,6 @@ from netcl.ops.norm import (
     weight_gradients,
 )
 from netcl.ops.pointwise import relu
-from netcl.ops.registry import S, composite, op
 
 FUSED_ELEMENTS = 1 << 16  # a GPU folds, applies and all in one launch up to here, whatever the channels: two would cost more
 
@@ -153,7 +154,7 @@ def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
 def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
     """Whether the result waits for what follows: an addition and a ReLU are then computed in the kernel that applies the statistics."""
     real = DTYPES[x.dtype].c_compute
-    if fusing_modes.mode is None and not fusion.worth_deferring(x.queue, x.shape):
+    if fusing_modes.mode is None and not lazy_graph.worth_deferring(x.queue, x.shape):
         return False
     same = all(t is None or DTYPES[t.dtype].c_compute == real for t in (weight, bias))
     return same and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,))
@@ -248,7 +249,7 @@ def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, 
 
 def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
     """Of a gradient that waits to be taken back through a ReLU: the one it is taken from, and the ReLU's result."""
-    node = fusion.waiting_node(upstream)
+    node = lazy_graph.waiting_node(upstream)
     if node is None or node.name != "relu_vjp" or node.shape != x.shape or upstream.shape != x.shape or math.prod(x.shape[2:]) == 1:
         return None
     given = dict(zip(node.body.inputs, node.inputs, strict=True))

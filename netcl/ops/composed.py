@@ -16,9 +16,9 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, Sample, composite, op
 from netcl.ops.movement import Sizes, sizes_of
-from netcl.ops.registry import S, Sample, composite, op
 from netcl.ops.sort import Ordered
 
 _LN2 = math.log(2)

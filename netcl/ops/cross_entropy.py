@@ -14,9 +14,9 @@ from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch, rows
+from netcl.engine import launch, rows
+from netcl.engine.registry import S, op
 from netcl.ops.pointwise import cast
-from netcl.ops.registry import S, op
 
 
 class LossProblem(NamedTuple):

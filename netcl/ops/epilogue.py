@@ -16,17 +16,17 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
-from netcl.ops import fusion
-from netcl.ops.again import Habit, repeated
+from netcl.engine import lazy_graph
+from netcl.engine.again import Habit, repeated
+from netcl.engine.launch import FLOATS
+from netcl.engine.pointwise import fusing_modes, later, run
+from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
-from netcl.ops.elementwise import fusing_modes, later, run
 from netcl.ops.finish import Finish
-from netcl.ops.launch import FLOATS
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
-from netcl.ops.registry import REGISTRY, Pointwise
 
 
 class _Waiting:
@@ -53,15 +53,15 @@ class _Waiting:
 
     def compute(self, wanted: Sequence[Any] = ()) -> Tensor:
         """The tensor that owns the values."""
-        with fusion.lock:
+        with lazy_graph.lock:
             if self.made is None:
                 if fusing_modes.mode is None:
                     made = self.run()
                 else:
-                    with fusion.in_mode(None):
+                    with lazy_graph.in_mode(None):
                         made = self.run()
                 if made._source is not None:
-                    fusion.compute([made])  # an op by itself may leave a formula
+                    lazy_graph.compute([made])  # an op by itself may leave a formula
                 if self.made is None:  # making room for the formula may have computed this value: all its tensors share one memory
                     self.made = made
                 self.release()
@@ -126,7 +126,7 @@ class Followed(_Waiting):
             made = first.ending_in(self.extras)
         else:
             assert of is not None and self.alone is not None
-            with fusion.in_mode(self.mode):  # formulas, which become one kernel
+            with lazy_graph.in_mode(self.mode):  # formulas, which become one kernel
                 made = self.alone(of.run() if of.skippable() else of.compute())
         self.of = None  # let go of: what is held is computed before its inputs change. Not earlier: who found no memory may ask again
         return made
@@ -157,7 +157,7 @@ class Followed(_Waiting):
 
 def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
     made = Tensor._deferred(waiting, waiting.shape, waiting.extras.finish.stored, like.queue)
-    fusion.register(waiting)
+    lazy_graph.register(waiting)
     return made
 
 
@@ -286,7 +286,7 @@ def _fusable_operands(*tensors: Any) -> bool:
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
     """A product of a shape that waits, if that is worth it; ``call`` takes the inputs without their histories, and the extras."""
     first = inputs[0]
-    if 0 in shape or (fusing_modes.mode is None and not fusion.worth_deferring(first.queue, shape, fusion.MULTIPLIED)):
+    if 0 in shape or (fusing_modes.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Finish(first.dtype), bias)
@@ -335,7 +335,7 @@ def waiting(name: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(call)
     def either(*args: Any, **kwargs: Any) -> Tensor:
-        if fusing_modes.mode is None and not fusion.any_large(args):  # asked first: a small product costs its host time
+        if fusing_modes.mode is None and not lazy_graph.any_large(args):  # asked first: a small product costs its host time
             return call(*args, **kwargs)
         made = form(*args, **kwargs)
         return call(*args, **kwargs) if made is None else made

@@ -8,9 +8,9 @@ import numpy as np
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
-from netcl.ops.reduce import Axis
-from netcl.ops.registry import S, composite
+from netcl.engine import launch
+from netcl.engine.reduction import Axis
+from netcl.engine.registry import S, composite
 from netcl.ops.sort import Ordered
 
 

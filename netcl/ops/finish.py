@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES, HALVES, promote
 from netcl.core.tensor import Tensor
-from netcl.ops.codegen import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions
-from netcl.ops.elementwise import run
-from netcl.ops.expression import compose
+from netcl.engine.expression import compose
+from netcl.engine.opencl_text import SEPARATE, Layout, forward_body, helper_functions, rounded, statements, value_functions
+from netcl.engine.pointwise import run
+from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.pointwise import cast
-from netcl.ops.registry import REGISTRY, Pointwise
 
 
 class Finish(NamedTuple):

@@ -14,12 +14,12 @@ from typing import Any
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor
-from netcl.ops import elementwise, fusion, launch, reduce, region, rows
-from netcl.ops.codegen import Body
-from netcl.ops.elementwise import fusable, fusing_modes, later
-from netcl.ops.reduce import Axis, axes_of, types_of
-from netcl.ops.registry import REGISTRY, Reduction, names_read_by, parse
-from netcl.ops.row_source import Fold
+from netcl.engine import fused_kernel, launch, lazy_graph, reduction, rows
+from netcl.engine.opencl_text import Body
+from netcl.engine.pointwise import common_shape, fusable, fusing_modes, later
+from netcl.engine.reduction import Axis, axes_of, types_of
+from netcl.engine.registry import REGISTRY, Reduction, names_read_by, parse
+from netcl.engine.row_kernel import Fold
 
 TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
 LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, and a reduction that cuts rows is faster
@@ -41,8 +41,8 @@ def formula(
     """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``; ``shape``, where it is known, saves time."""
     body = _formula(text, tuple(bound), tuple(numbers))
     values = [bound[name] for name in body.inputs]
-    whole = elementwise.common_shape(name, [x.shape for x in values], body.inputs) if shape is None else shape
-    return fusion.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
+    whole = common_shape(name, [x.shape for x in values], body.inputs) if shape is None else shape
+    return lazy_graph.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
 
 
 # ---- folds
@@ -62,16 +62,16 @@ def defer_rows(row: Reduction, x: Any, axis: Axis, keepdims: bool, params: Seque
     if not axes or not fusable(x.queue, x.shape, real, result, (x,)):
         return None
     target = dtype or result.name
-    if len(axes) == x.ndim > 1 and row.name in TWICE and fusion.waiting_node(x) is not None:
+    if len(axes) == x.ndim > 1 and row.name in TWICE and lazy_graph.waiting_node(x) is not None:
         return _over_all_axes(row, x, keepdims, params, target, real)
     if axes == tuple(range(x.ndim - len(axes), x.ndim)):
         count = math.prod(x.shape[: x.ndim - len(axes)])
         if _busy(x.queue, count, x.size // count):
             form = partial(_innermost, row, x, len(axes), keepdims, params, target, real)
-            return fusion.as_formulas(form, partial(reduce.fold, row, x, axis, keepdims, params, None, dtype), (x,))
+            return lazy_graph.as_formulas(form, partial(reduction.fold, row, x, axis, keepdims, params, None, dtype), (x,))
     if axes == tuple(range(len(axes))) and row.name == "sum" and real in ("float", "double"):
-        shape = reduce.folded_shape(x.shape, axes, keepdims)
-        return fusion.defer_columns("columns", _SAME, x, x.ndim - len(axes), shape, DTYPES[target], real)
+        shape = reduction.folded_shape(x.shape, axes, keepdims)
+        return lazy_graph.defer_columns("columns", _SAME, x, x.ndim - len(axes), shape, DTYPES[target], real)
     return None
 
 
@@ -85,7 +85,7 @@ def _innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params: Seq
     mapped = x if row.map == "v0" else formula(f"{row.name}_map", row.map, {"v0": x, **bound}, numbers, STORED[real], real)
     plain = row.finish == "v0"
     fold = Fold(row.combine, row.neutral)
-    folded = fusion.defer_fold(row.name, fold, mapped, axes, keepdims, DTYPES[target if plain else STORED[real]], real)  # type: ignore[arg-type]
+    folded = lazy_graph.defer_fold(row.name, fold, mapped, axes, keepdims, DTYPES[target if plain else STORED[real]], real)  # type: ignore[arg-type]
     if plain:
         return folded
     if bound and not keepdims:
@@ -101,8 +101,8 @@ def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[f
         return None
     wide = "bool" if row.result == "bool" else STORED[real]
     part = _innermost(row, x, 1, False, params, wide, real)
-    with fusion.in_mode(None):
-        made = reduce.fold(row, part, None, False, params, None, target)
+    with lazy_graph.in_mode(None):
+        made = reduction.fold(row, part, None, False, params, None, target)
     return made._view((1,) * x.ndim) if keepdims else made
 
 
@@ -222,14 +222,14 @@ def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: 
     shape, dtype = x.shape[x.ndim - axes :], DTYPES[mean.dtype]
     gx = r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=mean._view(kept), v3=rstd._view(kept))
     g = r.of("v0", v0=upstream)
-    sums = [fusion.defer_columns("columns", _SAME, t, axes, shape, dtype, r.real) for t in (gx, g)]
+    sums = [lazy_graph.defer_columns("columns", _SAME, t, axes, shape, dtype, r.real) for t in (gx, g)]
     return None if sums[0] is None or sums[1] is None else (sums[0], sums[1])
 
 
 def _row_norm_grads(
     upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0, centered: bool = True
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    if not any(fusion.waiting_node(t) is not None for t in (upstream, x)):
+    if not any(lazy_graph.waiting_node(t) is not None for t in (upstream, x)):
         return None  # the op's own kernel reads them once for all three; a chain that takes the first further would read them again
     d_x = _row_norm_grad(upstream, x, weight, mean, rstd, axes=axes, groups=groups, centered=centered)
     sums = None if d_x is None else _row_norm_weight_grad(upstream, x, mean, rstd, axes=axes, groups=groups)
@@ -252,7 +252,7 @@ def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         mode = fusing_modes.mode
         if mode is None or not mode.rows:
             return call(*args, **kwargs)
-        made = fusion.as_formulas(lambda: form(*args, **kwargs), lambda: call(*args, **kwargs), args)
+        made = lazy_graph.as_formulas(lambda: form(*args, **kwargs), lambda: call(*args, **kwargs), args)
         return call(*args, **kwargs) if made is None else made
 
     return either
@@ -261,10 +261,10 @@ def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """A tensor repeated along axes, deferred: whoever reads it reads the small one."""
     real = DTYPES[x.dtype].c_compute
-    wanted = fusing_modes.mode is not None or fusion.worth_deferring(x.queue, shape)
+    wanted = fusing_modes.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):
         return None
-    return fusion.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
+    return lazy_graph.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
 
 
-__all__ = ["FUSED", "defer_rows", "deferred_expand", "fused", "region"]
+__all__ = ["FUSED", "defer_rows", "deferred_expand", "fused", "fused_kernel"]

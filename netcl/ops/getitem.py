@@ -14,11 +14,11 @@ import numpy as np
 
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import composite, op
+from netcl.engine.strided import broadcast_strides, copy_block, dense
 from netcl.ops.index import flat_nonzero, joined_index, put_flat
 from netcl.ops.movement import sum_to
-from netcl.ops.registry import composite, op
-from netcl.ops.strided import broadcast_strides, copy_block, dense
 
 
 class Plan(NamedTuple):

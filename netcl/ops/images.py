@@ -10,7 +10,7 @@ from typing import Any
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
 from netcl.ops.conv.geometry import frozen
 
 

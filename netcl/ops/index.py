@@ -18,11 +18,11 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import queue_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
+from netcl.engine.strided import ELEMENTS, broadcast_to, copy_block, dense, widen_rows
 from netcl.ops.movement import along
-from netcl.ops.registry import S, composite, op
 from netcl.ops.sort import sort_keys
-from netcl.ops.strided import ELEMENTS, broadcast_to, copy_block, dense, widen_rows
 
 _MANY_COLUMNS = {True: 16, False: 4096}  # enough for one work-item each: on a CPU, on a GPU
 _LANES = {True: 16, False: 1}

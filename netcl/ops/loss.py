@@ -14,8 +14,8 @@ from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
-from netcl.ops.registry import Pointwise, S, alias, composite, register
+from netcl.engine import launch
+from netcl.engine.registry import Pointwise, S, alias, composite, register
 
 IGNORE = -100
 

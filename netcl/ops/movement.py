@@ -17,9 +17,10 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import fused_rows, launch, views
-from netcl.ops.registry import S, composite, op
-from netcl.ops.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
+from netcl.engine.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
+from netcl.ops import fused_rows, views
 
 Sizes = int | Sequence[int]
 

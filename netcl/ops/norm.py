@@ -16,8 +16,8 @@ import numpy as np
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch, rows
-from netcl.ops.registry import S, composite, op
+from netcl.engine import launch, rows
+from netcl.engine.registry import S, composite, op
 
 TILE = 16  # columns that a work-group of a GPU joins, as the kernel has it
 STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it

@@ -9,10 +9,10 @@ import numpy as np
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, op
+from netcl.engine.strided import copy_block, dense
 from netcl.ops.movement import along
-from netcl.ops.registry import S, op
-from netcl.ops.strided import copy_block, dense
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 

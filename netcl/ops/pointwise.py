@@ -20,10 +20,10 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels.program import launch_observers
 from netcl.core.tensor import Tensor
-from netcl.ops.elementwise import SCALARS, deferred, fusing_modes, run, tensor, tensors, with_number
-from netcl.ops.expression import differentiate
-from netcl.ops.functions import erf
-from netcl.ops.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
+from netcl.engine.expression import differentiate
+from netcl.engine.functions import erf
+from netcl.engine.pointwise import SCALARS, deferred, fusing_modes, run, tensor, tensors, with_number
+from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
 
 
 def unary(name: str, fwd: str, vjp: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:

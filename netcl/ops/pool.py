@@ -11,14 +11,14 @@ import numpy as np
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.pointwise import run
+from netcl.engine.registry import S, composite, op
+from netcl.engine.strided import broadcast_to
 from netcl.ops.conv.arrays import windows
 from netcl.ops.conv.geometry import Pair, frozen, pair
-from netcl.ops.elementwise import run
 from netcl.ops.images import for_image, from_signal, image, to_signal
 from netcl.ops.pointwise import DIV
-from netcl.ops.registry import S, composite, op
-from netcl.ops.strided import broadcast_to
 
 ANY = (*launch.FLOATS, *launch.INTEGERS)
 

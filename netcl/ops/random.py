@@ -19,10 +19,10 @@ from netcl.core import recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
+from netcl.engine.strided import copy_block
 from netcl.ops.movement import Sizes, sizes_of
-from netcl.ops.registry import S, composite, op
-from netcl.ops.strided import copy_block
 
 _BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "float64": 53}
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

@@ -11,11 +11,11 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
 from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.images import from_signal, image, to_signal
 from netcl.ops.pointwise import cast
-from netcl.ops.registry import S, composite, op
 
 Steps = Sequence[float]
 

@@ -15,11 +15,11 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.codegen import Layout, value_functions
-from netcl.ops.elementwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, tensor
-from netcl.ops.launch import check_double, index_type
-from netcl.ops.reduce import Shape3, axes_of, folded_shape, sums_of_slices
-from netcl.ops.registry import S, op
+from netcl.engine.launch import check_double, index_type
+from netcl.engine.opencl_text import Layout, value_functions
+from netcl.engine.pointwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, tensor
+from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices
+from netcl.engine.registry import S, op
 
 _SOURCE = (Path(__file__).parent / "scan.cl").read_text()
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another

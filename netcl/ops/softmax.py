@@ -8,8 +8,8 @@ import numpy as np
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch, rows
-from netcl.ops.registry import S, op
+from netcl.engine import launch, rows
+from netcl.engine.registry import S, op
 
 _SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
             S((2, 1, 33))]  # fmt: skip

@@ -10,10 +10,10 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
+from netcl.engine.strided import dense, take_block
 from netcl.ops.movement import along, reorder
-from netcl.ops.registry import S, composite, op
-from netcl.ops.strided import dense, take_block
 
 MOST = 64  # values that topk finds without sorting everything
 _LONG = 1024  # least elements of an axis where that pays

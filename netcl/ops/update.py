@@ -25,9 +25,10 @@ from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
-from netcl.ops import codegen, launch, views
-from netcl.ops.expression import c_name
-from netcl.ops.registry import names_read_by, parse
+from netcl.engine import launch, opencl_text
+from netcl.engine.expression import c_name
+from netcl.engine.registry import names_read_by, parse
+from netcl.ops import views
 
 SLOTS = (4, 16, 64)  # tensors of a launch; few sizes, so that few kernels are compiled
 RESERVED = 160  # bytes of kernel parameters kept for the table, the factor and the numbers
@@ -73,9 +74,9 @@ class Rule:
         return tuple(name for name in self.tensors if name in used)
 
     @cached_property
-    def body(self) -> codegen.Body:
+    def body(self) -> opencl_text.Body:
         lines = tuple((name, parse(text, self.name)) for name, text in {**self.once, **self.lines}.items())
-        return codegen.Body(self.reads, (*self.scalars, *self.given), lines, tuple(self.writes.values()))
+        return opencl_text.Body(self.reads, (*self.scalars, *self.given), lines, tuple(self.writes.values()))
 
     def with_copy(self, of: str, name: str) -> Rule:
         """The same rule, writing what ``of`` gets to a further tensor as well: the half copy of a float32 master, say."""
@@ -202,7 +203,7 @@ def _update_kernel(
     used = [kind.name for kind in (*kinds, *given)]
     launch.check_double(rule.name, queue, used)
     compute = "double" if "float64" in used else "float"
-    layout = codegen.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue), ahead=launch.ahead(queue))
+    layout = opencl_text.Layout(width=spread.width, half_bits=launch.on_cpu_device(queue), ahead=launch.ahead(queue))
     macros = {**defines, "LOCAL": spread.local}
     source = rule_source(rule, kinds, given, compute, layout, slots, macros)
     return program.get(queue, source, "fold" if defines["FOLD"] else "update")
@@ -213,21 +214,21 @@ def rule_source(
     kinds: Sequence[dtypes.DType],
     given: Sequence[dtypes.DType],
     compute: str,
-    layout: codegen.Layout,
+    layout: opencl_text.Layout,
     slots: int,
     defines: Mapping[str, Any],
 ) -> str:
     """The program of a rule for tensors and numbers on the device of certain dtypes, ``slots`` of each tensor in a launch."""
     of = dict(zip(rule.tensors, kinds, strict=True))
     width = layout.width
-    values = codegen.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
-    lines = codegen.statements(rule.body, compute)
+    values = opencl_text.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
+    lines = opencl_text.statements(rule.body, compute)
     words = _word_macros(rule, of, given, compute, slots, lines)
-    words["AHEAD"] = " ".join(codegen.prefetches((f"t_{name} + i" for name in rule.reads), layout))
+    words["AHEAD"] = " ".join(opencl_text.prefetches((f"t_{name} + i" for name in rule.reads), layout))
     text = _HEADER.sub("", primitives.cl_source(__file__, "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
     head = "".join(f"#define {name} {value}\n" for name, value in {"WIDTH": width, **lanes, **defines}.items())
-    return f"{values}\n{codegen.helper_functions(chr(10).join(lines))}\n{head}{_WORDS.sub(lambda word: words[word[0]], text)}"
+    return f"{values}\n{opencl_text.helper_functions(chr(10).join(lines))}\n{head}{_WORDS.sub(lambda word: words[word[0]], text)}"
 
 
 def _word_macros(
@@ -339,7 +340,7 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
     if rule.unless and float(given[rule.unless]):
         return
     wide = any(role[0].dtype == "float64" for role in roles)
-    function = codegen.numpy_function(rule.body, "double" if wide else "float")
+    function = opencl_text.numpy_function(rule.body, "double" if wide else "float")
     kind = np.dtype(np.float64 if wide else np.float32)
     numbers = [kind.type(value) for value in (*scalars, *(float(given[name]) for name in rule.given))]
     rows = {name: dtypes.DTYPES[role[0].dtype] for name, role in zip(rule.tensors, roles, strict=True)}

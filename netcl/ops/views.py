@@ -18,8 +18,8 @@ from netcl.core import dispatch, memory, recording
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.tensor import DeferredTensor, Tensor, memory_of
 from netcl.core.writes import Writes, clock, wrote
-from netcl.ops.registry import S, op
-from netcl.ops.strided import broadcast_strides, copy_block, dense, take_block
+from netcl.engine.registry import S, op
+from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
 
 _PRUNED_FROM = 32  # entries of a weak list, from which on it is pruned as often as its length has doubled
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from netcl.core.tensor import Tensor
-from netcl.ops import codegen
-from netcl.ops.registry import names_read_by, parse
+from netcl.engine import opencl_text
+from netcl.engine.registry import names_read_by, parse
 from netcl.ops.update import Rule
 from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 
@@ -165,7 +165,7 @@ def _rules(kind: Any, options: tuple[str, ...]) -> tuple[Rule, Rule]:
 @cache
 def _host_function(kind: Any, known: tuple[str, ...]) -> Any:
     lines = tuple((name, parse(text, kind.__name__)) for name, text in kind.formula.numbers.items())
-    return codegen.numpy_function(codegen.Body((), (*known, "age"), lines, tuple(kind.formula.numbers)), "double")
+    return opencl_text.numpy_function(opencl_text.Body((), (*known, "age"), lines, tuple(kind.formula.numbers)), "double")
 
 
 def _on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:

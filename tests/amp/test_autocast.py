@@ -18,7 +18,7 @@ from netcl.core import memory
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError
 from netcl.core.tensor import Tensor
-from netcl.ops.registry import REGISTRY
+from netcl.engine.registry import REGISTRY
 
 HALVES = ("float16", "bfloat16")
 

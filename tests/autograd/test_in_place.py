@@ -8,7 +8,7 @@ from netcl import nn, ops, optim
 from netcl.core.errors import AutogradError
 from netcl.core.tensor import Tensor
 from netcl.distributed.collectives import broadcast
-from netcl.ops.fusion import eager_fusion
+from netcl.engine.lazy_graph import eager_fusion
 from netcl.runtime.capture import compile as compiled
 from netcl.runtime.scheduler import Stream
 

@@ -10,7 +10,7 @@ import netcl.autograd as ag
 from netcl import nn, ops, optim
 from netcl.core.errors import AutogradError, DtypeError, ShapeError
 from netcl.core.tensor import Tensor
-from netcl.ops.fusion import eager_fusion
+from netcl.engine.lazy_graph import eager_fusion
 from netcl.ops.views import restrided
 from netcl.runtime.capture import compile as compiled
 

@@ -371,15 +371,15 @@ def test_a_profile_is_enough_to_score():
 
 @pytest.mark.parametrize("given", [False, True])
 def test_synchronize_computes_what_is_deferred(cl_device, given):
-    from netcl.ops import fusion
+    from netcl.engine import lazy_graph
 
     x = netcl.Tensor.from_host(cl_device.queue, np.ones(8, np.float32))
-    with fusion.fusing():
+    with lazy_graph.fusing():
         y = x + 1
     cl_device.queue.finish()
-    assert fusion.waiting_node(y) is not None
+    assert lazy_graph.waiting_node(y) is not None
     netcl.synchronize(*[cl_device] * given)
-    assert fusion.waiting_node(y) is None and y.to_host().tolist() == [2.0] * 8
+    assert lazy_graph.waiting_node(y) is None and y.to_host().tolist() == [2.0] * 8
 
 
 def test_synchronize_waits_for_the_given_device():

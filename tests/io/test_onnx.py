@@ -17,8 +17,9 @@ from netcl import nn
 from netcl.core.device import device as activate
 from netcl.core.errors import AutogradError
 from netcl.core.tensor import Tensor
+from netcl.engine import registry
 from netcl.io import FileError, load_params, save_model, save_params
-from netcl.ops import random, registry
+from netcl.ops import random
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")

@@ -10,9 +10,9 @@ from netcl.core.kernel_selector import set_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import DeferredTensor, Tensor
-from netcl.ops import again
+from netcl.engine import again
+from netcl.engine.lazy_graph import eager_fusion
 from netcl.ops.conv import plans
-from netcl.ops.fusion import eager_fusion
 from netcl.ops.matmul import gemm
 from netcl.runtime.capture import compile as compiled
 

@@ -15,12 +15,12 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import DeviceError, DtypeError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
-from netcl.ops.codegen import Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.ops.elementwise import collapse, run
-from netcl.ops.expression import CText, compose, differentiate, fold
-from netcl.ops.functions import FUNCTIONS, erf
-from netcl.ops.registry import REGISTRY, Pointwise, parse
+from netcl.engine import launch
+from netcl.engine.expression import CText, compose, differentiate, fold
+from netcl.engine.functions import FUNCTIONS, erf
+from netcl.engine.opencl_text import Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
+from netcl.engine.pointwise import collapse, run
+from netcl.engine.registry import REGISTRY, Pointwise, parse
 
 F32 = DTYPES["float32"]
 
@@ -149,7 +149,7 @@ def test_numbers_alone_stay_numbers():
 
 
 def _composer():
-    from netcl.ops.expression import ThroughOps
+    from netcl.engine.expression import ThroughOps
 
     return ThroughOps({}, Numbers())
 
@@ -363,7 +363,7 @@ def test_only_whole_lines_of_a_cpu_are_streamed():
 @pytest.mark.parametrize(("shape", "axis"), [((3000, 96), 0), ((600, 65), 0), ((5, 900, 10), 1), ((20, 3), 0)])
 def test_columns_as_a_gpu_folds_them(shape, axis, cl_device, monkeypatch, rng):
     """In tiles, by a work-group each: on whatever device there is."""
-    module = sys.modules["netcl.ops.reduce"]
+    module = sys.modules["netcl.engine.reduction"]
     profile = dataclasses.replace(module.profile_of(cl_device.queue), device_type="gpu", max_compute_units=8, max_work_group_size=256)
     monkeypatch.setattr(module, "profile_of", lambda queue: profile)
     x = rng.standard_normal(shape)

@@ -16,7 +16,7 @@ from netcl.core.device import handle_of, manager
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import registry
+from netcl.engine import registry
 from netcl.ops.matmul import nvidia
 
 _spec = importlib.util.spec_from_file_location("image_cases", Path(__file__).parents[1] / "golden" / "image_cases.py")

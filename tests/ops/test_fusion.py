@@ -10,7 +10,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core.tensor import Tensor
-from netcl.ops import fusion
+from netcl.engine import lazy_graph
 
 
 def test_weights_that_never_change_do_not_gather_notes(device):
@@ -18,7 +18,7 @@ def test_weights_that_never_change_do_not_gather_notes(device):
     function = ag.jit_compile(lambda x: x * w)
     for _ in range(200):
         function(x)
-    assert len(fusion._readers[id(fusion._shared_values(w))]) < 100
+    assert len(lazy_graph._readers[id(lazy_graph._shared_values(w))]) < 100
 
 
 class Interrupted(dict):
@@ -46,19 +46,19 @@ def test_a_thread_that_tidies_up_loses_no_note_of_another(device, monkeypatch):
     x, left = Tensor.ones((3,), queue=device.queue), []
 
     def leave() -> None:
-        with fusion.fusing():
+        with lazy_graph.fusing():
             left.append(x * 2.0)
 
     turn = threading.Thread(target=leave)
-    monkeypatch.setattr(fusion, "_readers", Interrupted({id(fusion._shared_values(x)): []}, turn))
-    fusion._shrink()
+    monkeypatch.setattr(lazy_graph, "_readers", Interrupted({id(lazy_graph._shared_values(x)): []}, turn))
+    lazy_graph._shrink()
     turn.join()
     x.fill_(5.0)
     assert left[0].tolist() == [2.0, 2.0, 2.0]
 
 
 def test_an_op_that_was_computed_in_part_is_computed_from_what_it_read(device, monkeypatch):
-    monkeypatch.setattr(fusion, "MOST_WAITING", 2)
+    monkeypatch.setattr(lazy_graph, "MOST_WAITING", 2)
 
     @ag.jit_compile
     def function(x):
@@ -110,9 +110,9 @@ def test_a_view_of_a_pending_value_keeps_its_shape(device, rng, what, mode, held
         return [t.to_host() for t in (ag.jit_compile(function) if mode == "jit_compile" else function)(*inputs)]
 
     for name, follow in FOLLOWERS.items():
-        with fusion.eager_fusion(0):
+        with lazy_graph.eager_fusion(0):
             want = [t.to_host() for t in (follow(view(*inputs[:2]), inputs[2]), view(*inputs[:2]))]
-        with fusion.eager_fusion(1):
+        with lazy_graph.eager_fusion(1):
             got = run(follow)
         for g, w in zip(got, want, strict=False):
             np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5, err_msg=name)
@@ -138,9 +138,9 @@ def test_an_op_joins_a_chain_whose_middle_was_computed(device, rng):
 
 def test_making_room_computes_every_value_once(device, rng, monkeypatch):
     """Held products are computed before what follows them, which leaves formulas: those count as waiting, too."""
-    monkeypatch.setattr(fusion, "MOST_WAITING", 3)
+    monkeypatch.setattr(lazy_graph, "MOST_WAITING", 3)
     x, w = (ag.tensor(rng.standard_normal(s).astype("f4"), queue=device.queue) for s in ((8, 4), (4, 6)))
-    with fusion.eager_fusion(1):
+    with lazy_graph.eager_fusion(1):
         held, relus = [], []
         for _ in range(4):
             held.append(x @ w)
@@ -162,7 +162,7 @@ def test_two_views_of_one_memory_are_read_apart(device):
 
 def test_a_value_computed_meanwhile_is_read_as_it_was(device):
     x, wide = ag.tensor([1.0, 2.0], queue=device.queue), Tensor.ones((3, 2), queue=device.queue)
-    with fusion.fusing():
+    with lazy_graph.fusing():
         y = x * 2.0
         z = y + wide  # of another shape: not computed with y
         y.to_host()
@@ -172,10 +172,10 @@ def test_a_value_computed_meanwhile_is_read_as_it_was(device):
 
 def test_a_fold_computed_meanwhile_is_read_along_its_rows(device, monkeypatch):
     x = ag.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 6.0], [0.0, 1.0, 1.0]], queue=device.queue)
-    with fusion.fusing():
+    with lazy_graph.fusing():
         total = ag.sum(x, axis=-1)
         later = total * 2.0 + ag.max(x, axis=-1)
-        monkeypatch.setattr(fusion, "MOST_NODES", 1)  # so that the sum is computed by itself
+        monkeypatch.setattr(lazy_graph, "MOST_NODES", 1)  # so that the sum is computed by itself
         assert total.tolist() == [7.0, 14.0, 2.0]
         monkeypatch.undo()
         assert later.tolist() == [18.0, 34.0, 5.0]
@@ -190,6 +190,6 @@ def test_steps_after_a_product_are_applied_in_order(device, rng):
         "two activations": (lambda y: ops.tanh(ops.relu(y)), np.tanh(np.maximum(plain, 0))),
         "residual after activation": (lambda y: ops.relu(y) + r[0], np.maximum(plain, 0) + r.to_host()[0]),
     }
-    with fusion.eager_fusion(1):
+    with lazy_graph.eager_fusion(1):
         for name, (follow, want) in cases.items():
             np.testing.assert_allclose(follow(ops.linear(x, w, b)).to_host(), want, rtol=1e-5, atol=1e-5, err_msg=name)

@@ -14,10 +14,10 @@ from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.engine.registry import REGISTRY
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import VARIANTS, amx, build_matmul_kernel, gemm, mma, nvidia
 from netcl.ops.matmul.gemm import TIERS, Extras, Product, plan_for
-from netcl.ops.registry import REGISTRY
 
 RELU = Finish("float32", activation="relu")
 CONFIGS = (*VARIANTS, *(tile.config() for tile in mma.TILES[4]))  # and those of one vendor

@@ -14,7 +14,8 @@ from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, set_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import families, launch
+from netcl.engine import launch
+from netcl.ops import families
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, mma, nvidia, wgmma
 from netcl.ops.matmul.gemm import Extras, Product

@@ -13,7 +13,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import DeviceError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.strided import Axis, Copy, alignment, copy_block, dense, merge, widen
+from netcl.engine.strided import Axis, Copy, alignment, copy_block, dense, merge, widen
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
@@ -178,7 +178,7 @@ def test_second_derivatives_of_padding(mode):
 
 def test_copies_as_a_gpu_spreads_them(cl_device, monkeypatch, rng):
     """In three dimensions, a few elements per work-item: on whatever device there is."""
-    monkeypatch.setattr(sys.modules["netcl.ops.launch"], "on_cpu_device", lambda queue: False)
+    monkeypatch.setattr(sys.modules["netcl.engine.launch"], "on_cpu_device", lambda queue: False)
     x = rng.standard_normal((3, 11, 2, 5, 6)).astype(np.float32)
     t = Tensor.from_host(cl_device.queue, x)
     for found, wanted in zip(ops.unbind(t, axis=2, order=(0, 2, 1, 3)), np.moveaxis(x, 2, 0), strict=True):

@@ -11,8 +11,8 @@ from netcl import ops
 from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import fusion, rows
-from netcl.ops.registry import REGISTRY
+from netcl.engine import lazy_graph, rows
+from netcl.engine.registry import REGISTRY
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden/rows.npz")
 CASES = {
@@ -199,7 +199,7 @@ def test_a_residual_and_a_relu_are_part_of_the_kernels(shape, gpu, backward, cl_
     seen: list[str] = []
     program.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
     try:
-        with fusion.eager_fusion(1):
+        with lazy_graph.eager_fusion(1):
             y = ag.relu(ag.batch_norm(tx, *running, tw, tb, training=True) + tr)
             np.testing.assert_allclose(running[0].to_host(), 0.1 * mean, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(y.to_host(), want, rtol=1e-4, atol=1e-5)

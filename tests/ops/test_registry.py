@@ -8,8 +8,8 @@ import pytest
 from netcl import ops
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
-from netcl.ops.elementwise import run_vjp
-from netcl.ops.registry import REGISTRY, Pointwise, Reduction, S, alias, lookup, op, register, unregister
+from netcl.engine.pointwise import run_vjp
+from netcl.engine.registry import REGISTRY, Pointwise, Reduction, S, alias, lookup, op, register, unregister
 
 
 def row(fwd: str, vjp: tuple = ("g",), **columns) -> Pointwise:

@@ -60,7 +60,7 @@ def test_a_new_size_compiles_nothing(cl_device):
 
 def test_every_way_to_spread_rows(cl_device, monkeypatch):
     """The kernels of the other kind of device: a work-group per row on a CPU, vectors on a GPU."""
-    from netcl.ops import rows
+    from netcl.engine import rows
 
     x = np.random.default_rng(0).standard_normal((7, 300)).astype(np.float32)
     want = np.exp(x) / np.exp(x).sum(-1, keepdims=True)

@@ -6,10 +6,10 @@ import pytest
 import netcl.ops as F
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
-from netcl.ops import registry
+from netcl.engine import registry
+from netcl.engine.launch import on_cpu_device
 from netcl.ops.conv import arrays, plans, winograd_cpu, winograd_grads
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.launch import on_cpu_device
 
 # The device's own and others; 16 lanes are tried by test_oclgrind.py, too.
 TILES = [

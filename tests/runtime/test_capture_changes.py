@@ -18,7 +18,7 @@ from netcl import nn, ops, optim
 from netcl.amp import GradScaler
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import DeferredTensor, Tensor
-from netcl.ops import fusion
+from netcl.engine import lazy_graph
 from netcl.runtime.capture import capture_graph
 from netcl.trainer import Trainer
 from tests.runtime.test_capture import RECORDED, both_ways
@@ -134,7 +134,7 @@ def test_zeros_of_either_sign_around_a_function_are_told_apart(cl_device):
 def test_what_a_thread_left_uncomputed_is_computed_before_a_replay_changes_its_input(cl_device):
     total, one = Tensor.ones((1 << 12,)), Tensor.ones((1 << 12,))
     left = []
-    with fusion.eager_fusion(1):
+    with lazy_graph.eager_fusion(1):
         add = netcl.compile(lambda x: ops.add(total, x, out=total))
         for _ in range(RECORDED + 1):
             add(one)

@@ -11,7 +11,7 @@ import netcl
 import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.tensor import Tensor
-from netcl.ops import registry
+from netcl.engine import registry
 
 CALLS = 5  # one to see, two to record, two to replay
 NOT_REPLAYED = {"nonzero": "it reads values on the host"}  # how many elements it has is known only when they are counted

@@ -273,7 +273,7 @@ def storage_macros(**operands: str) -> str:
 
 @lru_cache(maxsize=256)
 def cl_source(module_file: str, name: str) -> str:
-    """The text of the ``.cl`` file ``name`` beside a module: ``cl_source(__file__, "reduce.cl")``."""
+    """The text of the ``.cl`` file ``name`` beside a module: ``cl_source(__file__, "pool.cl")``."""
     return Path(module_file).with_name(name).read_text()
 
 

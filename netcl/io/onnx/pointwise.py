@@ -11,10 +11,10 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
+from netcl.engine.expression import ThroughOps, fold
+from netcl.engine.registry import Choice, Pointwise, parse
 from netcl.io.onnx.graph import Graph, Name, Unsupported
 from netcl.io.onnx.trace import Call
-from netcl.ops.expression import ThroughOps, fold
-from netcl.ops.registry import Choice, Pointwise, parse
 
 _NUMBERS = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "neg": "Neg", "abs": "Abs", "sign": "Sign", "sqrt": "Sqrt",

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from netcl.core.tensor import Tensor
+from netcl.engine import registry
 from netcl.io.onnx.graph import Graph, Name, Unsupported
 from netcl.io.onnx.pointwise import Nodes, by_row, formula_nodes, pointwise
 from netcl.io.onnx.trace import Call
-from netcl.ops import registry
 from netcl.ops.conv.geometry import frozen, paddings
 from netcl.ops.pointwise import _user_row as user_row
 

@@ -17,9 +17,9 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.autograd.tape import modes
 from netcl.core.tensor import Tensor
+from netcl.engine.registry import Choice, Composite, Pointwise, Row
 from netcl.io.archive import refusal
 from netcl.nn.summary import evaluating
-from netcl.ops.registry import Choice, Composite, Pointwise, Row
 
 OP = "export_onnx"
 

@@ -15,7 +15,8 @@ from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
 from netcl.ops.attention.dense import (
     attention_cpu,
     attention_grad_cpu,
@@ -28,7 +29,6 @@ from netcl.ops.attention.dense import (
 from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, mask_of, score_scale
 from netcl.ops.attention.rope import rope
 from netcl.ops.pointwise import cast
-from netcl.ops.registry import S, composite, op
 
 __all__ = ["Config", "attention", "attention_grad", "choose_kernel", "rope", "scaled_dot_product_attention"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
 from netcl.ops.movement import expand
 
 DEPTHS = (32, 64, 128, 256)  # kernels are built for these head sizes and serve every smaller one

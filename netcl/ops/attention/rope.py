@@ -11,8 +11,8 @@ from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
-from netcl.ops.registry import S, op
+from netcl.engine import launch
+from netcl.engine.registry import S, op
 
 
 def frequencies(depth: int, base: float) -> np.ndarray:

@@ -6,14 +6,14 @@ from typing import Any
 
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
 from netcl.ops.conv import arrays, columns, plans
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
 from netcl.ops.finish import Finish, activation_vjp, apart
 from netcl.ops.images import for_image, from_signal, to_signal
 from netcl.ops.matmul.gemm import Extras
-from netcl.ops.registry import S, composite, op
 
 
 def _conv_tensors(name: str, **tensors: Tensor | None) -> list[Any]:

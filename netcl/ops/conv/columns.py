@@ -20,12 +20,12 @@ from typing import Any
 from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.strided import alignment, dense, take_block
 from netcl.ops.conv import ending, winograd
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.matmul import gemm, mma, nvidia, wgmma
-from netcl.ops.strided import alignment, dense, take_block
 
 MOST_VALUES = 1 << 27  # of columns: what a convolution may take beside its operands
 ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that are enough for any device, and loads that one should have under way

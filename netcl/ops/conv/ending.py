@@ -9,8 +9,8 @@ from typing import Any
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
-from netcl.ops.codegen import loose_halves
+from netcl.engine import launch
+from netcl.engine.opencl_text import loose_halves
 from netcl.ops.conv.job import INPUT_GRAD, Job
 from netcl.ops.pointwise import cast
 

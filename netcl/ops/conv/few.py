@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch

@@ -17,12 +17,12 @@ from netcl.core.dtype import HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.strided import alignment
 from netcl.ops.conv import arrays, ending
 from netcl.ops.conv.geometry import geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.matmul import nvidia
-from netcl.ops.strided import alignment
 
 CHUNK = 8  # values of 16 bytes
 RUN = 4  # chunks of one tap that follow each other in the columns of a weight gradient

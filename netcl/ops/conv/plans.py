@@ -34,7 +34,7 @@ from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
 from netcl.ops.conv import columns, ending, few, mma, winograd, winograd_cpu, winograd_grads
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry

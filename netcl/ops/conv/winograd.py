@@ -20,11 +20,11 @@ from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.strided import alignment
 from netcl.ops.conv import ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
 from netcl.ops.matmul import gemm
-from netcl.ops.strided import alignment
 
 OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
 TILE = OUT + TAPS - 1

@@ -10,7 +10,7 @@ from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job

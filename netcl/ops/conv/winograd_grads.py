@@ -7,7 +7,7 @@ from typing import Any
 from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
 from netcl.ops.conv.job import WEIGHT_GRAD, Job, Launch
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, constants
 from netcl.ops.conv.winograd_cpu import APART, tiles_of, wanted

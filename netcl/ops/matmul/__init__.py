@@ -13,13 +13,13 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
+from netcl.engine import launch
+from netcl.engine.registry import S, composite, op
 from netcl.ops.finish import Finish, activation_vjp, apart
 from netcl.ops.matmul import amx, mma, wgmma  # noqa: F401, add their tiers
 from netcl.ops.matmul.einsum import einsum
 from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, Extras, product
 from netcl.ops.movement import sum_to
-from netcl.ops.registry import S, composite, op
 
 __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum", "linear", "matmul", "outer"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
-from netcl.ops.registry import composite
+from netcl.engine import launch
+from netcl.engine.registry import composite
 
 
 class _Term:

@@ -22,11 +22,11 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import launch
-from netcl.ops.codegen import loose_halves
+from netcl.engine import launch
+from netcl.engine.opencl_text import loose_halves
+from netcl.engine.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
 from netcl.ops.finish import Finish
 from netcl.ops.pointwise import cast
-from netcl.ops.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
 
 V = KernelVariant
 #: Activations by the names users give them, as rows.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
-from netcl.ops import launch
+from netcl.engine import launch
 from netcl.ops.matmul import gemm, nvidia
 from netcl.ops.matmul.gemm import Launch, Plan, Product
 

@@ -14,12 +14,23 @@ from typing import Any, NamedTuple
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import rows
-from netcl.ops.codegen import SEPARATE, Body, Layout, Port, helper_functions, renamed, rounded, scalar_load, statements, value_functions
-from netcl.ops.elementwise import merged_axes, steps_of
-from netcl.ops.launch import index_type
-from netcl.ops.reduce import LIMITS, rotated
-from netcl.ops.registry import parse
+from netcl.engine import rows
+from netcl.engine.launch import index_type
+from netcl.engine.opencl_text import (
+    SEPARATE,
+    Body,
+    Layout,
+    Port,
+    helper_functions,
+    renamed,
+    rounded,
+    scalar_load,
+    statements,
+    value_functions,
+)
+from netcl.engine.pointwise import merged_axes, steps_of
+from netcl.engine.reduction import LIMITS, rotated
+from netcl.engine.registry import parse
 
 #: What a CPU rather reads again than computes again.
 _SLOW = {"EXP", "EXPM1", "LOG", "LOG1P", "LOG2", "SIN", "COS", "TAN", "ATAN2", "TANH", "SINH", "COSH", "ERF", "FMOD", "REMAINDER",

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
-from netcl.ops import codegen, launch
-from netcl.ops.strided import alignment
+from netcl.engine import launch, opencl_text
+from netcl.engine.strided import alignment
 
 Sizes = tuple[int, int, int]
 HALVES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
@@ -77,7 +77,7 @@ def part_spread(queue: Any, rows: int, n: int, operands: Mapping[str, str], args
 
 def streams(cpu: bool, n: int, operands: Mapping[str, str]) -> bool:
     """Whether ``n`` elements of the result, operand ``Y``, are more than a CPU's caches should be filled with."""
-    return cpu and "Y" in operands and n * dtypes.DTYPES[operands["Y"]].itemsize >= codegen.STREAM_BYTES
+    return cpu and "Y" in operands and n * dtypes.DTYPES[operands["Y"]].itemsize >= opencl_text.STREAM_BYTES
 
 
 def device_of(queue: Any) -> tuple[bool, int, int]:
@@ -116,7 +116,7 @@ def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int, st
         row = dtypes.DTYPES[dtype]
         macros[f"{name}_VLOAD(p, i)"] = _vector_load(row, real, vec, name)
         macros[f"{name}_VSTORE(p, i, v)"] = plain = _vector_store(row, real, vec, name)
-        lines = streams and row.c_storage == real and row.itemsize * vec == codegen.LINE
+        lines = streams and row.c_storage == real and row.itemsize * vec == opencl_text.LINE
         macros[f"{name}_VSTREAM(p, i, v)"] = _STREAMED if lines else plain
     return macros
 
@@ -124,7 +124,7 @@ def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int, st
 #: Stores a line past the caches where it may, which is at its own alignment. The other store is a volatile one, so that no compiler makes
 #: one ordinary store of both.
 _STREAMED = (
-    f"if (((size_t)((p) + (i)) & {codegen.LINE - 1}) == 0) __builtin_nontemporal_store(v, (__global vec*)((p) + (i)));"
+    f"if (((size_t)((p) + (i)) & {opencl_text.LINE - 1}) == 0) __builtin_nontemporal_store(v, (__global vec*)((p) + (i)));"
     " else ((__global volatile loose*)((p) + (i)))->lanes = (v)"
 )
 

@@ -1,7 +1,7 @@
 """From rows to OpenCL C and to NumPy. Eager kernels, gradients, fused chains and the NumPy backend all come from here.
 
 A :class:`Body` is a straight line of assignments; :func:`forward_body` and :func:`vjp_body` make one from a row,
-:mod:`netcl.ops.region` one from many, :func:`kernel_source` wraps it in the loop that moves the data, :func:`numpy_function`
+:mod:`netcl.engine.fused_kernel` one from many, :func:`kernel_source` wraps it in the loop that moves the data, :func:`numpy_function`
 compiles it for NumPy.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.dtype import DTYPES, DType, decode, encode
-from netcl.ops.expression import CText, PythonText, c_name, compose, fold
-from netcl.ops.functions import HELPERS
-from netcl.ops.registry import Pointwise, names_read_by, parse
+from netcl.engine.expression import CText, PythonText, c_name, compose, fold
+from netcl.engine.functions import HELPERS
+from netcl.engine.registry import Pointwise, names_read_by, parse
 
 __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source", "numpy_function", "vjp_body"]
 

@@ -26,9 +26,9 @@ from netcl.core.memory import get_persistent_pool
 from netcl.core.methods import Size
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
-from netcl.ops.codegen import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.ops.launch import ahead, check_double, index_type
-from netcl.ops.registry import Pointwise
+from netcl.engine.launch import ahead, check_double, index_type
+from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
+from netcl.engine.registry import Pointwise
 
 Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)

@@ -2,7 +2,7 @@
 
 A :class:`TraceNode` is one op that has not run: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over
 all the others (``columns``). Tensors over a node look like any tensor; whoever asks for their memory has the node computed, together
-with every node it rests on and with those that share its work. :mod:`netcl.ops.region` makes the kernels.
+with every node it rests on and with those that share its work. :mod:`netcl.engine.fused_kernel` makes the kernels.
 
 Plain eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns that off); inside :func:`fusing` (``ag.jit_compile``)
 every size is deferred, and folds and normalisations as well.
@@ -23,9 +23,9 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.kernels import program
 from netcl.core.tensor import DeferredTensor, Tensor, memory_of
-from netcl.ops import rows
-from netcl.ops.codegen import Body
-from netcl.ops.elementwise import Mode, fusing_modes, later, profile_of
+from netcl.engine import rows
+from netcl.engine.opencl_text import Body
+from netcl.engine.pointwise import Mode, fusing_modes, later, profile_of
 
 log = logging.getLogger("netcl")
 
@@ -416,7 +416,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
     if dropped:
         return x._view((*x.shape, *(1,) * space.axes))
     if not _regular(x, space):
-        from netcl.ops.strided import broadcast_to
+        from netcl.engine.strided import broadcast_to
 
         return broadcast_to(x, space.shape)
     return x

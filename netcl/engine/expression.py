@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.ops.functions import FUNCTIONS, FormulaFunction
-from netcl.ops.registry import REGISTRY, Pointwise, called, is_truth, parse
+from netcl.engine.functions import FUNCTIONS, FormulaFunction
+from netcl.engine.registry import REGISTRY, Pointwise, called, is_truth, parse
 
 _SYMBOLS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",

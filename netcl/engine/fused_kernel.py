@@ -18,14 +18,14 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops import fusion, row_source
-from netcl.ops.codegen import COMPUTE, Body, as_held, numpy_function, numpy_source
-from netcl.ops.elementwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, plan_body
-from netcl.ops.expression import PythonText
-from netcl.ops.fusion import Space, TraceNode
-from netcl.ops.reduce import UFUNCS
-from netcl.ops.registry import is_truth
-from netcl.ops.row_source import RowOp
+from netcl.engine import lazy_graph, row_kernel
+from netcl.engine.expression import PythonText
+from netcl.engine.lazy_graph import Space, TraceNode
+from netcl.engine.opencl_text import COMPUTE, Body, as_held, numpy_function, numpy_source
+from netcl.engine.pointwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, plan_body
+from netcl.engine.reduction import UFUNCS
+from netcl.engine.registry import is_truth
+from netcl.engine.row_kernel import RowOp
 
 log = logging.getLogger("netcl")
 FAST_MATH = ("-cl-fast-relaxed-math",)
@@ -59,7 +59,7 @@ class Region(NamedTuple):
 
 def describe(roots: Sequence[TraceNode]) -> Region:
     """A region from its roots."""
-    order = fusion.in_order(roots)
+    order = lazy_graph.in_order(roots)
     space = next((node.space for node in order if node.space is not None), None)
     shape = space.shape if space is not None else roots[0].shape
     slots: dict[Any, str] = {}
@@ -72,7 +72,7 @@ def describe(roots: Sequence[TraceNode]) -> Region:
             if type(x) is TraceNode and x.made is not None:
                 x = x.made._view(space.kept) if x.narrow and space is not None else x.made
             if isinstance(x, Tensor):
-                key = fusion.storage_key(x)
+                key = lazy_graph.storage_key(x)
                 if key not in slots:
                     slots[key] = f"v{len(leaves)}"
                     leaves.append(x)
@@ -85,7 +85,7 @@ def describe(roots: Sequence[TraceNode]) -> Region:
         numbers.extend(node.numbers)
         slots[node] = f"s{k}"
         steps.append((node.kind, node.name, node.body, tuple(refs), node.dtype, _rounds(node), node.narrow))
-    kept = [node for node in fusion.stored(order, roots) if node.shape == shape or node.narrow or node.kind == "columns"]
+    kept = [node for node in lazy_graph.stored(order, roots) if node.shape == shape or node.narrow or node.kind == "columns"]
     return Region(order, tuple(steps), leaves, numbers, kept, space, shape)
 
 
@@ -111,7 +111,7 @@ def run(roots: Sequence[TraceNode]) -> None:
         first.whole.run()
         return
     numpy = isinstance(first.queue, CPUQueue)
-    if fusion.TELLS and len(region.order) > 1:
+    if lazy_graph.TELLS and len(region.order) > 1:
         log.warning("[fusion] one kernel: %s; %d inputs, %d results", region.name, len(region.leaves), len(region.kept))
     if region.space is None:
         made = _chain_numpy(region) if numpy else _chain_cl(region)
@@ -152,8 +152,8 @@ def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, .
     scalars: list[str] = []
     rounds = {}
     for k, step in enumerate(RowOp(*parts) for parts in key):
-        lines += row_source.step_lines(k, step)
-        scalars += row_source.number_names(k, step)
+        lines += row_kernel.step_lines(k, step)
+        scalars += row_kernel.number_names(k, step)
         if step.rounds:
             rounds[f"s{k}"] = step.rounds
     return Body(tuple(f"v{j}" for j in range(leaves)), tuple(scalars), tuple(lines), tuple(f"s{k}" for k in kept), rounds)
@@ -222,7 +222,7 @@ def _show(kernel: Any) -> None:
 def _rows_cl(region: Region) -> list[Tensor]:
     assert region.space is not None
     queue = region.order[0].queue
-    plan = row_source.plan(
+    plan = row_kernel.plan(
         region.steps, region.slots, region.order[0].real, region.space, region.leaves, queue, _build_options(region), region.name
     )
     results = [Tensor.empty(plan.kept_shape(i, node.shape), plan.stored[i], queue=queue) for i, node in enumerate(region.kept)]
@@ -240,7 +240,7 @@ def _join_columns(plan: Any, region: Region, results: list[Tensor]) -> list[Tens
     if not parts:
         return results
     sums = [Tensor.empty(region.kept[i].shape, region.kept[i].dtype, queue=queue) for i in parts]
-    kernel, items = row_source.join(queue, results[parts[0]].dtype, tuple(s.dtype for s in sums), plan.inner)
+    kernel, items = row_kernel.join(queue, results[parts[0]].dtype, tuple(s.dtype for s in sums), plan.inner)
     kernel(queue, items, plan.join_local, *(results[i] for i in parts), *sums, plan.groups, plan.inner)
     _show(kernel)
     for i, total in zip(parts, sums, strict=True):

@@ -187,7 +187,7 @@ def _build_kernel(
 ) -> program.Kernel:
     check_double(kernel_name, queue, operands.values())
     lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
-    files = [primitives.cl_source(module_file, part) for part in cl_file.split()]
+    files = [primitives.cl_source(__file__ if part == "rows.cl" else module_file, part) for part in cl_file.split()]
     return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + text + "\n".join(files), kernel_name)
 
 

@@ -5,7 +5,7 @@ Four kinds of rows: :class:`Pointwise` (one expression per element), :class:`Red
 the JIT, gradients, autocast, tests, the self-test and the documentation all read the same row.
 
 The language of expressions is Python and OpenCL C at once: ``+ - * /``, unary minus, one comparison at a time, numbers,
-and the upper-case functions of :data:`netcl.ops.functions.FUNCTIONS`.
+and the upper-case functions of :data:`netcl.engine.functions.FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from netcl.core.errors import message
-from netcl.ops.functions import FUNCTIONS, FormulaFunction
+from netcl.engine.functions import FUNCTIONS, FormulaFunction
 
 Amp = Literal["half", "float", "keep"]
 Result = Literal["same", "bool", "float", "sum"]
@@ -472,7 +472,7 @@ ALIASES: dict[str, str] = {}
 def register(row: Row) -> Row:
     """Add a row to the table; from then on ``netcl.ops`` and ``netcl.autograd`` have the op.
 
-    >>> from netcl.ops.registry import Pointwise, register, unregister
+    >>> from netcl.engine.registry import Pointwise, register, unregister
     >>> row = register(Pointwise("cube", "v0 * v0 * v0", ("3 * g * v0 * v0",), lambda x: x**3))
     >>> unregister("cube")
     """
@@ -550,7 +550,7 @@ def composite(
 
     Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them.
 
-    >>> from netcl.ops.registry import composite, unregister
+    >>> from netcl.engine.registry import composite, unregister
     >>> @composite(ref=lambda x: x - x.mean())
     ... def centered(F, x):
     ...     return F.sub(x, F.mean(x))

@@ -23,7 +23,7 @@ from netcl.core.kernels.program import Sized, launch_observers
 from netcl.core.kernels.signature import POINTER
 from netcl.core.tensor import DeferredTensor, Tensor
 from netcl.core.writes import wrote
-from netcl.ops.elementwise import cached_plan, fusing_modes
+from netcl.engine.pointwise import cached_plan, fusing_modes
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _ONCE, _NEVER = "called once", "not to be repeated"

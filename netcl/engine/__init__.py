@@ -1,0 +1,1 @@
+"""How a row becomes work: operands, plans, generated kernels, deferred values. Knows no particular op."""

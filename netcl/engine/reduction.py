@@ -1,0 +1,518 @@
+"""Runs reduction rows: axes, the launches of a fold (or NumPy).
+
+The axes of a fold are merged to (rows, count, inner); where kept and folded axes alternate, the innermost run is folded
+first. Sums of floats are kept in float32 (float64 for float64) in blocks, whatever the storage dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES, STORED, DType
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.engine.launch import check_double, index_type
+from netcl.engine.opencl_text import Body, Layout, forward_body, helper_functions, numpy_function, statements, value_functions
+from netcl.engine.pointwise import (
+    CPU_WIDTH,
+    as_compute,
+    check_out,
+    from_compute,
+    fusing_modes,
+    later,
+    plan_body,
+    profile_of,
+    tensor,
+)
+from netcl.engine.registry import REGISTRY, Pointwise, Reduction, parse
+
+Axis = int | Sequence[int] | None
+_SOURCE = (Path(__file__).parent / "reduction.cl").read_text()
+_INFINITE = ("-INFINITY", "INFINITY")
+LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
+_MOST_RECIPES = 4096  # per context
+_LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
+_UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
+_CPU_PIECES = 16  # of a fold for each core: with few, one more than the others have is felt
+_CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the next row
+
+
+# ---- axes
+
+
+def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The folded axes, counted from the front, in order."""
+    if axis is None:
+        return tuple(range(len(shape)))
+    if axis is True or axis is False:
+        _refuse_bool(name, axis)
+    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
+    if not shape and given in ((0,), (-1,)):  # a number has an axis to fold, as in torch
+        return ()
+    for a in given:
+        if not isinstance(a, int | np.integer) or not -len(shape) <= a < len(shape):
+            raise ShapeError(message(name, f"axis {a} is out of range", "", **{"x.shape": shape}))
+    axes = sorted(int(a) % len(shape) for a in given)
+    if len(set(axes)) < len(axes):
+        raise ShapeError(message(name, "an axis is named twice", "", axis=axis, **{"x.shape": shape}))
+    return tuple(axes)
+
+
+def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
+    """The shape of the result."""
+    if keepdims:
+        return tuple(1 if a in axes else n for a, n in enumerate(shape))
+    return tuple(n for a, n in enumerate(shape) if a not in axes)
+
+
+def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
+    """Neighbouring axes merged: (folded?, size), axes of size 1 left out."""
+    merged: list[tuple[bool, int]] = []
+    for a, size in enumerate(shape):
+        folded = a in axes
+        if size == 1:
+            continue
+        if merged and merged[-1][0] == folded:
+            merged[-1] = (folded, merged[-1][1] * size)
+        else:
+            merged.append((folded, size))
+    return merged
+
+
+# ---- kernels
+
+
+class Shape3(NamedTuple):
+    """A tensor seen as (rows, length, inner); the axis of ``length`` is folded."""
+
+    rows: int
+    length: int
+    inner: int
+
+
+class Stage(NamedTuple):
+    """One launch: which formulas of the row apply, and in which compute type."""
+
+    row: Reduction
+    compute: str
+    maps: bool
+    finishes: bool
+
+
+def _function(name: str, text: str, arguments: Sequence[str], compute: str) -> str:
+    body = Body((), (), (("result", parse(text)),), ("result",))
+    (line,) = statements(body, compute)
+    declared = ", ".join(f"const real {a}" for a in arguments)
+    return f"real {name}({declared}) {{ {line} return result_; }}"
+
+
+def _fold_functions(stage: Stage, width: int) -> str:
+    row, compute = stage.row, stage.compute
+    params = [f"{name}_" for name in row.params] + ["unused0", "unused1"][: 2 - len(row.params)]
+    parts = [
+        _function("fold_combine", row.combine, ("v0", "v1"), compute),
+        _function("fold_map", row.map if stage.maps else "v0", ("v0", "v1", *params), compute),
+        _function("fold_finish", row.finish if stage.finishes else "v0", ("v0", "v1", "n_", *params), compute),
+    ]
+    lanes = "".join(f" x = fold_combine(x, x.s{rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
+    parts.append(f"real fold_lanes(real x) {{{lanes} return x; }}")
+    text = "\n".join(parts)
+    low, high = LIMITS[compute]
+    neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
+    numbers = ", ".join(map(str, range(width)))
+    return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
+
+
+def rotated(width: int, by: int) -> str:
+    """The lanes of a vector, moved round: a swizzle."""
+    return "".join(f"{(lane + by) % width:x}" for lane in range(width))
+
+
+def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, chosen: Plan) -> str:
+    values = value_functions([source, given], [target], stage.compute, layout)
+    defines = {"SRC": source.c_storage, "GIVEN": given.c_storage, "DST": target.c_storage, "LOAD": f"load_{source.name}",
+               "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": chosen.local,
+               "SPAN": chosen.span, "TILE": chosen.tile}  # fmt: skip
+    macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    body = _SOURCE.replace("INDEX_T", layout.integer).replace("PARAM_T", stage.compute)
+    return f"{values}\n{_fold_functions(stage, layout.width)}{macros}{body}"
+
+
+class Plan(NamedTuple):
+    """How a fold of certain sizes is launched."""
+
+    kernel: str
+    width: int
+    local: int
+    slices: int
+    span: int = 1
+    tile: int = 1
+
+
+def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
+    """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage.
+
+    On CPUs the policy's variants are all slices of rows; a registered one is used unchanged.
+    """
+    config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
+    cpu = profile.device_type == "cpu"
+    wide = (CPU_WIDTH if cpu else 4) if config.use_vectorization else 1
+    most = config.local_size_1d if shape.inner == 1 or is_named(config) else 256  # the policy answers for rows
+    local = 1 << (max(1, min(most, profile.max_work_group_size)).bit_length() - 1)
+    if shape.inner > 1:
+        width = wide if shape.inner >= wide else 1
+        if is_named(config) and not config.use_local_memory:
+            return Plan("reduce_columns", width, local, 1)
+        if not cpu:
+            return _gpu_columns(shape, width, profile, local)
+        span = next((n for n in _CPU_SPANS if shape.inner >= 2 * n * width), 1)
+        outputs = shape.rows * -(-shape.inner // (width * span))
+        return Plan("reduce_columns", width, 1, _fold_slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span)
+    width = wide if shape.length >= 4 * wide else 1
+    if cpu and not is_named(config):
+        return Plan("reduce_rows", width, 1, _fold_slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))
+    if config.variant is KernelVariant.REDUCTION_SEQUENTIAL or not config.use_local_memory or local == 1:
+        return Plan("reduce_rows", width, local, 1)
+    slices = 1
+    if config.variant is KernelVariant.REDUCTION_WORKGROUP:
+        slices = _fold_slices(shape.length, shape.rows, 8 * profile.max_compute_units, 16384)
+    return Plan("reduce_group", width, local, slices)
+
+
+def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> Plan:
+    """A work-item per vector of columns where those keep the device busy, else a work-group per tile of them and slice."""
+    across, units = -(-shape.inner // width), profile.max_compute_units
+    if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
+        return Plan("reduce_columns", width, 64, 1)
+    tile = min(16, local, 1 << (across - 1).bit_length())
+    groups = shape.rows * -(-across // tile)
+    return Plan("reduce_tile", width, local, _fold_slices(shape.length, groups, 8 * units, _LEAST_ABOVE * local // tile), 1, tile)
+
+
+def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
+    """Into how many pieces a fold is cut so that the device has work for everyone, none shorter than ``least``."""
+    return max(1, min(-(-wanted // max(outputs, 1)), count // least))
+
+
+class Folding:
+    """The launches of a fold, made once per dtype, shape and axes and then repeated: slot 0 is x, 1 the result, then temporaries."""
+
+    def __init__(self, x: Tensor, target: Tensor):
+        self.queue = x.queue
+        self.tensors = [x, target]
+        self.temporaries: list[tuple[tuple[int, ...], str]] = []
+        self.steps: list[tuple[Any, int, int, tuple[int, ...], tuple[Any, ...]]] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> int:
+        """The slot of a new temporary."""
+        self.temporaries.append((shape, dtype))
+        self.tensors.append(Tensor.empty(shape, dtype, queue=self.queue))
+        return len(self.tensors) - 1
+
+    def add(self, kernel: Any, items: int, local: int, slots: tuple[int, ...], scalars: tuple[Any, ...]) -> None:
+        """A launch over slots."""
+        self.steps.append((kernel, items, local, slots, scalars))
+
+    def finish(self) -> Folding:
+        """Launch what was recorded and let the tensors go."""
+        self._launch(self.tensors)
+        self.tensors = []
+        return self
+
+    def repeat(self, x: Tensor, target: Tensor) -> None:
+        """The same launches over other tensors."""
+        self._launch([x, target, *[Tensor._result(shape, dtype, x.queue) for shape, dtype in self.temporaries]])
+
+    def _launch(self, tensors: list[Tensor]) -> None:
+        for kernel, items, local, slots, scalars in self.steps:
+            kernel(self.queue, items, local, *[tensors[i] for i in slots], *scalars)
+
+
+def _launch(
+    recipe: Folding, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
+) -> None:
+    """Record one stage: a partial result per ``length`` elements of every row."""
+    slices = -(-shape.length // length)
+    columns = chosen.kernel in ("reduce_columns", "reduce_tile")
+    aligned = (shape.inner if columns else shape.length) % chosen.width == 0
+    integer, cpu = index_type(math.prod(shape)), profile_of(recipe.queue).device_type == "cpu"
+    layout = Layout(0, chosen.width, aligned, integer, cpu, whole=columns and aligned)
+    slots = (x, x if given is None else given, target)
+    types = tuple(DTYPES[recipe.tensors[slot].dtype] for slot in slots)
+    key = (stage.row.name, "reduce", stage, types, layout, chosen._replace(slices=1))
+    state = program.state(recipe.queue)
+    if key not in state:
+        text = _source(stage, types[0], types[1], types[2], layout, chosen)
+        state[key] = program.get(recipe.queue, text, chosen.kernel)
+    items = shape.rows * slices * (-(-shape.inner // (chosen.width * chosen.span * chosen.tile)) if columns else 1)
+    if chosen.kernel in ("reduce_group", "reduce_tile"):
+        items *= chosen.local
+    local = 64 if chosen.local == 1 and items > 1024 else chosen.local  # a work-group costs a CPU more than an item
+    recipe.add(state[key], items, local, slots, (*args, *shape, length, slices))
+
+
+def _fold_cl(recipe: Folding, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, args: tuple[Any, ...]) -> None:
+    """Fold on a device, in one stage or two."""
+    profile = profile_of(recipe.queue)
+    chosen = plan(shape, recipe.tensors[x].dtype, profile)
+    if chosen.slices == 1:
+        _launch(recipe, stage, x, given, target, shape, chosen, shape.length, args)
+        return
+    length = -(-shape.length // chosen.slices)
+    length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
+    rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
+    partial = recipe.empty(tuple(rest), STORED[stage.compute])
+    _launch(recipe, stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
+    second = plan(rest, STORED[stage.compute], profile)
+    _launch(recipe, stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
+
+
+def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
+    """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
+    partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
+    recipe = Folding(x, partial)
+    chosen = plan(shape, x.dtype, profile_of(x.queue))
+    _launch(recipe, Stage(_row_named("sum"), compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
+    recipe.finish()
+    return partial
+
+
+# ---- running rows
+
+
+def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
+    """Compute type and dtype of the result."""
+    source = DTYPES[x.dtype]
+    if row.accepts == "float" and not source.is_float:
+        remedy = f"convert first: x.float().{row.name}()"
+        raise DtypeError(message(row.name, "x must have a floating-point dtype", remedy, dtype=x.dtype, **{"x.shape": x.shape}))
+    if row.result == "bool":
+        return source.c_compute, DTYPES["bool"]
+    if row.result == "sum" and not source.is_float:
+        return "long", DTYPES["int64"]
+    if row.result == "float" and not source.is_float:
+        return "float", DTYPES["float32"]
+    return source.c_compute, source
+
+
+def fold(
+    row: Reduction, x: Tensor, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
+    dtype: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
+    if fusing_modes.mode is not None and out is None and (made := later.fold(row, x, axis, keepdims, params, dtype)) is not None:
+        return made
+    try:
+        key = (row, x.dtype, x.shape, axis, keepdims, dtype, *params)
+        shape, name, recipe = x.queue._netcl_state["recipes"][key]
+    except (AttributeError, KeyError, TypeError):  # an array, a NumPy queue, a list of axes, a new call
+        return _fold_new(row, x, axis, keepdims, params, out, dtype)
+    target = Tensor._result(shape, name, x.queue) if out is None else check_out(row.name, out, shape, name)
+    recipe.repeat(x, target)
+    return target
+
+
+def _fold_new(
+    row: Reduction, x: Tensor, axis: Axis, keepdims: bool, params: Sequence[float], out: Tensor | None, dtype: str | None
+) -> Tensor:  # fmt: skip
+    x = tensor(row.name, x)
+    axes = axes_of(row.name, axis, x.shape)
+    shape = folded_shape(x.shape, axes, keepdims)
+    compute, result = types_of(row, x)
+    result = DTYPES[dtype] if dtype else result
+    count = math.prod(x.shape[a] for a in axes)
+    size = math.prod(shape)
+    if count == 0 and not row.empty and size:
+        raise ShapeError(message(row.name, "a fold of no elements has no value", "", axis=axis, **{"x.shape": x.shape}))
+    if isinstance(x.queue, CPUQueue) or count * size == 0:
+        made = _reduce_numpy(row, x, axes, shape, compute, result, count, params)
+        return made if out is None else check_out(row.name, out, shape, result.name).write(made)
+    check_double(row.name, x.queue, (x.dtype, result.name))
+    target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
+    recipe = Folding(x, target)
+    _fold_axes(recipe, row, axes, 1, compute, count, params)
+    recipes = program.state(x.queue).setdefault("recipes", {})
+    if len(recipes) >= _MOST_RECIPES:
+        recipes.clear()
+    where = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    key = (row, x.dtype, x.shape, where, keepdims, dtype, *params)
+    recipes[key] = (shape, result.name, recipe.finish())
+    return target
+
+
+def _row_named(name: str) -> Reduction:
+    row = REGISTRY[name]
+    assert isinstance(row, Reduction)
+    return row
+
+
+def _record_given(recipe: Folding, row: Reduction, axes: tuple[int, ...], compute: str, count: int) -> int | None:
+    """The slot of what a row is given per result, in the compute type and with the axes kept."""
+    if not row.given:
+        return None
+    slot = recipe.empty(folded_shape(recipe.tensors[0].shape, axes, True), STORED[compute])
+    first = _row_named(row.given)
+    _fold_axes(recipe, first, axes, slot, compute, count, tuple(first.params.values()))
+    return slot
+
+
+def _fold_axes(
+    recipe: Folding, row: Reduction, axes: tuple[int, ...], target: int, compute: str, count: int, params: Sequence[float]
+) -> None:
+    """Fold every run of axes, the innermost first; only the first maps and only the last finishes."""
+    given = _record_given(recipe, row, axes, compute, count)
+    pattern = runs(recipe.tensors[0].shape, axes)
+    folded = sum(1 for is_folded, _ in pattern if is_folded)
+    cast = int if compute in ("int", "long") else float
+    numbers = [cast(value) for value in params]
+    args = (*numbers, *(0,) * (2 - len(numbers)), cast(count))
+    x, mapped = 0, False
+    if folded > 1 and given is not None:  # v1 exists per final result, which a first pass does not know
+        x, mapped = _record_map(recipe, row, given, compute, numbers), True
+    while folded > 1:
+        at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
+        shape = _fold_shape(pattern, at)
+        part = recipe.empty((shape.rows, shape.inner), STORED[compute])
+        _fold_cl(recipe, Stage(row, compute, not mapped, False), x, None, part, shape, args)
+        x, mapped, folded = part, True, folded - 1
+        pattern = _without(pattern, at)
+    last = [i for i, (is_folded, _) in enumerate(pattern) if is_folded]
+    shape = _fold_shape(pattern, last[0]) if last else Shape3(math.prod(size for _, size in pattern), 1, 1)
+    _fold_cl(recipe, Stage(row, compute, not mapped, True), x, given, target, shape, args)
+
+
+def _record_map(recipe: Folding, row: Reduction, given: int, compute: str, numbers: Sequence[float]) -> int:
+    """The slot of the mapped elements, for folds whose axes are apart."""
+    x = recipe.tensors[0]
+    mapped = recipe.empty(x.shape, STORED[compute])
+    body, wide = forward_body(_map_row(row)), DTYPES[STORED[compute]]
+    made = plan_body(f"{row.name}_map", x.queue, body, (x, recipe.tensors[given]), (wide,), compute, len(numbers), x.shape)
+    recipe.add(made.kernel, made.global_size, made.local_size, (0, given, mapped), (*numbers, *made.sizes))
+    return mapped
+
+
+def _fold_shape(pattern: list[tuple[bool, int]], at: int) -> Shape3:
+    sizes = [size for _, size in pattern]
+    return Shape3(math.prod(sizes[:at]), sizes[at], math.prod(sizes[at + 1 :]))
+
+
+def _without(pattern: list[tuple[bool, int]], at: int) -> list[tuple[bool, int]]:
+    """The runs after one is folded; kept runs that meet are merged."""
+    rest = pattern[:at] + pattern[at + 1 :]
+    if 0 < at < len(rest):
+        rest[at - 1 : at + 1] = [(rest[at][0], rest[at - 1][1] * rest[at][1])]
+    return rest
+
+
+@cache
+def _map_row(row: Reduction) -> Pointwise:
+    """The map of a reduction as a pointwise row, for folds whose axes are apart."""
+    return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
+
+
+UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
+
+
+def _text_function(text: str, names: tuple[str, ...], compute: str) -> Callable[..., Any]:
+    return numpy_function(_text_body(text, names), compute)
+
+
+@cache
+def _text_body(text: str, names: tuple[str, ...]) -> Body:
+    return Body(names, (), (("result", parse(text)),), ("result",))
+
+
+def _reduce_numpy(
+    row: Reduction, x: Tensor, axes: tuple[int, ...], shape: tuple[int, ...], compute: str, result: DType, count: int,
+    params: Sequence[float],
+) -> Tensor:  # fmt: skip
+    kept = folded_shape(x.shape, axes, True)
+    numbers = [as_compute(value, compute) for value in params]
+    v1 = as_compute(0, compute)
+    if count == 0 or not math.prod(kept):
+        folded = np.full(kept, _neutral(row, compute), _numpy_type(compute))
+        v1 = folded * np.nan if row.given else v1
+        with np.errstate(all="ignore"):
+            (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
+        return _host_tensor(value, shape, result, x.queue)
+    if row.given:
+        first = _row_named(row.given)
+        v1 = as_compute(fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
+    with np.errstate(all="ignore"):
+        (mapped,) = _text_function(row.map, ("v0", "v1", *row.params), compute)(as_compute(x, compute), v1, *numbers)
+        folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
+        (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
+    return from_compute(np.asarray(value).reshape(shape), shape, result, x.queue, (x,))
+
+
+def _host_tensor(value: Any, shape: tuple[int, ...], result: DType, queue: Any) -> Tensor:
+    """A tensor, on any backend, of host values."""
+    host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
+    return Tensor.from_host(queue, np.ascontiguousarray(host).reshape(shape), result.name)
+
+
+def _numpy_type(compute: str) -> np.dtype:
+    return DTYPES[STORED[compute]].storage
+
+
+def _neutral(row: Reduction, compute: str) -> float:
+    if row.neutral not in ("LOWEST", "HIGHEST"):
+        return float(row.neutral)
+    kind = _numpy_type(compute)
+    limits = np.iinfo(kind) if kind.kind == "i" else None
+    low, high = (limits.min, limits.max) if limits else (-math.inf, math.inf)
+    return low if row.neutral == "LOWEST" else high
+
+
+def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
+    """Fold with NumPy, axes kept: by the ufunc where the formula is one (sums in float64), else by halving."""
+    ufunc = UFUNCS.get(row.combine)
+    if ufunc is not None:
+        wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None
+        return ufunc.reduce(x, axis=axes, keepdims=True, dtype=wide).astype(_numpy_type(compute), copy=False) if axes else x
+    combine = _text_function(row.combine, ("v0", "v1"), compute)
+    kept = folded_shape(x.shape, axes, True)
+    x = np.moveaxis(x, axes, range(len(axes))).reshape(-1, *(n for a, n in enumerate(x.shape) if a not in axes))
+    while len(x) > 1:
+        half = len(x) // 2
+        (pairs,) = combine(x[:half], x[half : 2 * half])
+        x = np.concatenate([pairs, x[2 * half :]])
+    return x[0].reshape(kept)
+
+
+def _refuse_bool(name: str, axis: bool) -> None:
+    """Raise for an axis that is a bool: it would count as axis 0 or 1, and to torch's ``std(False)`` it is ``unbiased``."""
+    remedy = f"name the argument: {name}(x, unbiased={axis})" if name in ("var", "std") else "name the argument: keepdims="
+    raise ShapeError(message(name, "axis must be an integer, not a bool", remedy, axis=axis))
+
+
+@cache
+def function(row: Reduction) -> Callable[..., Tensor]:
+    """The public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
+
+    Behind the axis of ``var`` and ``std`` torch takes ``unbiased`` by position, so there ``keepdims`` must be named.
+    """
+    params = "".join(f", {name}=default_{name}" for name in row.params)
+    scalars = f"({', '.join(row.params)},)" if row.params else "()"
+    keywords = f"*, keepdims=False{params}" if row.params else "keepdims=False, *"
+    text = f"""def {row.name}(x, axis=None, {keywords}, out=None):
+    if axis is True or axis is False:
+        refuse_bool(row.name, axis)
+    return fold(row, x, axis, keepdims, {scalars}, out)"""
+    scope: dict[str, Any] = {"row": row, "fold": fold, "refuse_bool": _refuse_bool}
+    scope.update({f"default_{name}": value for name, value in row.params.items()})
+    exec(compile(text, f"<op {row.name}>", "exec"), scope)
+    made = scope[row.name]
+    made.__doc__ = row.doc
+    made.__module__ = "netcl.ops"
+    return made
