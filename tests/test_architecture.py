@@ -162,21 +162,21 @@ LINES = {
     "autograd": 2499,
     "bench": 594,
     "cli": 1264,
-    "core": 6128,
+    "core": 6327,
     "data": 2465,
     "distributed": 2077,
-    "engine": 5711,
+    "engine": 5726,
     "io": 3761,
     "nn": 5287,
-    "ops": 21548,
+    "ops": 21579,
     "optim": 1948,
     "profiling": 1308,
-    "runtime": 3317,
+    "runtime": 3319,
     "trainer": 2024,
     "utils": 88,
 }
 SLACK = 60  # a package that is further below its figure must lower it
-COUPLING = {"private names of other modules": 302, "imports inside functions": 49, "functions put into lower modules": 24, "Any": 3635}
+COUPLING = {"private names of other modules": 297, "imports inside functions": 49, "functions put into lower modules": 24, "Any": 3676}
 
 
 @cache

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import capabilities, dispatch, env, platforms
+from netcl.core.commands import device_queue
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
 from netcl.core.errors import DeviceError, EnvironmentVariableError, KernelBuildError, message
 
@@ -212,6 +213,7 @@ class DeviceManager:
 
     def handle_of(self, queue: Any) -> DeviceHandle:
         """The handle of a queue, also of one that netcl did not make."""
+        queue = device_queue(queue)
         if isinstance(queue, CPUQueue):
             same = queue is self._numpy.queue
             return self._numpy if same else DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, queue)

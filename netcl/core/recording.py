@@ -9,7 +9,8 @@ the recorded launches rest on (:func:`requires`), values the host looks at befor
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 
@@ -47,6 +48,7 @@ class Recorder(Protocol):
 
 class _ActiveRecorder(threading.local):
     recorder: Recorder | None = None
+    op = ""  # whose plan is running
 
 
 active = _ActiveRecorder()
@@ -135,6 +137,19 @@ class paused:
 
     def __exit__(self, *exc: object) -> None:
         active.recorder = self.recorder
+
+
+@contextmanager
+def replaced_by(recorder: Recorder) -> Iterator[None]:
+    """Inside the block, ``recorder`` listens to this thread instead of whoever does."""
+    global listening
+    before, active.recorder = active.recorder, recorder
+    listening += 1
+    try:
+        yield
+    finally:
+        active.recorder = before
+        listening -= 1
 
 
 def settle() -> None:

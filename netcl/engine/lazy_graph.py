@@ -588,12 +588,6 @@ def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINE
     return size >= least and (cpu or least != env.FUSE_FROM or size >= per_unit * units * least)
 
 
-def any_large(values: Sequence[Any]) -> bool:
-    """Whether plain eager code defers anything, and one of the tensors is large enough for that."""
-    least = _Eager.least
-    return least > 0 and any([math.prod(x.shape) >= least for x in values if isinstance(x, Tensor)])
-
-
 @contextmanager
 def eager_fusion(least: int) -> Iterator[None]:
     """Inside, plain eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.

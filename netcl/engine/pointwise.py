@@ -17,6 +17,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.backend import lifecycle
 from netcl.core.capabilities import DeviceProfile, device_profile
+from netcl.core.commands import CommandList, device_queue
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
@@ -323,7 +324,7 @@ def plan_body(
 
 def _ready(plan: Plan, queue: Any) -> Ready | None:
     launch = plan.kernel.sized(plan.global_size, plan.local_size, plan.sizes)
-    return None if launch is None else Ready(queue, launch, plan.shape, plan.dtypes[0])
+    return None if launch is None else Ready(device_queue(queue), launch, plan.shape, plan.dtypes[0])
 
 
 def _kernel(
@@ -510,7 +511,7 @@ def _fused_types(key: tuple[Any, ...], row: Pointwise, values: Sequence[Operand]
 
 def deferred(row: Pointwise, queue: Any, values: Sequence[Any], params: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
     """A row over its operands as a deferred tensor, or at once where ``types`` says that it cannot wait."""
-    if types is None:
+    if types is None or type(queue) is CommandList:
         if isinstance(queue, CPUQueue):
             return _run_numpy(row, queue, values, params, None, dtype)
         plan = _launched_plan(row, queue, values, params, dtype)

@@ -21,8 +21,9 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
+from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
-from netcl.engine.opencl_text import Body, Layout, forward_body, helper_functions, numpy_function, statements, value_functions
+from netcl.engine.opencl_text import Body, Layout, helper_functions, numpy_function, statements, value_functions
 from netcl.engine.pointwise import (
     CPU_WIDTH,
     as_compute,
@@ -30,8 +31,8 @@ from netcl.engine.pointwise import (
     from_compute,
     fusing_modes,
     later,
-    plan_body,
     profile_of,
+    run,
     tensor,
 )
 from netcl.engine.registry import REGISTRY, Pointwise, Reduction, parse
@@ -40,7 +41,6 @@ Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduction.cl").read_text()
 _INFINITE = ("-INFINITY", "INFINITY")
 LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
-_MOST_RECIPES = 4096  # per context
 _LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
 _UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
 _CPU_PIECES = 16  # of a fold for each core: with few, one more than the others have is felt
@@ -204,86 +204,50 @@ def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
-class Folding:
-    """The launches of a fold, made once per dtype, shape and axes and then repeated: slot 0 is x, 1 the result, then temporaries."""
-
-    def __init__(self, x: Tensor, target: Tensor):
-        self.queue = x.queue
-        self.tensors = [x, target]
-        self.temporaries: list[tuple[tuple[int, ...], str]] = []
-        self.steps: list[tuple[Any, int, int, tuple[int, ...], tuple[Any, ...]]] = []
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> int:
-        """The slot of a new temporary."""
-        self.temporaries.append((shape, dtype))
-        self.tensors.append(Tensor.empty(shape, dtype, queue=self.queue))
-        return len(self.tensors) - 1
-
-    def add(self, kernel: Any, items: int, local: int, slots: tuple[int, ...], scalars: tuple[Any, ...]) -> None:
-        """A launch over slots."""
-        self.steps.append((kernel, items, local, slots, scalars))
-
-    def finish(self) -> Folding:
-        """Launch what was recorded and let the tensors go."""
-        self._launch(self.tensors)
-        self.tensors = []
-        return self
-
-    def repeat(self, x: Tensor, target: Tensor) -> None:
-        """The same launches over other tensors."""
-        self._launch([x, target, *[Tensor._result(shape, dtype, x.queue) for shape, dtype in self.temporaries]])
-
-    def _launch(self, tensors: list[Tensor]) -> None:
-        for kernel, items, local, slots, scalars in self.steps:
-            kernel(self.queue, items, local, *[tensors[i] for i in slots], *scalars)
-
-
 def _launch(
-    recipe: Folding, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
+    stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
 ) -> None:
-    """Record one stage: a partial result per ``length`` elements of every row."""
-    slices = -(-shape.length // length)
+    """Launch one stage: a partial result per ``length`` elements of every row."""
+    queue, slices = x.queue, -(-shape.length // length)
     columns = chosen.kernel in ("reduce_columns", "reduce_tile")
     aligned = (shape.inner if columns else shape.length) % chosen.width == 0
-    integer, cpu = index_type(math.prod(shape)), profile_of(recipe.queue).device_type == "cpu"
+    integer, cpu = index_type(math.prod(shape)), profile_of(queue).device_type == "cpu"
     layout = Layout(0, chosen.width, aligned, integer, cpu, whole=columns and aligned)
-    slots = (x, x if given is None else given, target)
-    types = tuple(DTYPES[recipe.tensors[slot].dtype] for slot in slots)
+    tensors = (x, x if given is None else given, target)
+    types = tuple(DTYPES[t.dtype] for t in tensors)
     key = (stage.row.name, "reduce", stage, types, layout, chosen._replace(slices=1))
-    state = program.state(recipe.queue)
+    state = program.state(queue)
     if key not in state:
         text = _source(stage, types[0], types[1], types[2], layout, chosen)
-        state[key] = program.get(recipe.queue, text, chosen.kernel)
+        state[key] = program.get(queue, text, chosen.kernel)
     items = shape.rows * slices * (-(-shape.inner // (chosen.width * chosen.span * chosen.tile)) if columns else 1)
     if chosen.kernel in ("reduce_group", "reduce_tile"):
         items *= chosen.local
     local = 64 if chosen.local == 1 and items > 1024 else chosen.local  # a work-group costs a CPU more than an item
-    recipe.add(state[key], items, local, slots, (*args, *shape, length, slices))
+    state[key](queue, items, local, *tensors, *args, *shape, length, slices)
 
 
-def _fold_cl(recipe: Folding, stage: Stage, x: int, given: int | None, target: int, shape: Shape3, args: tuple[Any, ...]) -> None:
+def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, args: tuple[Any, ...]) -> None:
     """Fold on a device, in one stage or two."""
-    profile = profile_of(recipe.queue)
-    chosen = plan(shape, recipe.tensors[x].dtype, profile)
+    profile = profile_of(x.queue)
+    chosen = plan(shape, x.dtype, profile)
     if chosen.slices == 1:
-        _launch(recipe, stage, x, given, target, shape, chosen, shape.length, args)
+        _launch(stage, x, given, target, shape, chosen, shape.length, args)
         return
     length = -(-shape.length // chosen.slices)
     length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
     rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
-    partial = recipe.empty(tuple(rest), STORED[stage.compute])
-    _launch(recipe, stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
+    partial = Tensor.empty(tuple(rest), STORED[stage.compute], queue=x.queue)
+    _launch(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
     second = plan(rest, STORED[stage.compute], profile)
-    _launch(recipe, stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
+    _launch(stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
     partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
-    recipe = Folding(x, partial)
     chosen = plan(shape, x.dtype, profile_of(x.queue))
-    _launch(recipe, Stage(_row_named("sum"), compute, True, False), 0, None, 1, shape, chosen, length, (0, 0, 0))
-    recipe.finish()
+    _launch(Stage(_row_named("sum"), compute, True, False), x, None, partial, shape, chosen, length, (0, 0, 0))
     return partial
 
 
@@ -305,26 +269,11 @@ def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
     return source.c_compute, source
 
 
-def fold(
+def _fold(
     row: Reduction, x: Tensor, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
-    if fusing_modes.mode is not None and out is None and (made := later.fold(row, x, axis, keepdims, params, dtype)) is not None:
-        return made
-    try:
-        key = (row, x.dtype, x.shape, axis, keepdims, dtype, *params)
-        shape, name, recipe = x.queue._netcl_state["recipes"][key]
-    except (AttributeError, KeyError, TypeError):  # an array, a NumPy queue, a list of axes, a new call
-        return _fold_new(row, x, axis, keepdims, params, out, dtype)
-    target = Tensor._result(shape, name, x.queue) if out is None else check_out(row.name, out, shape, name)
-    recipe.repeat(x, target)
-    return target
-
-
-def _fold_new(
-    row: Reduction, x: Tensor, axis: Axis, keepdims: bool, params: Sequence[float], out: Tensor | None, dtype: str | None
-) -> Tensor:  # fmt: skip
     x = tensor(row.name, x)
     axes = axes_of(row.name, axis, x.shape)
     shape = folded_shape(x.shape, axes, keepdims)
@@ -339,15 +288,18 @@ def _fold_new(
         return made if out is None else check_out(row.name, out, shape, result.name).write(made)
     check_double(row.name, x.queue, (x.dtype, result.name))
     target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
-    recipe = Folding(x, target)
-    _fold_axes(recipe, row, axes, 1, compute, count, params)
-    recipes = program.state(x.queue).setdefault("recipes", {})
-    if len(recipes) >= _MOST_RECIPES:
-        recipes.clear()
-    where = axis if axis is None or isinstance(axis, int) else tuple(axis)
-    key = (row, x.dtype, x.shape, where, keepdims, dtype, *params)
-    recipes[key] = (shape, result.name, recipe.finish())
+    _fold_axes(row, x, axes, target, compute, count, params)
     return target
+
+
+def _deferred_fold(
+    row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
+    dtype: str | None = None,
+) -> Tensor | None:  # fmt: skip
+    return later.fold(row, x, axis, keepdims, params, dtype) if out is None and fusing_modes.mode is not None else None
+
+
+fold = planned("fold", _fold, _deferred_fold)
 
 
 def _row_named(name: str) -> Reduction:
@@ -356,49 +308,30 @@ def _row_named(name: str) -> Reduction:
     return row
 
 
-def _record_given(recipe: Folding, row: Reduction, axes: tuple[int, ...], compute: str, count: int) -> int | None:
-    """The slot of what a row is given per result, in the compute type and with the axes kept."""
-    if not row.given:
-        return None
-    slot = recipe.empty(folded_shape(recipe.tensors[0].shape, axes, True), STORED[compute])
-    first = _row_named(row.given)
-    _fold_axes(recipe, first, axes, slot, compute, count, tuple(first.params.values()))
-    return slot
-
-
-def _fold_axes(
-    recipe: Folding, row: Reduction, axes: tuple[int, ...], target: int, compute: str, count: int, params: Sequence[float]
-) -> None:
+def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor, compute: str, count: int, params: Sequence[float]) -> None:
     """Fold every run of axes, the innermost first; only the first maps and only the last finishes."""
-    given = _record_given(recipe, row, axes, compute, count)
-    pattern = runs(recipe.tensors[0].shape, axes)
+    given = None
+    if row.given:  # what the row is given per result, in the compute type and with the axes kept
+        given, first = Tensor.empty(folded_shape(x.shape, axes, True), STORED[compute], queue=x.queue), _row_named(row.given)
+        _fold_axes(first, x, axes, given, compute, count, tuple(first.params.values()))
+    pattern = runs(x.shape, axes)
     folded = sum(1 for is_folded, _ in pattern if is_folded)
     cast = int if compute in ("int", "long") else float
     numbers = [cast(value) for value in params]
     args = (*numbers, *(0,) * (2 - len(numbers)), cast(count))
-    x, mapped = 0, False
+    mapped = False
     if folded > 1 and given is not None:  # v1 exists per final result, which a first pass does not know
-        x, mapped = _record_map(recipe, row, given, compute, numbers), True
+        x, mapped = run(_map_row(row), (x, given), numbers, dtype=STORED[compute]), True
     while folded > 1:
         at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
         shape = _fold_shape(pattern, at)
-        part = recipe.empty((shape.rows, shape.inner), STORED[compute])
-        _fold_cl(recipe, Stage(row, compute, not mapped, False), x, None, part, shape, args)
+        part = Tensor.empty((shape.rows, shape.inner), STORED[compute], queue=x.queue)
+        _fold_cl(Stage(row, compute, not mapped, False), x, None, part, shape, args)
         x, mapped, folded = part, True, folded - 1
         pattern = _without(pattern, at)
     last = [i for i, (is_folded, _) in enumerate(pattern) if is_folded]
     shape = _fold_shape(pattern, last[0]) if last else Shape3(math.prod(size for _, size in pattern), 1, 1)
-    _fold_cl(recipe, Stage(row, compute, not mapped, True), x, given, target, shape, args)
-
-
-def _record_map(recipe: Folding, row: Reduction, given: int, compute: str, numbers: Sequence[float]) -> int:
-    """The slot of the mapped elements, for folds whose axes are apart."""
-    x = recipe.tensors[0]
-    mapped = recipe.empty(x.shape, STORED[compute])
-    body, wide = forward_body(_map_row(row)), DTYPES[STORED[compute]]
-    made = plan_body(f"{row.name}_map", x.queue, body, (x, recipe.tensors[given]), (wide,), compute, len(numbers), x.shape)
-    recipe.add(made.kernel, made.global_size, made.local_size, (0, given, mapped), (*numbers, *made.sizes))
-    return mapped
+    _fold_cl(Stage(row, compute, not mapped, True), x, given, target, shape, args)
 
 
 def _fold_shape(pattern: list[tuple[bool, int]], at: int) -> Shape3:

@@ -362,6 +362,9 @@ class Op(_WithFunction):
     ``out1``.. one), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
     call, and ``needs``, which says per input whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
+
+    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. ``at_once`` says that there is nothing to plan: the op
+    gives a view, or what it does depends on values.
     """
 
     name: str
@@ -377,6 +380,9 @@ class Op(_WithFunction):
     differentiable: bool = True
     tol: float = 1.0
     doc: str = ""
+    deferred: Callable[..., Any] | None = None
+    waits: Callable[..., bool] | None = None
+    at_once: bool = False
 
     @cached_property
     def _signature(self) -> inspect.Signature:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netcl.engine import reduction
-from netcl.engine.again import repeated
+from netcl.engine.call import planned
 from netcl.engine.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
 from netcl.ops import fused_rows, pointwise
 
@@ -34,12 +34,14 @@ def function(name: str) -> Callable[..., Any]:
     """The public function of the op ``name``."""
     row = lookup(name)
     if isinstance(row, Op):
+        if row.at_once:
+            return row.call
         if row.name in epilogue.PRODUCTS:
-            return repeated(row, epilogue.waiting(row.name, row.call), row.call)
-        return repeated(row, fused_rows.fused(row.name, row.call) if row.name in fused_rows.FUSED else row.call)
+            return planned(row, row.call, epilogue.PRODUCTS[row.name])
+        return planned(row, row.call, fused_rows.fused(row.name) if row.name in fused_rows.FUSED else row.deferred, row.waits)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
-    return repeated(row, reduction.function(row)) if isinstance(row, Reduction) else pointwise.function(row)
+    return reduction.function(row) if isinstance(row, Reduction) else pointwise.function(row)
 
 
 def names() -> list[str]:

@@ -14,7 +14,7 @@ from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_select
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
 from netcl.engine import launch, lazy_graph, rows
-from netcl.engine.again import repeated
+from netcl.engine.call import planned
 from netcl.engine.pointwise import fusable, fusing_modes
 from netcl.engine.registry import S, composite, op
 from netcl.ops import fused_rows
@@ -171,6 +171,8 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
 
 def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and one over the standard deviation of every channel, with what becomes of the running ones."""
+    if running_mean is not None:
+        wrote((running_mean, running_var))
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
     mean, rstd = empty_pair(x.shape[1:2], x, sum_dtype(x.dtype))
     operands = operands_of(x, x, x, None, None, mean, running_mean)
@@ -192,18 +194,37 @@ def _update(mean: Tensor, running_mean: Any, running_var: Any, momentum: float, 
     return (mean, mean, eps, -1.0) if running_mean is None else (running_mean, running_var, eps, momentum)
 
 
-_statistics_again = repeated("batch_norm_statistics", _statistics)
+_planned_statistics = planned("batch_norm_statistics", _statistics)
+
+
+def _deferred_train(
+    x: Any, weight: Any = None, bias: Any = None, running_mean: Any = None, running_var: Any = None, *, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
+    """The result as a formula of the statistics, which are computed now."""
+    x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
+    if x.backend == "cpu" or not x.size or not _defers(x, weight, bias):
+        return None
+    _ = x.buffer  # what waits is computed now
+    mean, rstd = _planned_statistics(x, running_mean, running_var, momentum, eps)
+    return _applied(x, weight, bias, mean, rstd), mean, rstd
+
+
+def _check_train(*tensors: Any) -> list[Any]:
+    x, weight, bias, running_mean, running_var = launch.as_tensors("batch_norm", *tensors)
+    _check_batch("batch_norm", x, weight, bias, running_mean, running_var)
+    if x.shape[1] and x.size == x.shape[1]:
+        raise ShapeError(message("batch_norm", "training needs more than one value per channel", x=x.shape))
+    return [x, weight, bias, running_mean, running_var]
 
 
 def _train_cl(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    if _defers(x, weight, bias):
-        _ = x.buffer  # what waits is computed now
-        mean, rstd = _statistics_again(x, *running, momentum, eps)
-        return _applied(x, weight, bias, mean, rstd), mean, rstd
     y, span = Tensor.empty(x.shape, x.dtype, queue=x.queue), math.prod(x.shape[2:])
     affine = (x if weight is None else weight, x if bias is None else bias)
     defines = defines_of(weight, bias, per_element=span == 1, columns=span == 1)
     if _fuses(x.queue, x, span):
+        if running[0] is not None:
+            wrote(running)
         mean, rstd = empty_pair(x.shape[1:2], x, sum_dtype(x.dtype))
         operands, sizes = operands_of(x, x, y, weight, bias, mean, running[0]), Channels(x.shape[0], x.shape[1], span, x.shape[0], 1)
         args = (x, *affine, y, mean, rstd, *_update(mean, *running, momentum, eps))
@@ -278,13 +299,20 @@ def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mea
     return y, weight_grad, bias_grad
 
 
-_grads_again = repeated("batch_norm_before_relu", _grads)
+_planned_grads = planned("batch_norm_before_relu", _grads)
+
+
+def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients from above a ReLU, whose own gradient is then not computed by itself."""
+    before = _before_relu(upstream, x) if isinstance(x, Tensor) and x.size and x.backend == "cl" else None
+    return None if before is None else _planned_grads(*before, x, weight, mean, rstd)
 
 
 # ---- ops
 
 
 @op(vjp=_batch_norm_train_vjp, ref=_batch_norm_ref, samples=_BATCH_SAMPLES, tol=4,
+    deferred=_deferred_train,
     errors=[(S((1, 3), None, None, None, None), r"\[batch_norm\] training needs more than one value per channel; x=\(1, 3\)")])  # fmt: skip
 def batch_norm_train(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None,
@@ -294,10 +322,7 @@ def batch_norm_train(
 
     Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
     """
-    x, weight, bias, running_mean, running_var = launch.as_tensors("batch_norm", x, weight, bias, running_mean, running_var)
-    _check_batch("batch_norm", x, weight, bias, running_mean, running_var)
-    if x.shape[1] and x.size == x.shape[1]:
-        raise ShapeError(message("batch_norm", "training needs more than one value per channel", x=x.shape))
+    x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
     running = (running_mean, running_var)
     if x.backend == "cpu":
         return _train_cpu(x, weight, bias, running, momentum, eps)
@@ -305,12 +330,11 @@ def batch_norm_train(
         dtype, channels = sum_dtype(x.dtype), x.shape[1:2]
         rstd = Tensor.full(channels, eps**-0.5, dtype, queue=x.queue)
         return Tensor.empty(x.shape, x.dtype, queue=x.queue), Tensor.zeros(channels, dtype, queue=x.queue), rstd
-    if running_mean is not None:
-        wrote((running_mean, running_var))
     return _train_cl(x, weight, bias, running, momentum, eps)
 
 
-@op(vjp=_batch_norm_grad_vjp, ref=_batch_norm_grad_ref, cpu=_batch_norm_grad_cpu, samples=_BATCH_GRAD_SAMPLES, tol=8)
+@op(vjp=_batch_norm_grad_vjp, ref=_batch_norm_grad_ref, cpu=_batch_norm_grad_cpu, samples=_BATCH_GRAD_SAMPLES, tol=8,
+    deferred=_deferred_grad, waits=lambda upstream, *rest: lazy_graph.waiting_node(upstream) is not None)  # fmt: skip
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("batch_norm_grad", upstream, x, weight, mean, rstd)
@@ -320,8 +344,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
     if not x.size:
         none = Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
         return Tensor.empty(x.shape, x.dtype, queue=x.queue), none, Tensor.zeros(mean.shape, mean.dtype, queue=x.queue)
-    before = _before_relu(upstream, x)
-    return _grads(upstream, None, x, weight, mean, rstd) if before is None else _grads_again(*before, x, weight, mean, rstd)
+    return _grads(upstream, None, x, weight, mean, rstd)
 
 
 @op(

@@ -446,7 +446,7 @@ def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tens
     return F.index_add(Tensor.zeros((length,), weights.dtype, queue=x.queue), 0, x, weights)
 
 
-@op(vjp=None, ref=lambda x, **how: np.unique(x), samples=[S((9,), dtypes="int64", low=0, high=5), S((2, 3))])
+@op(vjp=None, ref=lambda x, **how: np.unique(x), samples=[S((9,), dtypes="int64", low=0, high=5), S((2, 3))], at_once=True)
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
     """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.
 

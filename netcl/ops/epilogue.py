@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, NamedTuple
 
 from netcl.core.device import CPUQueue
@@ -17,7 +16,7 @@ from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
-from netcl.engine.again import Habit, repeated
+from netcl.engine.call import Habit, planned
 from netcl.engine.launch import FLOATS
 from netcl.engine.pointwise import fusing_modes, later, run
 from netcl.engine.registry import REGISTRY, Pointwise
@@ -272,7 +271,7 @@ later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 
 # ---- products
 
-_matmul, _affine, _conv2d = (repeated(call.__name__, call) for call in (matmul_with, affine_with, conv2d_with))
+_matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_with, affine_with, conv2d_with))
 
 
 def _fusable_operands(*tensors: Any) -> bool:
@@ -327,17 +326,3 @@ def conv2d(
 
 
 PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": pending_affine, "conv2d": conv2d}
-
-
-def waiting(name: str, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A product that waits where that is worth it, and is itself elsewhere."""
-    form = PRODUCTS[name]
-
-    @wraps(call)
-    def either(*args: Any, **kwargs: Any) -> Tensor:
-        if fusing_modes.mode is None and not lazy_graph.any_large(args):  # asked first: a small product costs its host time
-            return call(*args, **kwargs)
-        made = form(*args, **kwargs)
-        return call(*args, **kwargs) if made is None else made
-
-    return either

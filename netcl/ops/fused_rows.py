@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial, wraps
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor
 from netcl.engine import fused_kernel, launch, lazy_graph, reduction, rows
+from netcl.engine.call import planned
 from netcl.engine.opencl_text import Body
 from netcl.engine.pointwise import common_shape, fusable, fusing_modes, later
 from netcl.engine.reduction import Axis, axes_of, types_of
-from netcl.engine.registry import REGISTRY, Reduction, names_read_by, parse
+from netcl.engine.registry import REGISTRY, Op, Reduction, names_read_by, parse
 from netcl.engine.row_kernel import Fold
 
 TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
@@ -243,19 +244,23 @@ FUSED: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def fused(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that is deferred inside functions that are compiled, and is itself elsewhere."""
+def fused(name: str) -> Callable[..., Any]:
+    """An op in formulas, for functions that are compiled; ``None`` for a call that its own kernels serve."""
     form = FUSED[name]
 
-    @wraps(call)
-    def either(*args: Any, **kwargs: Any) -> Any:
-        mode = fusing_modes.mode
-        if mode is None or not mode.rows:
-            return call(*args, **kwargs)
-        made = lazy_graph.as_formulas(lambda: form(*args, **kwargs), lambda: call(*args, **kwargs), args)
-        return call(*args, **kwargs) if made is None else made
+    def formulas(*args: Any, **kwargs: Any) -> Any:
+        if fusing_modes.mode is None or not fusing_modes.mode.rows:
+            return None
+        return lazy_graph.as_formulas(lambda: form(*args, **kwargs), lambda: _alone(name)(*args, **kwargs), args)
 
-    return either
+    return formulas
+
+
+@cache
+def _alone(name: str) -> Callable[..., Any]:
+    row = REGISTRY[name]
+    assert isinstance(row, Op)
+    return planned(row, row.call)
 
 
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:

@@ -223,7 +223,7 @@ def _setitem_vjp(F: Any, g: Any, index: Any, value_shape: tuple[int, ...], needs
     return old, F.reshape(sum_to(F, picked, tuple(value_shape[extra:])), value_shape)
 
 
-@op(vjp=_setitem_vjp, ref=None, inputs=("x", "value"))
+@op(vjp=_setitem_vjp, ref=None, inputs=("x", "value"), at_once=True)
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     """``x[index] = value``, in place. Where an index names a place twice, the last value stays.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
+from netcl.core.commands import device_queue
 from netcl.core.device import queue_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.tensor import Tensor
@@ -66,10 +67,12 @@ class Faults:
 
 def faults_of(queue: Any) -> Faults:
     """The faults of a queue, kept on it."""
+    queue = device_queue(queue)
     try:
         return queue._netcl_faults
     except AttributeError:
-        queue._netcl_faults = Faults(queue)
+        with recording.paused():
+            queue._netcl_faults = Faults(queue)
         return queue._netcl_faults
 
 
@@ -577,6 +580,7 @@ def flat_nonzero(x: Tensor) -> Tensor:
         S((0, 2), dtypes="bool"),
         S((), dtypes="bool"),
     ],
+    at_once=True,
 )
 def nonzero(x: Tensor) -> Tensor:
     """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""

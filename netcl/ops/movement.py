@@ -74,6 +74,7 @@ def _resolved_shape(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...])
         (S((2, 3), shape=(4, 2)), r"\[reshape\] 6 elements do not fill the shape \(4, 2\); x\.shape=\(2, 3\)"),
         (S((2, 3), shape=(-1, -1)), r"\[reshape\] a shape has sizes and at most one -1"),
     ],
+    at_once=True,
 )
 def reshape(x: Tensor, shape: Sizes, *more: int) -> Tensor:
     """The same elements under another shape; shares memory. One size may be -1.
@@ -200,6 +201,19 @@ def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
     return F.reshape(F.sum(g, axis=axes), shape) if axes else F.reshape(g, shape)
 
 
+def _expanded_sizes(x: Any, shape: Sizes, more: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    x, wanted = _as_tensor("expand", x), sizes_of(shape, more)
+    extra = len(wanted) - x.ndim
+    sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
+    if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
+        raise ShapeError(message("expand", "x does not broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
+    return x, sizes
+
+
+def _deferred_expand(x: Any, shape: Sizes, *more: int) -> Tensor | None:
+    return fused_rows.deferred_expand(*_expanded_sizes(x, shape, more))
+
+
 @op(
     vjp=lambda F, g, x_shape: sum_to(F, g, x_shape),
     ref=lambda x, shape: np.broadcast_to(x, [x.shape[i - len(shape)] if n == -1 else n for i, n in enumerate(shape)]).copy(),
@@ -214,17 +228,12 @@ def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
         (S((3, 2), shape=(3, 4)), r"\[expand\] x does not broadcast to the shape; x\.shape=\(3, 2\), shape=\(3, 4\)"),
         (S((3, 2), shape=(2,)), r"\[expand\] x does not broadcast to the shape"),
     ],
+    deferred=_deferred_expand,
 )
 def expand(x: Tensor, shape: Sizes, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
-    x = _as_tensor("expand", x)
-    wanted = sizes_of(shape, more)
-    extra = len(wanted) - x.ndim
-    sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
-    if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
-        raise ShapeError(message("expand", "x does not broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
-    made = fused_rows.deferred_expand(x, sizes)
-    return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes)) if made is None else made
+    x, sizes = _expanded_sizes(x, shape, more)
+    return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
 
 
 def _repeat_vjp(F, g, x_shape):

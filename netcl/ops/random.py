@@ -228,7 +228,7 @@ def _draws(stream: RandomStream, shape: tuple[int, ...]) -> np.ndarray:
     return _uniform_words(stream.words(-(-size // 4)), False, 24).reshape(-1)[:size].reshape(shape)
 
 
-@op(vjp=None, ref=None)
+@op(vjp=None, ref=None, at_once=True)
 def rand(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
     """Values uniform in [0, 1).
 
@@ -238,7 +238,7 @@ def rand(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
     return _fill_float("uniform", _empty_of("rand", shape, dtype, queue))
 
 
-@op(vjp=None, ref=None)
+@op(vjp=None, ref=None, at_once=True)
 def randn(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
     """Values of the standard normal distribution."""
     return _fill_float("normal", _empty_of("randn", shape, dtype, queue))
@@ -254,7 +254,7 @@ def _high_word(a: np.ndarray, b: int) -> np.ndarray:
     return a1 * b1 + (middle >> _SHIFT) + (other >> _SHIFT)
 
 
-@op(vjp=None, ref=None)
+@op(vjp=None, ref=None, at_once=True)
 def randint(low: int = 0, high: int | None = None, shape: Sizes = (), *, dtype: str = "int64", queue: Any = None) -> Tensor:
     """Integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
     low, high = (0, low) if high is None else (low, high)
@@ -275,7 +275,7 @@ def randint(low: int = 0, high: int | None = None, shape: Sizes = (), *, dtype: 
     return Tensor._of_array(values.astype(row.storage).reshape(out.shape), row.name, out.queue)
 
 
-@op(vjp=None, ref=None)
+@op(vjp=None, ref=None, at_once=True)
 def bernoulli(p: Tensor) -> Tensor:
     """1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
     (p,) = launch.as_tensors("bernoulli", p)
@@ -292,7 +292,7 @@ def bernoulli(p: Tensor) -> Tensor:
 # ---- dropout
 
 
-@op(vjp=None, ref=None)
+@op(vjp=None, ref=None, at_once=True)
 def keep_mask(shape: Sizes = (), p: float = 0.5, *, queue: Any = None) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
     out = Tensor.empty(_checked_shape("keep_mask", (shape,)), "uint8", queue=queue)

@@ -299,6 +299,8 @@ def _short(told: Any) -> str:
 
 def _op() -> str:
     """The function of ``netcl.ops`` that is running: the outermost one that is public."""
+    if recording.active.op:
+        return recording.active.op
     frame, found = sys._getframe(2), ""
     while frame is not None:
         code = frame.f_code

@@ -11,6 +11,7 @@ from netcl import ops
 from netcl.core import memory
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
+from netcl.engine.registry import op
 
 
 @pytest.fixture
@@ -336,7 +337,7 @@ def test_a_deep_graph(leaf):
 def test_a_gradient_is_told_all_further_arguments(leaf):
     """``*rest`` of an op reaches its vjp whole, not as its first value."""
 
-    @ops.registry.op(vjp=lambda F, g, weights: F.mul(g, float(sum(weights))), ref=None, inputs=("x",))
+    @op(vjp=lambda F, g, weights: F.mul(g, float(sum(weights))), ref=None, inputs=("x",))
     def weighted(x, *weights):
         return ops.mul(x, float(sum(weights)))
 

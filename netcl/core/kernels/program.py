@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from netcl.core import env, platforms, recording
+from netcl.core.commands import CommandList
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 
@@ -344,6 +345,8 @@ class Kernel:
             platforms.check_process()
         if len(args) != self._count:
             raise ShapeError(message(self.name, f"the kernel takes {len(self.kinds)} arguments, {len(args)} were given"))
+        if type(queue) is CommandList:
+            return self._write_down(queue, global_size, local_size, args)
         try:
             own = self._threads.own
         except AttributeError:
@@ -368,6 +371,12 @@ class Kernel:
         for observer in launch_observers:
             observer(self, queue, sizes, local, args, event)
         return event
+
+    def _write_down(self, commands: CommandList, global_size: Size, local_size: Size | None, args: tuple[Any, ...]) -> None:
+        self._check_local_memory(sum(arg.size for arg in args if type(arg) is self._local_argument))
+        sizes, local = self._sizes(global_size, local_size)
+        if 0 not in sizes:
+            commands.launch(self, sizes, local, args)
 
     def _set(self, own: _Own, queue: Any, args: tuple[Any, ...]) -> None:
         if own.set_numbers is None:
@@ -545,9 +554,12 @@ class Sized:
         if prepared is not None and prepared[0] is own and prepared[1] is queue and not prepared[2]():
             return
         try:
-            self._enqueue(queue, own.kernel, self.sizes, self.local)
+            event = self._enqueue(queue, own.kernel, self.sizes, self.local)
         except self.kernel.failed as error:
-            self.kernel._retry(queue, own.kernel, self.sizes, self.local, error)
+            event = self.kernel._retry(queue, own.kernel, self.sizes, self.local, error)
+        if not self.kernel.launched:
+            self.kernel.launched = True
+            self.kernel.program.save_after_launch(event)
         if self._driver is not None and prepared is None:
             self._eventless = own, queue, _eventless(self._driver, queue, own.kernel, self.sizes, self.local)
 

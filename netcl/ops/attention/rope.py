@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core import recording
+from netcl.core.commands import device_queue
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
@@ -26,7 +28,8 @@ def _frequencies_on(x: Tensor, base: float) -> Tensor:
     key = ("rope", x.shape[-1], float(base), dtype)
     state = program.state(x.queue)
     if key not in state:
-        state[key] = Tensor.from_host(x.queue, frequencies(x.shape[-1], base), dtype)
+        with recording.paused():
+            state[key] = Tensor.from_host(device_queue(x.queue), frequencies(x.shape[-1], base), dtype)
     return state[key]
 
 

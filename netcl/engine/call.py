@@ -1,0 +1,193 @@
+"""Calls of ops: operands -> key -> plan -> run.
+
+The key is made of the op, the shapes and dtypes of its tensors and its other arguments. A plan is made when a key is new, by the op's own
+function over a command list; from then on a call is a look-up and the run of the plan. Ops on the NumPy backend, and calls whose
+arguments tell no key (arrays, lists of numbers), run the function itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from math import copysign
+from typing import Any, NamedTuple
+
+from netcl.core import dtype as dtypes
+from netcl.core import memory, recording
+from netcl.core.commands import CommandList, Notes, NotPlannable, Place
+from netcl.core.device import CPUQueue
+from netcl.core.kernel_selector import get_kernel_selector
+from netcl.core.kernels import program
+from netcl.core.tensor import DeferredTensor, Tensor
+from netcl.engine.plan import MOST_PLANS, Plan
+from netcl.engine.pointwise import fusing_modes
+from netcl.engine.registry import Reduction
+
+_PLAIN = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
+_AT_ONCE = "run at once: the op does what a plan cannot repeat"
+_ALONE = 8  # values of a kind that waited in vain, until such values are computed at once
+_AGAIN = 64  # calls after which one waits again, to see whether something follows by now
+
+
+class Habit:
+    """What became of values of one kind that wait for what follows: ``alone`` were asked for by themselves, ``followed`` were not.
+
+    Waiting takes the host as long as a small product takes the device, so that a kind of which only the first is seen waits no more.
+    """
+
+    __slots__ = ("_calls", "alone", "followed", "plan")
+
+    def __init__(self) -> None:
+        self.alone = self.followed = self._calls = 0
+        self.plan: Any = None  # for values that do not wait
+
+    def waits(self) -> bool:
+        """Whether the next value of this kind does."""
+        self._calls += 1
+        return self.followed > 0 or self.alone < _ALONE or self._calls % _AGAIN == 0
+
+    def follow(self, made: Any) -> Any:
+        """The value ``made``; if it is a product, it will tell what becomes of it."""
+        if type(made) is DeferredTensor and hasattr(made._source, "habit"):
+            made._source.habit = self  # type: ignore[union-attr]
+        return made
+
+
+def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
+    """The tensors among some arguments; what makes the kind of the call goes into ``key``. ``None`` where they do not tell it."""
+    tensors: list[Tensor] = []
+    for x in values:
+        kind = type(x)
+        if kind is Tensor or kind is DeferredTensor:
+            if x.host_ref is not None and memory.shares_host(x.pool_handle):
+                return None  # such memory may be aligned otherwise than the pool's
+            key.append(x.dtype)
+            key.append(x.shape)
+            tensors.append(x)
+        elif kind in _PLAIN:
+            key.append(kind)
+            key.append(x if kind is not float or x else copysign(1.0, x))
+        elif kind is tuple and all([type(part) is int for part in x]):
+            key.append(x)
+        elif kind is tuple or kind is list or hasattr(kind, "_fields"):
+            key.append((kind, len(x)))
+            inside = _operands(x, key)
+            if inside is None:
+                return None
+            tensors += inside
+        else:
+            return None
+    return tensors
+
+
+def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
+    """An argument with its tensors replaced, in the order in which :func:`_operands` finds them."""
+    kind = type(value)
+    if kind is Tensor or kind is DeferredTensor:
+        return next(operands)
+    if isinstance(value, tuple | list):
+        parts = [_rewritten(part, operands) for part in value]
+        return value._make(parts) if hasattr(value, "_make") else kind(parts)
+    return value
+
+
+def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
+    """The commands of a call as a plan, or that there is none."""
+    commands = CommandList(queue, program.state(queue), memory.get_persistent_pool(queue), len(tensors))
+    places: list[Any] = [Place(commands, i, t.nbytes) for i, t in enumerate(tensors)]
+    commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
+    operands = iter(commands.given)
+    args = [_rewritten(arg, operands) for arg in args]
+    kwargs = {key: _rewritten(arg, operands) for key, arg in kwargs.items()}
+    mode, fusing_modes.mode = fusing_modes.mode, None
+    try:
+        with recording.replaced_by(Notes(commands)):
+            result = function(*args, **kwargs)
+        return Plan(name, commands, result)
+    except NotPlannable:
+        return _AT_ONCE
+    finally:
+        fusing_modes.mode = mode
+        commands.given = []
+
+
+def planned(
+    name: Any, function: Callable[..., Any], deferred: Callable[..., Any] | None = None, waits: Callable[..., bool] | None = None
+) -> Any:
+    """``function``, an op, as a call of the engine. ``name`` is its row, or a name.
+
+    ``deferred`` takes the same arguments and gives the result as values that wait for what follows, or ``None``. It is asked for each kind
+    of call, inside functions that are compiled for each call, and for each call of which ``waits(*args)`` is true.
+    """
+    selector, modes = get_kernel_selector(), fusing_modes
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        key = [name, selector.revision, *kwargs]
+        tensors = _operands((*args, *kwargs.values()) if kwargs else args, key)
+        if deferred is not None and (modes.mode is not None or not tensors or (waits is not None and waits(*args))):
+            made = deferred(*args, **kwargs)
+            if made is not None:
+                return made
+        if not tensors:
+            return function(*args, **kwargs)
+        queue, signature = tensors[0].queue, tuple(key)
+        for x in tensors:
+            if x.queue is not queue:
+                return function(*args, **kwargs)
+        try:
+            found = queue._netcl_state["plans"][signature]
+        except (AttributeError, KeyError):  # a NumPy queue, a new context, a new kind of call
+            found = None
+        if type(found) is Plan and found.queue is queue and (found.fact is None or found.fact() == found.said):
+            return found.run(tensors)
+        if type(queue) is CommandList or isinstance(queue, CPUQueue):
+            return function(*args, **kwargs)
+        return _Call(name, function, deferred, args, kwargs, tensors).made(signature, found)
+
+    return call
+
+
+class _Call(NamedTuple):
+    """A call whose plan is not known."""
+
+    name: Any
+    function: Callable[..., Any]
+    deferred: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Tensor]
+
+    def made(self, signature: tuple[Any, ...], found: Any) -> Any:
+        """The result; what is decided here is kept for calls of the same kind."""
+        plans = plan_cache(self.tensors[0].queue)
+        if type(found) is Plan and found.queue is not self.tensors[0].queue:  # another queue of the context
+            signature = (*signature, self.tensors[0].queue)
+            found = plans.get(signature)
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        if found is None and self.deferred is not None and fusing_modes.mode is None:
+            made = self.deferred(*self.args, **self.kwargs)
+            if made is not None:
+                habit = plans[signature] = Habit()
+                return habit.follow(made)
+        if type(found) is Habit:
+            if found.waits():
+                made = self.deferred(*self.args, **self.kwargs)  # type: ignore[misc]
+                if made is not None:
+                    return found.follow(made)
+            found.plan = plan = self._plan(found.plan)
+        else:
+            plans[signature] = plan = self._plan(found)
+        return plan.run(self.tensors) if type(plan) is Plan else self.function(*self.args, **self.kwargs)
+
+    def _plan(self, known: Any) -> Plan | str:
+        if known == _AT_ONCE or (type(known) is Plan and known.holds()):
+            return known
+        name = getattr(self.name, "name", self.name)
+        return make_plan(name, self.tensors[0].queue, self.tensors, self.function, self.args, self.kwargs)
+
+
+def plan_cache(queue: Any) -> dict[Any, Any]:
+    """The plans of a queue's context."""
+    return program.state(queue).setdefault("plans", {})

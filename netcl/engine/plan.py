@@ -1,0 +1,218 @@
+"""Plans: what a call does, over memory that each run brings.
+
+A plan is made from a :class:`~netcl.core.commands.CommandList`, that is, from the types of the operands and the other arguments of a call.
+Running it leases memory for results and temporaries and enqueues the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from netcl.core import recording
+from netcl.core.backend.opencl import backend_of
+from netcl.core.commands import At, CommandList, HostStep, Launch, NotPlannable, Place
+from netcl.core.kernels import program
+from netcl.core.kernels.signature import POINTER
+from netcl.core.tensor import Tensor
+from netcl.core.writes import wrote, wrote_again
+
+MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
+
+Result = tuple[int, tuple[int, ...], str]  # where its memory is among that of the commands (-1: there is none), its shape and dtype
+
+
+class Plan:
+    """The commands of a call. ``run(tensors)`` does them over the memory of its operands."""
+
+    __slots__ = ("commands", "context", "fact", "facts", "fixed", "form", "name", "noted", "leased",
+                 "operands", "queue", "results", "room_of", "rooms", "said", "single", "steps",
+                 "writes")  # fmt: skip
+
+    def __init__(self, name: str, commands: CommandList, result: Any):
+        self.name, self.queue, self.context = name, commands.queue, commands.context
+        self.operands, self.leased, self.commands = commands.operands, commands.leased, commands.commands
+        self.form, self.results = _results(commands, result)
+        self.room_of, self.rooms = self._share()
+        # Where nothing but one new tensor comes of the plan: its room, shape and dtype.
+        at, shape, dtype = self.results[0] if self.form is None else (-1, (), "")
+        self.single = (self.room_of[at - self.operands], shape, dtype) if at >= self.operands and not commands.noted else None
+        self.noted, self.writes = sorted(commands.noted), sorted(_written(commands) | commands.noted)
+        self.facts, said = list(commands.facts), list(commands.facts.values())
+        # One function for all facts, mostly the only one: every run asks it.
+        self.fact = self.facts[0] if len(said) == 1 else (lambda: [fact() for fact in self.facts]) if said else None
+        self.said = said[0] if len(said) == 1 else said
+        self.fixed: list[Any] = []
+        self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
+        self._number_slots()
+
+    def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
+        """Which room each piece of leased memory gets, and the rooms: a temporary's is free after its last command."""
+        n, last = self.operands, {}
+        for i, command in enumerate(self.commands):
+            last.update({at.index: i for at in _memory(command) if at.index >= n})
+        last.update({at: len(self.commands) for at, _, _ in self.results})
+        rooms: list[tuple[Any, int]] = []
+        free: dict[Any, list[int]] = {}
+        room_of = [-1] * len(self.leased)
+
+        def take(at: int) -> None:
+            shelf, nbytes = self.leased[at - n]
+            if free.get(shelf):
+                room = free[shelf].pop()
+                rooms[room] = shelf, max(nbytes, rooms[room][1])
+            else:
+                room = len(rooms)
+                rooms.append((shelf, nbytes))
+            room_of[at - n] = room
+
+        for i, command in enumerate(self.commands):
+            used = sorted({at.index for at in _memory(command) if at.index >= n})
+            for at in used:
+                if room_of[at - n] < 0:
+                    take(at)
+            for at in used:
+                if last[at] == i:
+                    free.setdefault(self.leased[at - n][0], []).append(room_of[at - n])
+        for at, _, _ in self.results:
+            if at >= n and room_of[at - n] < 0:
+                take(at)
+        return room_of, rooms
+
+    def _slot(self, index: int) -> int:
+        """Where the memory of a command is among that of a run."""
+        return index if index < self.operands else self.operands + self.room_of[index - self.operands]
+
+    def _number_slots(self) -> None:
+        """Prepare the commands: each gets the numbers of its arguments and their memory out of one list of slots.
+
+        The list begins with the numbers themselves and with memory that is the same in every run.
+        """
+        launches = [command.args for command in self.commands if isinstance(command, Launch)]
+        most = max(map(len, launches), default=0)
+        self.fixed = list(range(most))
+        start = most + sum(not isinstance(arg, At) for args in launches for arg in args)
+        for command in self.commands:
+            if isinstance(command, HostStep):
+                self.steps.append((_host_step(self.queue, command.run), _chosen([start + self._slot(at.index) for at in command.at])))
+                continue
+            pointers = [i for i, kind in enumerate(command.kernel.kinds) if kind is POINTER]
+            sized = command.kernel.sized(command.sizes, command.local, command.args[len(pointers) :])
+            places = range(len(command.args)) if sized is None else pointers
+            slots: list[int] = []
+            for i in places:
+                arg = command.args[i]
+                if not isinstance(arg, At):
+                    self.fixed.append(arg.buffer if isinstance(arg, Tensor) else arg)
+                slots += (i, start + self._slot(arg.index) if isinstance(arg, At) else len(self.fixed) - 1)
+            self.steps.append((sized or _any_launch(command), _chosen(slots)))
+        self.fixed += [None] * (start - len(self.fixed))  # places of numbers that stay set in kernels
+
+    def holds(self) -> bool:
+        """Whether the call would still do the same."""
+        return self.fact is None or self.fact() == self.said
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        """Do the commands over these operands; the results are new tensors, or operands that were changed in place."""
+        if self.writes and program.awaited:
+            for i in self.writes:
+                tensors[i]._compute_readers()
+        if self.noted:
+            wrote([tensors[i] for i in self.noted])
+        if program.launch_observers:
+            made = self._run_observed(tensors)
+        else:
+            leases = [shelf.lease(nbytes) for shelf, nbytes in self.rooms]
+            slots = [*self.fixed, *[t.buffer for t in tensors], *[lease.buffer for lease in leases]]
+            queue = self.queue
+            for step, chosen in self.steps:
+                step(queue, chosen(slots))
+            if self.single is not None:
+                room, shape, dtype = self.single
+                lease = leases[room]
+                return Tensor(lease.buffer, shape, dtype, self.context, queue, lease)
+            made = [self._result(part, tensors, leases) for part in self.results]
+        for i in self.noted:
+            wrote_again(tensors[i])
+        return made[0] if self.form is None else self.form(made)
+
+    def _result(self, part: Result, tensors: Sequence[Tensor], leases: Sequence[Any]) -> Tensor | None:
+        at, shape, dtype = part
+        if at < self.operands:
+            return None if at < 0 else tensors[at]
+        lease = leases[self.room_of[at - self.operands]]
+        return Tensor(lease.buffer, shape, dtype, self.context, self.queue, lease)
+
+    def _run_observed(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The same commands one by one, as those who record or measure launches are told of them: with memory of its own for every
+        temporary, so that a recording can plan it anew, and with the tensors of the results."""
+        leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
+        memory: list[Any] = [*tensors, *[lease.buffer for lease in leases]]
+        for at, shape, dtype in self.results:
+            if at >= self.operands:
+                lease = leases[at - self.operands]
+                memory[at] = Tensor(lease.buffer, shape, dtype, self.context, self.queue, lease)
+        for fact in self.facts:
+            recording.requires(fact)
+        recording.active.op = self.name
+        for command in self.commands:
+            if isinstance(command, Launch):
+                args = [memory[arg.index] if isinstance(arg, At) else arg for arg in command.args]
+                command.kernel(self.queue, command.sizes, command.local, *args)
+            else:
+                buffers = [memory[at.index] for at in command.at]
+                command.run(backend_of(self.queue), *[m.buffer if isinstance(m, Tensor) else m for m in buffers])
+        recording.active.op = ""
+        return [memory[at] if at >= 0 else None for at, _, _ in self.results]
+
+
+def _memory(command: Launch | HostStep) -> list[At]:
+    return [arg for arg in (command.args if isinstance(command, Launch) else command.at) if isinstance(arg, At)]
+
+
+def _chosen(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    return lambda memory: tuple([memory[slot] for slot in slots])
+
+
+def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
+    return lambda _, memory: run(backend_of(queue), *memory)
+
+
+def _any_launch(command: Launch) -> Callable[..., None]:
+    """A launch of a kernel that takes memory elsewhere than before its numbers."""
+    return lambda queue, memory: command.kernel(queue, command.sizes, command.local, *memory[1::2])
+
+
+def _written(commands: CommandList) -> set[int]:
+    """The operands that kernels may write to."""
+    found = set()
+    for command in commands.commands:
+        if isinstance(command, Launch):
+            pairs = zip(command.args, command.kernel.reads_only(), strict=True)
+            found |= {arg.index for arg, only_read in pairs if isinstance(arg, At) and not only_read}
+        else:
+            found.update(command.written)
+    return {index for index in found if index < commands.operands}
+
+
+def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[Result]]:
+    """How results are put together (``None``: there is one), and per result its place, shape and dtype."""
+    if isinstance(result, Tensor):
+        return None, [_result(commands, result)]
+    if not isinstance(result, tuple | list):
+        raise NotPlannable("the result is no tensor")
+    kind: Any = type(result)
+    return (kind._make if hasattr(kind, "_make") else kind), [_result(commands, x) for x in result]
+
+
+def _result(commands: CommandList, x: Any) -> Result:
+    if x is None:
+        return -1, (), ""
+    if type(x) is not Tensor or x._source is not None or type(x.buffer) is not Place or x.buffer.commands is not commands:
+        raise NotPlannable("a result is not of the call's own memory")
+    if x.buffer.index < commands.operands and x is not commands.given[x.buffer.index]:
+        raise NotPlannable("a result is a view of an operand")
+    return x.buffer.index, x.shape, x.dtype
