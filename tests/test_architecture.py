@@ -159,16 +159,16 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 434,
     "amp": 425,
-    "autograd": 2499,
+    "autograd": 2500,
     "bench": 594,
     "cli": 1264,
-    "core": 6327,
+    "core": 6338,
     "data": 2465,
     "distributed": 2077,
-    "engine": 5726,
+    "engine": 5781,
     "io": 3761,
     "nn": 5287,
-    "ops": 21579,
+    "ops": 21517,
     "optim": 1948,
     "profiling": 1308,
     "runtime": 3319,
@@ -176,7 +176,7 @@ LINES = {
     "utils": 88,
 }
 SLACK = 60  # a package that is further below its figure must lower it
-COUPLING = {"private names of other modules": 297, "imports inside functions": 49, "functions put into lower modules": 24, "Any": 3676}
+COUPLING = {"private names of other modules": 291, "imports inside functions": 49, "functions put into lower modules": 24, "Any": 3681}
 
 
 @cache

@@ -21,7 +21,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 from netcl.engine.lazy_graph import TraceNode
-from netcl.engine.pointwise import fusing_modes
+from netcl.engine.modes import modes
 from netcl.runtime.graph import tensors_in
 
 
@@ -45,14 +45,14 @@ class TracingContext:
         self.nodes: list[TraceNode] = []
 
     def __enter__(self) -> TracingContext:
-        self._outer, fusing_modes.trace = fusing_modes.trace, self.nodes
+        self._outer, modes.trace = modes.trace, self.nodes
         self._mode = lazy_graph.fusing(True, self.fast_math)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self._mode.__exit__(*exc)
-        fusing_modes.trace = self._outer
+        modes.trace = self._outer
         for node in self.nodes:
             if node.made is None and node.alive():
                 node.compute()
@@ -89,11 +89,11 @@ def _kernel_text(program: str) -> str:
 
 @contextmanager
 def _showing_texts(texts: list[str]) -> Iterator[None]:
-    before, fusing_modes.shown = fusing_modes.shown, texts
+    before, modes.shown = modes.shown, texts
     try:
         yield
     finally:
-        fusing_modes.shown = before
+        modes.shown = before
 
 
 class CompiledFunction:
@@ -106,7 +106,7 @@ class CompiledFunction:
         self.fast_math = fast_math
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if fusing_modes.mode is not None:  # called by a function that is compiled itself
+        if modes.mode is not None:  # called by a function that is compiled itself
             return self.function(*args, **kwargs)
         with lazy_graph.fusing(True, self.fast_math):
             result = self.function(*args, **kwargs)
@@ -120,14 +120,14 @@ class CompiledFunction:
     def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
         """Call the function, and its gradients where an argument requires them, and tell what was launched."""
         found = CompiledGraph()
-        before, fusing_modes.trace = fusing_modes.trace, []
-        nodes: list[TraceNode] = fusing_modes.trace
+        before, modes.trace = modes.trace, []
+        nodes: list[TraceNode] = modes.trace
         try:
             with _showing_texts(found.forward):
                 outputs = [t for t in tensors_in(self(*args, **kwargs)) if t.requires_grad]
             found.ops = [node.name for node in nodes]
         finally:
-            fusing_modes.trace = before
+            modes.trace = before
         wanted = [t for t in tensors_in([*args, *kwargs.values()]) if t.requires_grad]
         if outputs and wanted:
             ones = [Tensor.ones(t.shape, t.dtype, queue=t.queue) for t in outputs]

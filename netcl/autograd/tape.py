@@ -28,7 +28,8 @@ from netcl.core.site import user_line
 from netcl.core.tensor import DeferredTensor, Remover, Tensor, memory_of
 from netcl.core.writes import clock
 from netcl.engine import lazy_graph
-from netcl.engine.pointwise import fusing_modes
+from netcl.engine.modes import in_mode
+from netcl.engine.modes import modes as deferral
 
 
 class _Modes(threading.local):
@@ -85,7 +86,7 @@ class Node:
         self.outputs: Sequence[Like] = ()
         self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
         self.site = _op_site() if modes.anomaly else ""
-        self.fusing = fusing_modes.mode  # what was compiled forwards is compiled backwards
+        self.fusing = deferral.mode  # what was compiled forwards is compiled backwards
 
     def attach(self, outputs: Sequence[Any]) -> None:
         """Make the outputs point here."""
@@ -115,7 +116,7 @@ class Node:
             if given is not None and (not isinstance(given, Tensor) or given.shape != out.shape):
                 shape = given.shape if isinstance(given, Tensor) else type(given).__name__
                 raise ShapeError(message(self.name, "a gradient must be a tensor of the output's shape", given=shape, output=out.shape))
-        with no_grad(), lazy_graph.in_mode(self.fusing):
+        with no_grad(), in_mode(self.fusing):
             back = self.rule(self, ops, list(gradients))
             return tuple(None if g is None or seen is None else _fit(ops, g, seen) for g, seen in zip(back, self.likes, strict=True))
 
@@ -367,7 +368,7 @@ class _Walk:
             if node.fusing is None:
                 self.step(node, grads)
             else:
-                with lazy_graph.in_mode(node.fusing):
+                with in_mode(node.fusing):
                     self.step(node, grads)
             if self.due is not None:
                 self.due.subtract(_hooked(edges))

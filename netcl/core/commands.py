@@ -22,6 +22,7 @@ class Place:
     """Memory that a plan will have: operand ``index`` of a call or, from the number of operands on, memory that the call leases."""
 
     __slots__ = ("commands", "index", "nbytes", "persistent")
+    pool = None
 
     def __init__(self, commands: CommandList, index: int, nbytes: int):
         self.commands, self.index, self.nbytes, self.persistent = commands, index, nbytes, False
@@ -38,7 +39,8 @@ class Place:
 
 
 class Launch(NamedTuple):
-    """A kernel with its sizes. ``args`` holds numbers, local memory, tensors that were there before, and places as ``At``."""
+    """A kernel with its sizes. ``args`` holds numbers, local memory, tensors that were there before, places as ``At`` and
+    numbers that runs are given as ``Given``."""
 
     kernel: Any
     sizes: tuple[int, ...]
@@ -48,6 +50,15 @@ class Launch(NamedTuple):
 
 class At:
     """The memory of a plan at ``index``."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+class Given:
+    """A number that each run is given, at ``index``; the given numbers of a kernel come before its others."""
 
     __slots__ = ("index",)
 

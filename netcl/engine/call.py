@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core import memory, recording
-from netcl.core.commands import CommandList, Notes, NotPlannable, Place
+from netcl.core.commands import CommandList, Notes, NotPlannable
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import get_kernel_selector
-from netcl.core.kernels import program
 from netcl.core.tensor import DeferredTensor, Tensor
-from netcl.engine.plan import MOST_PLANS, Plan
-from netcl.engine.pointwise import fusing_modes
+from netcl.engine.modes import in_mode, modes
+from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
 
 _PLAIN = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
@@ -93,21 +92,17 @@ def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
 
 def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
     """The commands of a call as a plan, or that there is none."""
-    commands = CommandList(queue, program.state(queue), memory.get_persistent_pool(queue), len(tensors))
-    places: list[Any] = [Place(commands, i, t.nbytes) for i, t in enumerate(tensors)]
-    commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
+    commands = command_list(queue, tensors)
     operands = iter(commands.given)
     args = [_rewritten(arg, operands) for arg in args]
     kwargs = {key: _rewritten(arg, operands) for key, arg in kwargs.items()}
-    mode, fusing_modes.mode = fusing_modes.mode, None
     try:
-        with recording.replaced_by(Notes(commands)):
+        with in_mode(None), recording.replaced_by(Notes(commands)):
             result = function(*args, **kwargs)
         return Plan(name, commands, result)
     except NotPlannable:
         return _AT_ONCE
     finally:
-        fusing_modes.mode = mode
         commands.given = []
 
 
@@ -119,7 +114,7 @@ def planned(
     ``deferred`` takes the same arguments and gives the result as values that wait for what follows, or ``None``. It is asked for each kind
     of call, inside functions that are compiled for each call, and for each call of which ``waits(*args)`` is true.
     """
-    selector, modes = get_kernel_selector(), fusing_modes
+    selector = get_kernel_selector()
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,9 +159,7 @@ class _Call(NamedTuple):
         if type(found) is Plan and found.queue is not self.tensors[0].queue:  # another queue of the context
             signature = (*signature, self.tensors[0].queue)
             found = plans.get(signature)
-        if len(plans) >= MOST_PLANS:
-            plans.clear()
-        if found is None and self.deferred is not None and fusing_modes.mode is None:
+        if found is None and self.deferred is not None and modes.mode is None:
             made = self.deferred(*self.args, **self.kwargs)
             if made is not None:
                 habit = plans[signature] = Habit()
@@ -186,8 +179,3 @@ class _Call(NamedTuple):
             return known
         name = getattr(self.name, "name", self.name)
         return make_plan(name, self.tensors[0].queue, self.tensors, self.function, self.args, self.kwargs)
-
-
-def plan_cache(queue: Any) -> dict[Any, Any]:
-    """The plans of a queue's context."""
-    return program.state(queue).setdefault("plans", {})

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.core.commands import Launch
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, row_kernel
 from netcl.engine.expression import PythonText
 from netcl.engine.lazy_graph import Space, TraceNode
+from netcl.engine.modes import later, modes
 from netcl.engine.opencl_text import COMPUTE, Body, as_held, numpy_function, numpy_source
-from netcl.engine.pointwise import as_compute, cached_plan, computed, from_compute, fusing_modes, later, launch, plan_body
+from netcl.engine.plan import Plan, plan_cache
+from netcl.engine.pointwise import as_compute, from_compute, plan_map
 from netcl.engine.reduction import UFUNCS
 from netcl.engine.registry import is_truth
 from netcl.engine.row_kernel import RowOp
@@ -103,7 +105,7 @@ def _rounds(node: TraceNode) -> str:
 def run(roots: Sequence[TraceNode]) -> None:
     """Compute a region and hand every kept node its values."""
     if len(roots) == 1 and _by_itself(roots[0]):
-        roots[0].finish(_single(roots[0], program.state(roots[0].queue)))
+        roots[0].finish(_single(roots[0]))
         return
     region = describe(roots)
     first = region.order[0]
@@ -131,7 +133,7 @@ def _by_itself(node: TraceNode) -> bool:
 def _alone(region: Region) -> bool:
     """Whether a region is one op and nothing else, whose own kernels are there for that."""
     whole, mode = region.order[0].whole, region.order[0].mode
-    if whole.begun or fusing_modes.shown is not None or (mode is not None and mode.fast_math):
+    if whole.begun or modes.shown is not None or (mode is not None and mode.fast_math):
         return False
     if any(node.whole is not whole for node in region.order):
         return False
@@ -168,33 +170,35 @@ def _chain_cl(region: Region) -> list[Tensor]:
     queue, real, shape = region.order[0].queue, region.order[0].real, region.shape
     outputs = tuple(DTYPES[node.dtype] for node in region.kept)
     options = _build_options(region)
-    state = program.state(queue)
     if len(region.order) == 1 and not options:
-        return [_single(region.order[0], state)]
+        return [_single(region.order[0])]
     key = (region.key, region.slots, shape, options, *((x.dtype, x.shape) for x in region.leaves))
-    plan = state["plans"].get(key) if "plans" in state else None
-    if plan is None:
+    plan = plan_cache(queue).get(key)
+    if plan is None or plan.queue is not queue:
         body = chain_body(region.key, len(region.leaves), region.slots)
-        arguments = (region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
-        plan = cached_plan(state, key, lambda: plan_body(*arguments))
-    _show(plan.kernel)
-    if len(outputs) == 1:
-        return [computed(plan, queue, (*region.leaves, *region.numbers))]
-    results = [Tensor._result(shape, dtype.name, queue) for dtype in outputs]
-    launch(plan, queue, (*region.leaves, *region.numbers), results)
-    return results
+        plan = plan_map(region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
+        plan_cache(queue)[key] = plan
+    made = _run_plan(plan, region.leaves, region.numbers)
+    return made if isinstance(made, list) else [made]
 
 
-def _single(node: TraceNode, state: Any) -> Tensor:
+def _run_plan(plan: Plan, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> Any:
+    for command in plan.commands:
+        assert isinstance(command, Launch)
+        _show(command.kernel)
+    return plan.run(tensors, tuple([plan.cast(n) for n in numbers]))
+
+
+def _single(node: TraceNode) -> Tensor:
     """A formula that nothing joined: the kernel of its op."""
     values: list[Any] = [x.made if type(x) is TraceNode else x for x in node.inputs]
     key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in values))
-    plan = state["plans"].get(key) if "plans" in state else None
-    if plan is None:
-        arguments = (node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
-        plan = cached_plan(state, key, lambda: plan_body(*arguments))
-    _show(plan.kernel)
-    return computed(plan, node.queue, (*values, *node.numbers))
+    plan = plan_cache(node.queue).get(key)
+    if plan is None or plan.queue is not node.queue:
+        plan = plan_map(node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
+        plan_cache(node.queue)[key] = plan
+    numbers = [x for x in values if not isinstance(x, Tensor)]
+    return _run_plan(plan, [x for x in values if isinstance(x, Tensor)], [*numbers, *node.numbers])
 
 
 def _chain_numpy(region: Region) -> list[Tensor]:
@@ -202,8 +206,8 @@ def _chain_numpy(region: Region) -> list[Tensor]:
     body = chain_body(region.key, len(region.leaves), region.slots)
     with np.errstate(all="ignore"):
         values = numpy_function(body, real)(*(as_compute(x, real) for x in (*region.leaves, *region.numbers)))
-    if fusing_modes.shown is not None:
-        fusing_modes.shown.append(numpy_source(body, PythonText(COMPUTE[real])))
+    if modes.shown is not None:
+        modes.shown.append(numpy_source(body, PythonText(COMPUTE[real])))
     made: list[Tensor] = []
     for value, node in zip(values, region.kept, strict=True):  # a formula that changes nothing gives the array it was given
         made.append(from_compute(value, region.shape, DTYPES[node.dtype], queue, (*region.leaves, *made)))
@@ -212,8 +216,8 @@ def _chain_numpy(region: Region) -> list[Tensor]:
 
 def _show(kernel: Any) -> None:
     """Tell who asks for sources which kernel was launched."""
-    if fusing_modes.shown is not None and kernel is not None:
-        fusing_modes.shown.append(kernel.program.source)
+    if modes.shown is not None and kernel is not None:
+        modes.shown.append(kernel.program.source)
 
 
 # ---- rows
@@ -267,8 +271,8 @@ def _rows_numpy(region: Region) -> list[Tensor]:
             else:
                 value = np.broadcast_to(x[0], space.shape).sum(tuple(range(len(space.lead))), dtype=COMPUTE[real])
             values[f"s{k}"] = as_held(DTYPES[step.rounds], COMPUTE[real], value) if step.rounds else value
-    if fusing_modes.shown is not None:
-        fusing_modes.shown.append(
+    if modes.shown is not None:
+        modes.shown.append(
             "\n".join(f"s{k} = {step.name}({', '.join(ref or 'number' for ref in step.refs)})" for k, step in enumerate(region.steps))
         )
     made: list[Tensor] = []

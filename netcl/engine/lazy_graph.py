@@ -24,8 +24,9 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.kernels import program
 from netcl.core.tensor import DeferredTensor, Tensor, memory_of
 from netcl.engine import rows
+from netcl.engine.modes import Mode, in_mode, later, modes
 from netcl.engine.opencl_text import Body
-from netcl.engine.pointwise import Mode, fusing_modes, later, profile_of
+from netcl.engine.pointwise import profile_of
 
 log = logging.getLogger("netcl")
 
@@ -66,7 +67,7 @@ class TraceNode:
     ):  # fmt: skip
         self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
         self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
-        self.mode, self.whole = fusing_modes.mode, fusing_modes.whole
+        self.mode, self.whole = modes.mode, modes.whole
         self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
         self.made: Tensor | None = None
         self.skipped = False
@@ -140,13 +141,13 @@ class Whole:
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
     """What ``form`` makes of an op; ``call`` is the op itself, for the case that it stays alone."""
-    if fusing_modes.whole is not None or any(waiting_node(x) is not None for x in inputs):
+    if modes.whole is not None or any(waiting_node(x) is not None for x in inputs):
         return form()
-    whole = fusing_modes.whole = Whole(call)
+    whole = modes.whole = Whole(call)
     try:
         made = form()
     finally:
-        fusing_modes.whole = None
+        modes.whole = None
     for tensor in made if isinstance(made, tuple) else () if made is None else (made,):
         node = waiting_node(tensor)
         whole.results.append(None if node is None else weakref.ref(node))
@@ -215,11 +216,11 @@ def register(node: Any) -> None:
         if isinstance(x, Tensor):
             _note_readers(_shared_values(x), (me,))
             held += x.nbytes
-    modes = fusing_modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
-    waiting = modes["waiting"]
+    own = modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
+    waiting = own["waiting"]
     waiting[id(node)] = me
-    modes["held"] += held
-    if len(waiting) > MOST_WAITING or modes["held"] > MOST_HELD:
+    own["held"] += held
+    if len(waiting) > MOST_WAITING or own["held"] > MOST_HELD:
         _shrink(_most_held(node))
 
 
@@ -230,15 +231,15 @@ def _most_held(node: Any) -> int:
 
 def _shrink(most: int = MOST_HELD) -> None:
     """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
-    left = [node for ref in fusing_modes.waiting.values() if (node := ref()) is not None and node.made is None]
+    left = [node for ref in modes.waiting.values() if (node := ref()) is not None and node.made is None]
     held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
-    fusing_modes.waiting, fusing_modes.held = {id(node): weakref.ref(node) for node in left}, held
+    modes.waiting, modes.held = {id(node): weakref.ref(node) for node in left}, held
     if len(left) > MOST_WAITING // 2 or held > most // 2:
-        fusing_modes.waiting, fusing_modes.held = {}, 0  # computing may leave formulas, whose registration must not come back here
+        modes.waiting, modes.held = {}, 0  # computing may leave formulas, whose registration must not come back here
         for node in left:
             if node.alive():
                 node.compute()
-        fusing_modes.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
+        modes.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
     with _noting:
         for key, refs in list(_readers.items()):
             refs[:] = _unread(refs)
@@ -248,8 +249,8 @@ def _shrink(most: int = MOST_HELD) -> None:
 
 def flush() -> None:
     """Compute everything that waits and that someone still holds."""
-    if fusing_modes.waiting:
-        found = [ref() for ref in fusing_modes.waiting.values()]
+    if modes.waiting:
+        found = [ref() for ref in modes.waiting.values()]
         _compute([node for node in found if node is not None and node.made is None and node.alive()])
         _shrink()
 
@@ -279,16 +280,6 @@ def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def in_mode(mode: Mode | None) -> Iterator[None]:
-    """Defer as ``mode`` says; ``None`` is the way of plain eager code."""
-    before, fusing_modes.mode = fusing_modes.mode, mode
-    try:
-        yield
-    finally:
-        fusing_modes.mode = before
-
-
 TELLS = env.value("NETCL_DEBUG") >= 3
 
 
@@ -302,10 +293,10 @@ def _tell_fusion(what: str, *nodes: Any) -> None:
 
 def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real: str) -> bool:
     """Whether a waiting input, seen under a shape, can be computed inside the kernel of an op whose result has ``shape``."""
-    if node.real != real or node.mode != fusing_modes.mode or not node.readable or node.kind == "columns":
+    if node.real != real or node.mode != modes.mode or not node.readable or node.kind == "columns":
         return False
     if node.space is None:
-        return seen == node.shape and (seen == shape or fusing_modes.mode is not None or math.prod(seen) == 1)
+        return seen == node.shape and (seen == shape or modes.mode is not None or math.prod(seen) == 1)
     if shape == node.space.shape:
         return seen == (node.space.kept if node.narrow else shape)
     return node.narrow and seen == shape and shape in (node.space.lead, node.space.kept)
@@ -376,7 +367,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
 def _under_shape(x: Any) -> TraceNode | None:
     """The waiting node of a tensor; under a new shape a chain of formulas is written anew, over its leaves in that shape."""
     node = waiting_node(x)
-    if node is None or node.space is not None or x.shape == node.shape or fusing_modes.mode is None or node.kind != "map":
+    if node is None or node.space is not None or x.shape == node.shape or modes.mode is None or node.kind != "map":
         return node
     below = _below(node)
     plain = all(n.shape == node.shape for n in below) and all(t.shape == node.shape or t.size == 1 for t in node.leaves.values())
@@ -437,8 +428,8 @@ def _of_product(x: Any) -> bool:
 
 def _made(node: TraceNode) -> Tensor:
     tensor = Tensor._deferred(node, node.shape, node.dtype, node.queue)
-    if fusing_modes.trace is not None:
-        fusing_modes.trace.append(node)
+    if modes.trace is not None:
+        modes.trace.append(node)
     register(node)
     return tensor
 
@@ -453,7 +444,7 @@ def defer(
         values = [later.settle(x, values) if _of_product(x) else x for x in values]
         if name in later.follows and not numbers and (made := _followed(name, values, shape, dtype)) is not None:
             return made
-    if fusing_modes.mode is None:
+    if modes.mode is None:
         operands = _eager_operands(values, shape, real)
         return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, None, False))
     operands, space = _operands(values, shape, real)

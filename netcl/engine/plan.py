@@ -12,9 +12,10 @@ from typing import Any
 
 from netcl.core import recording
 from netcl.core.backend.opencl import backend_of
-from netcl.core.commands import At, CommandList, HostStep, Launch, NotPlannable, Place
+from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPlannable, Place
 from netcl.core.kernels import program
 from netcl.core.kernels.signature import POINTER
+from netcl.core.memory import get_persistent_pool
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote, wrote_again
 
@@ -23,21 +24,35 @@ MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow wi
 Result = tuple[int, tuple[int, ...], str]  # where its memory is among that of the commands (-1: there is none), its shape and dtype
 
 
+def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
+    """An empty command list for a queue, and in ``given`` a tensor of it for each operand."""
+    commands = CommandList(queue, program.state(queue), get_persistent_pool(queue), len(tensors))
+    places: list[Any] = [Place(commands, i, t.nbytes) for i, t in enumerate(tensors)]
+    commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
+    return commands
+
+
+def plan_cache(queue: Any) -> dict[Any, Any]:
+    """The plans of a queue's context; when there are too many, all are forgotten (kernels stay)."""
+    plans = program.state(queue).setdefault("plans", {})
+    if len(plans) >= MOST_PLANS:
+        plans.clear()
+    return plans
+
+
 class Plan:
     """The commands of a call. ``run(tensors)`` does them over the memory of its operands."""
 
-    __slots__ = ("commands", "context", "fact", "facts", "fixed", "form", "name", "noted", "leased",
-                 "operands", "queue", "results", "room_of", "rooms", "said", "single", "steps",
+    __slots__ = ("cast", "commands", "context", "fact", "facts", "fixed", "form", "name", "noted", "leased",
+                 "operands", "queue", "results", "room_of", "rooms", "said", "steps", "whole",
                  "writes")  # fmt: skip
 
     def __init__(self, name: str, commands: CommandList, result: Any):
         self.name, self.queue, self.context = name, commands.queue, commands.context
+        self.cast: Callable[[Any], Any] = float  # what the numbers of a run go through
         self.operands, self.leased, self.commands = commands.operands, commands.leased, commands.commands
         self.form, self.results = _results(commands, result)
         self.room_of, self.rooms = self._share()
-        # Where nothing but one new tensor comes of the plan: its room, shape and dtype.
-        at, shape, dtype = self.results[0] if self.form is None else (-1, (), "")
-        self.single = (self.room_of[at - self.operands], shape, dtype) if at >= self.operands and not commands.noted else None
         self.noted, self.writes = sorted(commands.noted), sorted(_written(commands) | commands.noted)
         self.facts, said = list(commands.facts), list(commands.facts.values())
         # One function for all facts, mostly the only one: every run asks it.
@@ -46,6 +61,7 @@ class Plan:
         self.fixed: list[Any] = []
         self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
         self._number_slots()
+        self.whole = self._one_launch()
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
         """Which room each piece of leased memory gets, and the rooms: a temporary's is free after its last command."""
@@ -98,7 +114,9 @@ class Plan:
                 self.steps.append((_host_step(self.queue, command.run), _chosen([start + self._slot(at.index) for at in command.at])))
                 continue
             pointers = [i for i, kind in enumerate(command.kernel.kinds) if kind is POINTER]
-            sized = command.kernel.sized(command.sizes, command.local, command.args[len(pointers) :])
+            numbers = command.args[len(pointers) :]
+            given = sum(isinstance(number, Given) for number in numbers)  # which come first
+            sized = command.kernel.sized(command.sizes, command.local, numbers[given:])
             places = range(len(command.args)) if sized is None else pointers
             slots: list[int] = []
             for i in places:
@@ -109,29 +127,53 @@ class Plan:
             self.steps.append((sized or _any_launch(command), _chosen(slots)))
         self.fixed += [None] * (start - len(self.fixed))  # places of numbers that stay set in kernels
 
+    def _one_launch(self) -> tuple[Any, ...] | None:
+        """Where one kernel over the operands, in their order, and one new result is all there is: its launch, room, shape and dtype of
+        the result, and the places of its arguments, for the memory between them. Most calls are such, and skip the rest.
+        """
+        command = self.commands[0] if len(self.commands) == 1 else None
+        if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
+            return None
+        memory = [arg.index for arg in command.args if isinstance(arg, At)]
+        pointers = sum(kind is POINTER for kind in command.kernel.kinds)
+        launch = self.steps[0][0]
+        if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not program.Sized:
+            return None
+        return launch, *self.rooms[0], *self.results[0][1:], [x for i in range(pointers) for x in (i, None)]
+
     def holds(self) -> bool:
         """Whether the call would still do the same."""
         return self.fact is None or self.fact() == self.said
 
-    def run(self, tensors: Sequence[Tensor]) -> Any:
-        """Do the commands over these operands; the results are new tensors, or operands that were changed in place."""
+    def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
+        """Do the commands over these operands and numbers; the results are new tensors, or operands that were changed in place."""
+        if self.whole is not None and not program.launch_observers:
+            launch, shelf, nbytes, shape, dtype, memory = self.whole
+            memory, place, queue = memory.copy(), 1, self.queue
+            for t in tensors:
+                memory[place] = t.buffer
+                place += 2
+            lease = shelf.lease(nbytes)
+            buffer = memory[place] = lease.buffer
+            launch(queue, tuple(memory), numbers)
+            return Tensor(buffer, shape, dtype, self.context, queue, lease)
         if self.writes and program.awaited:
             for i in self.writes:
                 tensors[i]._compute_readers()
         if self.noted:
             wrote([tensors[i] for i in self.noted])
         if program.launch_observers:
-            made = self._run_observed(tensors)
+            made = self._run_observed(tensors, numbers)
         else:
-            leases = [shelf.lease(nbytes) for shelf, nbytes in self.rooms]
-            slots = [*self.fixed, *[t.buffer for t in tensors], *[lease.buffer for lease in leases]]
-            queue = self.queue
+            queue, slots, leases = self.queue, self.fixed.copy(), []
+            for t in tensors:
+                slots.append(t.buffer)
+            for shelf, nbytes in self.rooms:
+                lease = shelf.lease(nbytes)
+                leases.append(lease)
+                slots.append(lease.buffer)
             for step, chosen in self.steps:
-                step(queue, chosen(slots))
-            if self.single is not None:
-                room, shape, dtype = self.single
-                lease = leases[room]
-                return Tensor(lease.buffer, shape, dtype, self.context, queue, lease)
+                step(queue, chosen(slots), numbers)
             made = [self._result(part, tensors, leases) for part in self.results]
         for i in self.noted:
             wrote_again(tensors[i])
@@ -144,7 +186,7 @@ class Plan:
         lease = leases[self.room_of[at - self.operands]]
         return Tensor(lease.buffer, shape, dtype, self.context, self.queue, lease)
 
-    def _run_observed(self, tensors: Sequence[Tensor]) -> list[Any]:
+    def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """The same commands one by one, as those who record or measure launches are told of them: with memory of its own for every
         temporary, so that a recording can plan it anew, and with the tensors of the results."""
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
@@ -159,7 +201,7 @@ class Plan:
         for command in self.commands:
             if isinstance(command, Launch):
                 args = [memory[arg.index] if isinstance(arg, At) else arg for arg in command.args]
-                command.kernel(self.queue, command.sizes, command.local, *args)
+                command.kernel(self.queue, command.sizes, command.local, *_with_numbers(args, numbers))
             else:
                 buffers = [memory[at.index] for at in command.at]
                 command.run(backend_of(self.queue), *[m.buffer if isinstance(m, Tensor) else m for m in buffers])
@@ -178,12 +220,16 @@ def _chosen(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 
 def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
-    return lambda _, memory: run(backend_of(queue), *memory)
+    return lambda _, memory, numbers: run(backend_of(queue), *memory)
 
 
 def _any_launch(command: Launch) -> Callable[..., None]:
     """A launch of a kernel that takes memory elsewhere than before its numbers."""
-    return lambda queue, memory: command.kernel(queue, command.sizes, command.local, *memory[1::2])
+    return lambda queue, memory, numbers: command.kernel(queue, command.sizes, command.local, *_with_numbers(memory[1::2], numbers))
+
+
+def _with_numbers(args: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+    return [numbers[arg.index] if isinstance(arg, Given) else arg for arg in args]
 
 
 def _written(commands: CommandList) -> set[int]:

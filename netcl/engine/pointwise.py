@@ -1,115 +1,46 @@
 """Runs pointwise rows: operands, dtypes, broadcasting, and the launch (or NumPy).
 
-Everything that depends only on dtypes and shapes is decided once and kept as a :class:`Plan` in the state of the
-context; a call is then a lookup, an allocation and an enqueue.
+Everything that depends only on dtypes and shapes is decided once and kept as a plan in the state of the context; a call is then a
+look-up and a run.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, reduce
+from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.backend import lifecycle
 from netcl.core.capabilities import DeviceProfile, device_profile
-from netcl.core.commands import CommandList, device_queue
+from netcl.core.commands import CommandList, Given
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
-from netcl.core.memory import get_persistent_pool
 from netcl.core.methods import Size
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.engine.launch import ahead, check_double, index_type
+from netcl.engine.modes import in_mode, later, modes
 from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.engine.registry import Pointwise
+from netcl.engine.plan import MOST_PLANS, Plan, command_list, plan_cache
+from netcl.engine.registry import Choice, Pointwise
 
 Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)
 INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
-MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
 CPU_WIDTH = 16
 
 
-class Mode(NamedTuple):
-    """How ops are deferred inside ``ag.jit_compile``: folds too, and with which compiler."""
+class Waiting(NamedTuple):
+    """In place of a plan: calls of this kind leave a value that waits, of this shape, compute type and dtype."""
 
-    rows: bool = True
-    fast_math: bool = False
-
-
-class _Fusing(threading.local):
-    """Per thread: the mode of the compiled function that runs now, if one does; who listens to deferred ops and to kernels' texts; the
-    op that is being said in formulas."""
-
-    mode: Mode | None = None
-    trace: list[Any] | None = None
-    shown: list[str] | None = None
-    whole: Any = None
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, Any] = {}  # nodes by their number, weakly
-        self.held = 0  # bytes of their inputs, and of those that are gone since this was last counted
-        lifecycle.computing.add(threading.current_thread())
-
-
-fusing_modes = _Fusing()
-
-
-class _Later:
-    """Filled by the modules of fusion, which rest on this one."""
-
-    defer: Callable[..., Tensor]  # a formula as a deferred tensor
-    fold: Callable[..., Tensor | None]  # a reduction as one, or None
-    finish: Callable[..., Tensor | None]  # an op in the kernel of the product before it, or None
-    settle: Callable[..., Tensor]  # a tensor that waits for such an op, or a formula where that will not be
-    follows: frozenset[str] = frozenset()  # the ops for which that may be
-    worth: Callable[..., bool]  # whether plain eager code should
-    run: Callable[..., None]  # compute nodes together
-
-
-later = _Later()
-
-
-class Plan(NamedTuple):
-    """What a call with certain dtypes and shapes does."""
-
-    shape: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    kernel: Any  # None: there is nothing to compute, or it is deferred
-    global_size: int
-    local_size: int
-    tensors: tuple[int, ...]
-    scalars: tuple[int, ...]
-    cast: Callable[[Any], Any]
-    sizes: tuple[int, ...]
-    deferred: tuple[Any, ...] | None = None  # shape, dtype and compute type, where the op leaves a deferred tensor
-    ready: Ready | None = None  # where all that a call adds is memory, and numbers of its own
-
-
-class Ready:
-    """A launch of a plan with one result, and the place its memory comes from."""
-
-    __slots__ = ("context", "dtype", "launch", "nbytes", "queue", "shape", "shelf")
-
-    def __init__(self, queue: Any, launch: program.Sized, shape: tuple[int, ...], dtype: str):
-        self.queue, self.context, self.launch, self.shape, self.dtype = queue, queue.context, launch, shape, dtype
-        self.nbytes = math.prod(shape) * DTYPES[dtype].itemsize
-        self.shelf = get_persistent_pool(queue).shelf(self.nbytes)
-
-    def result(self, memory: tuple[Any, ...], numbers: tuple[Any, ...] = ()) -> Tensor:
-        """Launch it over places and buffers in turn, of which the last place is the result's, with the numbers of this call."""
-        lease = self.shelf.lease(self.nbytes)
-        buffer = lease.buffer
-        self.launch(self.queue, (*memory, buffer), numbers)
-        return Tensor(buffer, self.shape, self.dtype, self.context, self.queue, lease)
+    types: tuple[tuple[int, ...], str, DType]
 
 
 # ---- operands
@@ -294,19 +225,22 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config:
     return chunk, items, 1 if items <= 1024 and not is_named(config) else config.local_size_1d
 
 
-def plan_body(
-    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, scalars: int,
-    shape: tuple[int, ...], options: tuple[str, ...] = (),
-) -> Plan:  # fmt: skip
-    """Decide everything about a body over operands of certain dtypes and shapes; builds the kernel if it is new."""
+class Map(NamedTuple):
+    """A kernel that computes a body over operands of certain dtypes and shapes, its sizes, and the numbers that come last."""
+
+    kernel: Any
+    items: int
+    local: int
+    sizes: tuple[int, ...]
+
+
+def map_kernel(
+    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, shape: tuple[int, ...],
+    options: tuple[str, ...] = (),
+) -> Map:  # fmt: skip
+    """The kernel of a body over some operands; builds it if it is new. It takes tensors, results, numbers and sizes, in this order."""
     given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
-    tensors = tuple(given)
-    numbers = (*(i for i in range(len(values)) if i not in given), *range(len(values), len(values) + scalars))
-    n = math.prod(shape)
-    cast = partial(_integer, op, compute) if compute in INTEGRAL else float
-    names = tuple(dtype.name for dtype in outputs)
-    if n == 0:
-        return Plan(shape, names, None, 0, 0, tensors, numbers, cast, ())
+    n, names = math.prod(shape), [dtype.name for dtype in outputs]
     check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
@@ -318,13 +252,24 @@ def plan_body(
     sizes: tuple[int, ...] = (walk.inner, chunk)
     if walk.outer:
         sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
-    plan = Plan(shape, names, kernel, items, local, tensors, numbers, cast, sizes)
-    return plan if len(names) > 1 else plan._replace(ready=_ready(plan, queue))
+    return Map(kernel, items, local, sizes)
 
 
-def _ready(plan: Plan, queue: Any) -> Ready | None:
-    launch = plan.kernel.sized(plan.global_size, plan.local_size, plan.sizes)
-    return None if launch is None else Ready(device_queue(queue), launch, plan.shape, plan.dtypes[0])
+def plan_map(
+    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, numbers: int,
+    shape: tuple[int, ...], options: tuple[str, ...] = (), out: Tensor | None = None,
+) -> Plan:  # fmt: skip
+    """A body as a plan over the tensors among ``values``, which are followed by ``out`` if that is written, and over ``numbers``."""
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    commands = command_list(queue, tensors if out is None else [*tensors, out])
+    made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
+    if math.prod(shape):
+        kernel, items, local, sizes = map_kernel(op, queue, body, values, outputs, compute, shape, options)
+        given = (Given(i) for i in range(numbers + len(values) - len(tensors)))
+        kernel(commands, items, local, *commands.given[: len(tensors)], *made, *given, *sizes)
+    plan = Plan(op, commands, made[0] if len(made) == 1 else made)
+    plan.cast = partial(_integer, op, compute) if compute in INTEGRAL else float
+    return plan
 
 
 def _kernel(
@@ -338,96 +283,144 @@ def _kernel(
     return state[key]
 
 
-def launch(plan: Plan, queue: Any, values: Sequence[Any], results: Sequence[Tensor]) -> None:
-    """Enqueue a plan over operands (tensors, numbers, parameters) into results."""
-    if plan.kernel is None:
-        return
-    if plan.scalars:
-        cast = plan.cast
-        args = [*(values[i] for i in plan.tensors), *results, *(cast(values[i]) for i in plan.scalars), *plan.sizes]
-    else:
-        args = [*values, *results, *plan.sizes]
-    plan.kernel(queue, plan.global_size, plan.local_size, *args)
-
-
-def cached_plan(state: dict[Any, Any], key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Make a plan and keep it; when there are too many, all are forgotten (kernels stay)."""
-    plans = state.setdefault("plans", {})
-    if len(plans) >= MOST_PLANS:
-        plans.clear()
-    plans[key] = plan = make()
-    return plan
-
-
 # ---- running rows
 
 
-def run(row: Pointwise, values: Sequence[Any], params: Sequence[Any] = (), out: Tensor | None = None, dtype: str | None = None) -> Tensor:
-    """The row's forward over its operands; ``dtype`` replaces the dtype of the result."""
-    key: list[Any] = [row, dtype]
-    queue = None
-    for x in values:
-        if isinstance(x, Tensor):
-            if queue is None:
-                queue = x.queue
-            elif x.queue is not queue:
-                check_same_device(row.name, next(v for v in values if isinstance(v, Tensor)), x)
-            key.append(x.dtype)
-            key.append(x.shape)
-        elif type(x) in SCALARS:
-            key.append(type(x))
-        else:
-            return run(row, operands(row.name, values, row.inputs), params, out, dtype)
-    if queue is None:
-        return run(row, operands(row.name, values, row.inputs), params, out, dtype)
-    if params:
-        key.extend(map(type, params))
-    if out is None and fusing_modes.mode is not None:
-        return deferred(row, queue, values, params, _fused_types(tuple(key), row, values, params, dtype), dtype)
-    signature = tuple(key)
-    try:
-        plan = queue._netcl_state["plans"][signature]
-    except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
-        if isinstance(queue, CPUQueue):
-            return _run_numpy(row, queue, values, params, out, dtype)
-        plan = cached_plan(program.state(queue), signature, lambda: _forward_plan(row, queue, values, params, dtype))
-    if plan.deferred is not None:
+@cache
+def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
+    """The forward of a row as a function of its inputs and parameters, and of ``out``; ``dtype`` replaces the dtype of the result."""
+    count = row.arity + len(row.params)
+
+    def call(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
+        if named or len(args) != count:
+            args = _bound(row, args, named)
+        key: list[Any] = [row] if dtype is None and out is None else [row, dtype, out is None]
+        tensors: list[Tensor] = []
+        numbers: list[Any] = []
+        queue = None
+        for x in args:
+            kind = type(x)
+            if kind in SCALARS:
+                key.append(kind)
+                numbers.append(x)
+            elif isinstance(x, Tensor):
+                if queue is None:
+                    queue = x.queue
+                elif x.queue is not queue:
+                    check_same_device(row.name, tensors[0], x)
+                key.append(x.dtype)
+                key.append(x.shape)
+                tensors.append(x)
+            else:
+                queue = None
+                break
+        if queue is None:
+            return call(*_operands_of(row, args), out=out)
+        signature = tuple(key)
+        if out is None and modes.mode is not None:
+            return deferred(row, queue, args, _fused_types(signature, row, args, dtype), dtype)
+        try:
+            found = queue._netcl_state["plans"][signature]
+        except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
+            found = None
+        if type(found) is not Plan or found.queue is not queue:
+            if isinstance(queue, CPUQueue):
+                return _run_numpy(row, queue, args, out, dtype)
+            if type(queue) is CommandList:
+                return _write_down(row, queue, args, out, dtype)
+            found = found if type(found) is Waiting else _new_plan(row, queue, args, out, dtype, signature)
+            if type(found) is Waiting:
+                return deferred(row, queue, args, found.types, dtype)
+        given = tuple(map(found.cast, numbers)) if numbers else ()
         if out is None:
-            return deferred(row, queue, values, params, plan.deferred, dtype)
-        plan = _launched_plan(row, queue, values, params, dtype)
-    everything = (*values, *params) if params else values
-    if out is None:
-        return computed(plan, queue, everything)
-    launch(plan, queue, everything, (check_out(row.name, out, plan.shape, plan.dtypes[0]),))
-    wrote_again(out)
-    return out
+            return found.run(tensors, given)
+        _, shape, name = found.results[0]
+        found.run([*tensors, check_out(row.name, out, shape, name)], given)
+        wrote_again(out)
+        return out
+
+    return call
 
 
-def computed(plan: Plan, queue: Any, values: Sequence[Any]) -> Tensor:
-    """The one result of a plan over operands (tensors, numbers, parameters)."""
-    ready = plan.ready
-    if ready is not None and ready.queue is queue and not program.launch_observers and plan.kernel.launched:
-        memory = [x for place, i in enumerate(plan.tensors) for x in (place, values[i].buffer)]
-        return ready.result((*memory, len(plan.tensors)), tuple([plan.cast(values[i]) for i in plan.scalars]))
-    result = Tensor._result(plan.shape, plan.dtypes[0], queue)
-    launch(plan, queue, values, (result,))
-    return result
+def run(row: Pointwise, args: Sequence[Any], out: Tensor | None = None, dtype: str | None = None) -> Tensor:
+    """The forward of a row over its operands, which its parameters follow."""
+    return caller(row, dtype)(*args, out=out)
 
 
-def with_number(row: Pointwise, a: Operand, b: Operand) -> Tensor:
-    """A row of two inputs, one of them a number, outside of functions that are compiled."""
-    on_left = type(a) in SCALARS
-    x, number = (b, a) if on_left else (a, b)
+@cache
+def signature_of(row: Pointwise | Choice) -> Signature:
+    """The signature of a row's public function: its inputs, its parameters with their defaults, and ``out=``."""
+    inputs = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in row.inputs]
+    params = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in row.params.items()]
+    return Signature([*inputs, *params, Parameter("out", Parameter.KEYWORD_ONLY, default=None)])
+
+
+def _bound(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """All inputs and parameters of a call in their order."""
     try:
-        queue = x.queue  # type: ignore[union-attr]
-        key = (row, None, type(a), x.dtype, x.shape) if on_left else (row, None, x.dtype, x.shape, type(b))  # type: ignore[union-attr]
-        plan = queue._netcl_state["plans"][key]
-    except (AttributeError, KeyError):
-        return run(row, (a, b))
-    ready = plan.ready
-    if ready is None or ready.queue is not queue or program.launch_observers:
-        return run(row, (a, b))
-    return ready.result((0, x.buffer, 1), (plan.cast(number),))  # type: ignore[union-attr]
+        values = signature_of(row).bind(*args, **named)
+    except TypeError as error:
+        raise TypeError(message(row.name, str(error), f"the call is {row.name}{signature_of(row)}")) from None
+    values.apply_defaults()
+    return values.args
+
+
+@cache
+def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
+    """The public function of a row."""
+
+    def choose(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
+        args = _bound(row, args, named)
+        values, params = args[: len(row.inputs)], dict(zip(row.params, args[len(row.inputs) :], strict=True))
+        chosen, rest = row.resolve(params)
+        return caller(chosen)(*values, *rest.values(), out=out)
+
+    made: Any = choose if isinstance(row, Choice) else caller(row)
+    made.__name__ = made.__qualname__ = row.name
+    made.__doc__, made.__module__, made.__signature__ = row.doc, "netcl.ops", signature_of(row)
+    return made
+
+
+def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with arrays as tensors; of the parameters, only numbers are taken."""
+    params = args[row.arity :]
+    for name, value in zip(row.params, params, strict=True):
+        if not isinstance(value, SCALARS):
+            raise TypeError(message(row.name, f"{name} must be a number", **{name: repr(value)}))
+    return (*operands(row.name, args[: row.arity], row.inputs), *(int(x) if type(x) is Size else x for x in params))
+
+
+def _new_plan(
+    row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
+) -> Plan | Waiting:
+    """What a call does that is new, or new on this queue of the context."""
+    plans = plan_cache(queue)
+    first = plans.get(key)
+    if first is not None:
+        key = (*key, queue)
+        if key in plans:
+            return plans[key]
+    types = shape, compute, result = _forward_types(row, args, dtype)
+    if out is None and fusable(queue, *types, args) and later.worth(queue, shape):
+        plans[key] = waiting = Waiting(types)
+        return waiting
+    if out is not None and (out.shape, out.dtype) != (shape, result.name):
+        check_out(row.name, out, shape, result.name)  # raises
+    values, params = args[: row.arity], len(args) - row.arity
+    plans[key] = plan = plan_map(row.name, queue, forward_body(row), values, (result,), compute, params, shape, out=out)
+    return plan
+
+
+def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
+    """The row as a command of an op that is being planned."""
+    shape, compute, result = _forward_types(row, args, dtype)
+    target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
+    if target.size:
+        cast = partial(_integer, row.name, compute) if compute in INTEGRAL else float
+        kernel, items, local, sizes = map_kernel(row.name, queue, forward_body(row), args[: row.arity], (result,), compute, shape)
+        tensors, numbers = [x for x in args if isinstance(x, Tensor)], [cast(x) for x in args if not isinstance(x, Tensor)]
+        kernel(queue, items, local, *tensors, target, *numbers, *sizes)
+    return target
 
 
 def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -440,16 +433,14 @@ def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tenso
     return out
 
 
-def _forward_types(
-    row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None
-) -> tuple[tuple[int, ...], str, DType]:
+def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
     """Shape, compute type and dtype of the result."""
-    _check_params(row, params)
+    values, params = args[: row.arity], args[row.arity :]
     tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
     shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])
     working = _working_dtype(row, values, params)
     result = DTYPES["bool"] if row.result == "bool" else working
-    _check_integers(row, working.c_compute, values, params)
+    _check_integers(row, working.c_compute, args)
     return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
 
 
@@ -462,29 +453,11 @@ def _integer(op: str, compute: str, value: Any) -> int:
     return int(value)
 
 
-def _check_integers(row: Pointwise, compute: str, values: Sequence[Operand], params: Sequence[Any]) -> None:
+def _check_integers(row: Pointwise, compute: str, args: Sequence[Any]) -> None:
     if compute in INTEGRAL:
-        for x in (*values, *params):
+        for x in args:
             if not isinstance(x, Tensor):
                 _integer(row.name, compute, x)
-
-
-def _check_params(row: Pointwise, params: Sequence[Any]) -> None:
-    for name, value in zip(row.params, params, strict=True):
-        if type(value) not in SCALARS and type(value) is not Size:
-            raise TypeError(message(row.name, f"{name} must be a number", **{name: repr(value)}))
-
-
-def _forward_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
-    types = _forward_types(row, values, params, dtype)
-    if fusable(queue, *types, values) and later.worth(queue, types[0]):
-        return Plan(types[0], (types[2].name,), None, 0, 0, (), (), float, (), types)
-    return _launched_plan(row, queue, values, params, dtype)
-
-
-def _launched_plan(row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Plan:
-    shape, compute, result = _forward_types(row, values, params, dtype)
-    return plan_body(row.name, queue, forward_body(row), values, (result,), compute, len(params), shape)
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
@@ -498,28 +471,25 @@ def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, val
 _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
 
 
-def _fused_types(key: tuple[Any, ...], row: Pointwise, values: Sequence[Operand], params: Sequence[Any], dtype: str | None) -> Any:
+def _fused_types(key: tuple[Any, ...], row: Pointwise, args: Sequence[Any], dtype: str | None) -> Any:
     """Shape, compute type and dtype of a value that can wait; ``None`` for one that cannot."""
     if key not in _types:
         if len(_types) >= MOST_PLANS:
             _types.clear()
-        types = _forward_types(row, values, params, dtype)
-        queue = next(x.queue for x in values if isinstance(x, Tensor))
-        _types[key] = types if fusable(queue, *types, values) else None
+        types = _forward_types(row, args, dtype)
+        queue = next(x.queue for x in args if isinstance(x, Tensor))
+        _types[key] = types if fusable(queue, *types, args) else None
     return _types[key]
 
 
-def deferred(row: Pointwise, queue: Any, values: Sequence[Any], params: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
+def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
     """A row over its operands as a deferred tensor, or at once where ``types`` says that it cannot wait."""
-    if types is None or type(queue) is CommandList:
-        if isinstance(queue, CPUQueue):
-            return _run_numpy(row, queue, values, params, None, dtype)
-        plan = _launched_plan(row, queue, values, params, dtype)
-        result = Tensor.empty(plan.shape, plan.dtypes[0], queue=queue)
-        launch(plan, queue, (*values, *params), (result,))
-        return result
+    if types is None:
+        with in_mode(None):
+            return run(row, args, None, dtype)
     shape, compute, result_dtype = types
-    _check_integers(row, compute, values, params)  # types are known by those of numbers, not by the numbers
+    _check_integers(row, compute, args)  # types are known by those of numbers, not by the numbers
+    values, params = args[: row.arity], args[row.arity :]
     return later.defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 
 
@@ -547,14 +517,12 @@ def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, 
     return Tensor._of_array(stored, dtype.name, queue)
 
 
-def _run_numpy(
-    row: Pointwise, queue: Any, values: Sequence[Operand], params: Sequence[Any], out: Tensor | None, dtype: str | None
-) -> Tensor:
-    shape, compute, result = _forward_types(row, values, params, dtype)
+def _run_numpy(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
+    shape, compute, result = _forward_types(row, args, dtype)
     function = numpy_function(forward_body(row), compute)
     with np.errstate(all="ignore"):
-        (value,) = function(*(as_compute(x, compute) for x in (*values, *params)))
-    made = from_compute(value, shape, result, queue, values)
+        (value,) = function(*(as_compute(x, compute) for x in args))
+    made = from_compute(value, shape, result, queue, args)
     if out is None:
         return made
     target = check_out(row.name, out, shape, result.name)
@@ -620,21 +588,19 @@ def _vjp_kernel(
         plan = queue._netcl_state["plans"][key]
     except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
         plan = None
-    if plan is None or fusing_modes.mode is not None:
+    if plan is None or plan.queue is not queue or modes.mode is not None:
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
-        if fusing_modes.mode is not None or later.worth(queue, g.shape):
-            compute = _float_compute(inputs, targets)
-            if all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
-                return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
+        compute = _float_compute(inputs, targets)
+        wait = modes.mode is not None or later.worth(queue, g.shape)
+        if wait and all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
+            return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
         if isinstance(queue, CPUQueue):
             return _vjp_numpy(body, queue, inputs, scalars, targets, g.shape)
-        make = lambda: plan_body(f"{row.name}_vjp", queue, body, inputs, targets, _float_compute(inputs, targets), len(scalars), g.shape)  # noqa: E731
-        plan = cached_plan(program.state(queue), key, make)
-    if len(plan.dtypes) == 1:
-        return [computed(plan, queue, (*inputs, *scalars))]
-    results = [Tensor._result(g.shape, name, queue) for name in plan.dtypes]
-    launch(plan, queue, (*inputs, *scalars), results)
-    return results
+        plan = plan_map(f"{row.name}_vjp", queue, body, inputs, targets, compute, len(scalars), g.shape)
+        plan_cache(queue)[key] = plan
+    numbers = [plan.cast(x) for x in inputs if not isinstance(x, Tensor)]
+    made = plan.run([x for x in inputs if isinstance(x, Tensor)], (*numbers, *scalars))
+    return made if isinstance(made, list) else [made]
 
 
 def _deferred_vjp(row: Pointwise, i: int, given: Sequence[Any], params: Mapping[str, Any], compute: str) -> Tensor:

@@ -23,14 +23,13 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
+from netcl.engine.modes import later, modes
 from netcl.engine.opencl_text import Body, Layout, helper_functions, numpy_function, statements, value_functions
 from netcl.engine.pointwise import (
     CPU_WIDTH,
     as_compute,
     check_out,
     from_compute,
-    fusing_modes,
-    later,
     profile_of,
     run,
     tensor,
@@ -296,7 +295,7 @@ def _deferred_fold(
     row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor | None:  # fmt: skip
-    return later.fold(row, x, axis, keepdims, params, dtype) if out is None and fusing_modes.mode is not None else None
+    return later.fold(row, x, axis, keepdims, params, dtype) if out is None and modes.mode is not None else None
 
 
 fold = planned("fold", _fold, _deferred_fold)
@@ -321,7 +320,7 @@ def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor,
     args = (*numbers, *(0,) * (2 - len(numbers)), cast(count))
     mapped = False
     if folded > 1 and given is not None:  # v1 exists per final result, which a first pass does not know
-        x, mapped = run(_map_row(row), (x, given), numbers, dtype=STORED[compute]), True
+        x, mapped = run(_map_row(row), (x, given, *numbers), dtype=STORED[compute]), True
     while folded > 1:
         at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
         shape = _fold_shape(pattern, at)

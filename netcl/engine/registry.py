@@ -363,8 +363,8 @@ class Op(_WithFunction):
     call, and ``needs``, which says per input whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
-    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. ``at_once`` says that there is nothing to plan: the op
-    gives a view, or what it does depends on values.
+    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. ``at_once`` says that the op plans nothing of its
+    own: it gives a view, calls other ops, or what it does depends on values.
     """
 
     name: str

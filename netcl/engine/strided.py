@@ -16,7 +16,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
-from netcl.engine.pointwise import MOST_PLANS
+from netcl.engine.plan import MOST_PLANS
 
 ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
 _TILE, _ROWS = 32, 8

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from netcl.engine import reduction
+from netcl.engine import pointwise, reduction
 from netcl.engine.call import planned
 from netcl.engine.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
-from netcl.ops import fused_rows, pointwise
+from netcl.ops import fused_rows
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.
 epilogue: Any = importlib.import_module("netcl.ops.epilogue")

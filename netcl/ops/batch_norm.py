@@ -15,7 +15,8 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
 from netcl.engine import launch, lazy_graph, rows
 from netcl.engine.call import planned
-from netcl.engine.pointwise import fusable, fusing_modes
+from netcl.engine.modes import modes
+from netcl.engine.pointwise import fusable
 from netcl.engine.registry import S, composite, op
 from netcl.ops import fused_rows
 from netcl.ops.norm import (
@@ -154,7 +155,7 @@ def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
 def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
     """Whether the result waits for what follows: an addition and a ReLU are then computed in the kernel that applies the statistics."""
     real = DTYPES[x.dtype].c_compute
-    if fusing_modes.mode is None and not lazy_graph.worth_deferring(x.queue, x.shape):
+    if modes.mode is None and not lazy_graph.worth_deferring(x.queue, x.shape):
         return False
     same = all(t is None or DTYPES[t.dtype].c_compute == real for t in (weight, bias))
     return same and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,))

@@ -18,7 +18,8 @@ from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 from netcl.engine.call import Habit, planned
 from netcl.engine.launch import FLOATS
-from netcl.engine.pointwise import fusing_modes, later, run
+from netcl.engine.modes import in_mode, later, modes
+from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
@@ -54,10 +55,10 @@ class _Waiting:
         """The tensor that owns the values."""
         with lazy_graph.lock:
             if self.made is None:
-                if fusing_modes.mode is None:
+                if modes.mode is None:
                     made = self.run()
                 else:
-                    with lazy_graph.in_mode(None):
+                    with in_mode(None):
                         made = self.run()
                 if made._source is not None:
                     lazy_graph.compute([made])  # an op by itself may leave a formula
@@ -116,7 +117,7 @@ class Followed(_Waiting):
     ):
         super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape, queue)
         self.of: _Waiting | None = of
-        self.mode = fusing_modes.mode
+        self.mode = modes.mode
         self.alone: Callable[[Tensor], Tensor] | None = alone
 
     def run(self) -> Tensor:
@@ -125,7 +126,7 @@ class Followed(_Waiting):
             made = first.ending_in(self.extras)
         else:
             assert of is not None and self.alone is not None
-            with lazy_graph.in_mode(self.mode):  # formulas, which become one kernel
+            with in_mode(self.mode):  # formulas, which become one kernel
                 made = self.alone(of.run() if of.skippable() else of.compute())
         self.of = None  # let go of: what is held is computed before its inputs change. Not earlier: who found no memory may ask again
         return made
@@ -285,7 +286,7 @@ def _fusable_operands(*tensors: Any) -> bool:
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
     """A product of a shape that waits, if that is worth it; ``call`` takes the inputs without their histories, and the extras."""
     first = inputs[0]
-    if 0 in shape or (fusing_modes.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
+    if 0 in shape or (modes.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Finish(first.dtype), bias)

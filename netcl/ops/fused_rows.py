@@ -16,8 +16,9 @@ from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor
 from netcl.engine import fused_kernel, launch, lazy_graph, reduction, rows
 from netcl.engine.call import planned
+from netcl.engine.modes import in_mode, later, modes
 from netcl.engine.opencl_text import Body
-from netcl.engine.pointwise import common_shape, fusable, fusing_modes, later
+from netcl.engine.pointwise import common_shape, fusable
 from netcl.engine.reduction import Axis, axes_of, types_of
 from netcl.engine.registry import REGISTRY, Op, Reduction, names_read_by, parse
 from netcl.engine.row_kernel import Fold
@@ -56,7 +57,7 @@ def _busy(queue: Any, count: int, inner: int) -> bool:
 
 def defer_rows(row: Reduction, x: Any, axis: Axis, keepdims: bool, params: Sequence[float], dtype: str | None) -> Tensor | None:
     """A reduction as deferred values: over innermost axes, over all axes in two steps, or a sum over all others."""
-    if not isinstance(x, Tensor) or not x.size or not x.ndim or fusing_modes.mode is None or not fusing_modes.mode.rows:
+    if not isinstance(x, Tensor) or not x.size or not x.ndim or modes.mode is None or not modes.mode.rows:
         return None
     axes = axes_of(row.name, axis, x.shape)
     real, result = types_of(row, x)
@@ -102,7 +103,7 @@ def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[f
         return None
     wide = "bool" if row.result == "bool" else STORED[real]
     part = _innermost(row, x, 1, False, params, wide, real)
-    with lazy_graph.in_mode(None):
+    with in_mode(None):
         made = reduction.fold(row, part, None, False, params, None, target)
     return made._view((1,) * x.ndim) if keepdims else made
 
@@ -249,7 +250,7 @@ def fused(name: str) -> Callable[..., Any]:
     form = FUSED[name]
 
     def formulas(*args: Any, **kwargs: Any) -> Any:
-        if fusing_modes.mode is None or not fusing_modes.mode.rows:
+        if modes.mode is None or not modes.mode.rows:
             return None
         return lazy_graph.as_formulas(lambda: form(*args, **kwargs), lambda: _alone(name)(*args, **kwargs), args)
 
@@ -266,7 +267,7 @@ def _alone(name: str) -> Callable[..., Any]:
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """A tensor repeated along axes, deferred: whoever reads it reads the small one."""
     real = DTYPES[x.dtype].c_compute
-    wanted = fusing_modes.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
+    wanted = modes.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):
         return None
     return lazy_graph.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)

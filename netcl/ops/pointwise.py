@@ -11,18 +11,17 @@ import ast
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernels.program import launch_observers
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import differentiate
 from netcl.engine.functions import erf
-from netcl.engine.pointwise import SCALARS, deferred, fusing_modes, run, tensor, tensors, with_number
+from netcl.engine.pointwise import function, run, tensor, tensors
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
 
 
@@ -241,70 +240,6 @@ alias("swish", "silu")
 alias("clip", "clamp")
 
 
-# ---- functions from rows
-
-
-_FAST = """
-def {name}({head}):
-    if out is None and modes.mode is None:{check}
-        try:
-            queue = {first}.queue
-            plan = queue._netcl_state["plans"][{key}]
-        except KeyError:
-            return {slow}
-        except AttributeError:
-            return {number}
-        ready = plan.ready
-        if ready is not None and ready.queue is queue{same_queue} and not observers:
-            return ready.result(({memory}){scalars})
-        if plan.kernel is not None{same_queue}:
-            result = empty(plan.shape, plan.dtypes[0], queue)
-            plan.kernel(queue, plan.global_size, plan.local_size, {values}, result, {cast}*plan.sizes)
-            return result
-        if plan.deferred is not None{same_queue}:
-            return deferred(row, queue, {inputs}, {params}, plan.deferred, None)
-    return {slow}
-"""
-
-
-@cache
-def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
-    """The public function of a row: its inputs, its parameters with their defaults, and ``out=``.
-
-    A call on tensors whose plan is known goes straight to the kernel; everything else is :func:`elementwise.run`.
-    """
-    params = ", ".join(f"{name}=default_{name}" for name in row.params)
-    head = ", ".join(part for part in (*row.inputs, params, "*", "out=None") if part)
-    inputs = f"({', '.join(row.inputs)},)"
-    if isinstance(row, Choice):
-        pairs = ", ".join(f"{name!r}: {name}" for name in row.params)
-        body = f"chosen, rest = row.resolve({{{pairs}}})\n    return function(chosen)({inputs[1:-2]}, *rest.values(), out=out)"
-        text = f"def {row.name}({head}):\n    {body}"
-    else:
-        slow = f"run(row, {inputs}, ({''.join(f'{name}, ' for name in row.params)}), out)"
-        key = ", ".join(["row", "None", *(f"{x}.dtype, {x}.shape" for x in row.inputs), *(f"type({p})" for p in row.params)])
-        same = "".join(f" and {x}.queue is queue" for x in row.inputs[1:])
-        cast = "".join(f"plan.cast({p}), " for p in row.params)
-        parts = {"name": row.name, "head": head, "first": row.inputs[0], "key": key, "same_queue": same, "values": inputs[1:-2]}
-        parts |= {"inputs": inputs, "params": f"({''.join(f'{name}, ' for name in row.params)})"}
-        parts["memory"] = "".join(f"{i}, {x}.buffer, " for i, x in enumerate(row.inputs)) + f"{len(row.inputs)}, "
-        parts |= {"cast": cast, "scalars": f", ({cast})" if cast else "", "slow": slow}
-        number, check = slow, ""
-        if row.arity == 2 and not row.params:  # a number on the right is looked for: finding it by what it lacks takes as long as the rest
-            number = f"with_number(row, {', '.join(row.inputs)})"
-            check = f"\n        if type({row.inputs[1]}) in scalars:\n            return {number}"
-        text = _FAST.format(**parts, number=number, check=check)
-    scope: dict[str, Any] = {"row": row, "run": run, "empty": Tensor._result, "modes": fusing_modes, "deferred": deferred,
-                             "observers": launch_observers, "with_number": with_number, "function": function,
-                             "scalars": SCALARS}  # fmt: skip
-    scope.update({f"default_{name}": value for name, value in row.params.items()})
-    exec(compile(text, f"<op {row.name}>", "exec"), scope)
-    made = scope[row.name]
-    made.__doc__ = row.doc
-    made.__module__ = "netcl.ops"
-    return made
-
-
 def __getattr__(name: str) -> Callable[..., Tensor]:
     row: Row | None = REGISTRY.get(name)
     if not isinstance(row, Pointwise | Choice):
@@ -326,7 +261,7 @@ def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
     return x if dtypes.lookup(dtype, "cast").is_float else x.astype(dtype)
 
 
-@op(vjp=_cast_vjp, ref=_reference_cast, tol=1000,
+@op(at_once=True, vjp=_cast_vjp, ref=_reference_cast, tol=1000,
     samples=[S((257,), dtype="float32"), S((3, 5), dtype="float"), S((0,), dtype="int32"),
              S((33,), dtype="uint8", dtypes="int32", low=0, high=200), S((9,), dtype="bool", dtypes="int64", high=2)],
     errors=[(S((3,), dtype="complex64"), r"\[cast\] unknown dtype; dtype='complex64'")])  # fmt: skip
@@ -336,7 +271,7 @@ def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     x = tensor("cast", x)
     if out is None and x.dtype == name:
         return x
-    return run(_CAST, (x,), (), out, name)
+    return run(_CAST, (x,), out, name)
 
 
 def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
@@ -364,14 +299,14 @@ def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
     return w if w.size == 1 else w.reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
 
 
-@op(vjp=_bias_add_vjp, ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
+@op(at_once=True, vjp=_bias_add_vjp, ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((2, 7, 3), (3,), axis=-1), S((0, 3), (3,))],
     errors=[(S((3, 4), (3,)), r"\[bias_add\] one value per element of axis 1 is expected; x.shape=\(3, 4\), bias.shape=\(3,\)")],
 )  # fmt: skip
 def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
     x, bias = tensors("bias_add", (x, bias))
-    return run(_ADD, (x, _channel_view("bias_add", x, bias, axis)), (), out)
+    return run(_ADD, (x, _channel_view("bias_add", x, bias, axis)), out)
 
 
 def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
@@ -382,14 +317,14 @@ def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
     return gx, _sum_to_channels(F, F.where(positive, 0.0, F.mul(g, x)), axis, weight.shape)
 
 
-@op(vjp=_prelu_vjp, ref=lambda x, weight: np.where(x > 0, x, _per_channel(x, weight, 1) * x),
+@op(at_once=True, vjp=_prelu_vjp, ref=lambda x, weight: np.where(x > 0, x, _per_channel(x, weight, 1) * x),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((4, 6), (1,)), S((0, 3), (3,))],
     errors=[(S((3, 4), (3,)), r"\[prelu\] one value per element of axis 1 is expected; x.shape=\(3, 4\), weight.shape=\(3,\)")],
 )  # fmt: skip
 def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""
     x, weight = tensors("prelu", (x, weight))
-    return run(_PRELU, (x, _channel_view("prelu", x, weight, 1)), (), out)
+    return run(_PRELU, (x, _channel_view("prelu", x, weight, 1)), out)
 
 
 # ---- expressions of the user
@@ -435,17 +370,17 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
     return grads["v0"], grads["v1"]
 
 
-@op(vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],
+@op(at_once=True, vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],
     errors=[(S((3,), expr="__import__('os')"), r"\[elementwise_unary\] .*unknown function"),
             (S((3,), expr="x ** 2"), r"\[elementwise_unary\] .*Pow is not in the expression language")])  # fmt: skip
 def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
     """An expression of your own over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
-    return run(_user_row("elementwise_unary", expr, ("x",)), (x,), (), out)
+    return run(_user_row("elementwise_unary", expr, ("x",)), (x,), out)
 
 
-@op(vjp=_binary_vjp, ref=lambda a, b, expr: (a + b) * 2.0,
+@op(at_once=True, vjp=_binary_vjp, ref=lambda a, b, expr: (a + b) * 2.0,
     samples=[S((257,), (257,), expr="MUL(ADD(v0, v1), 2.0f)"), S((3, 1), (4,), expr="(a + b) * 2")],
     errors=[(S((3,), (3,), expr="a + c"), r"\[elementwise_binary\] .*unknown name 'c'")])  # fmt: skip
 def elementwise_binary(a: Tensor, b: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
     """An expression of your own over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
-    return run(_user_row("elementwise_binary", expr, ("a", "b")), (a, b), (), out)
+    return run(_user_row("elementwise_binary", expr, ("a", "b")), (a, b), out)

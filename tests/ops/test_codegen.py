@@ -337,7 +337,7 @@ def test_float64_needs_the_device(cl_device, monkeypatch):
     narrow = SimpleNamespace(profile=dataclasses.replace(cl_device.profile, has_fp64=False), device_name="narrow")
     monkeypatch.setattr(launch, "handle_of", lambda queue: narrow)
     with pytest.raises(DtypeError, match=r"^\[cast\] the device has no float64 arithmetic; .*cast to float32, or use the NumPy backend"):
-        run(Pointwise("cast", "v0", ("g",), np.abs), (x,), (), None, "float64")
+        run(Pointwise("cast", "v0", ("g",), np.abs), (x,), None, "float64")
 
 
 @pytest.mark.parametrize("offset", [0, 1])
