@@ -94,7 +94,7 @@ def _received(path: Path, folder: Path, world: World) -> Path:
     size = world.tell(int(content.size), "load_checkpoint")[0]
     content = content if world.rank == 0 else np.empty(size, np.uint8)
     target = folder / "received.netcl"
-    world.spread("load_checkpoint", content, 0).tofile(target)
+    world.broadcast(content, check=False).tofile(target)
     return target
 
 

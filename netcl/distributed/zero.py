@@ -133,7 +133,7 @@ def _gathered_state(sharded: ShardedOptimizer) -> dict[str, Any]:
         kind = dtypes.sum_dtype(p.dtype)  # as an optimizer keeps it
         for name in tensors:
             own = inner["state"][numbers.index(number)][name].to_host() if rank == sharded.world.rank else np.empty(p.shape, kind)
-            found[name] = Tensor.from_host(p.queue, sharded.world.spread("state_dict", own, rank), kind)
+            found[name] = Tensor.from_host(p.queue, sharded.world.broadcast(own, rank, check=False), kind)
         if found:
             state[number] = found
     groups = [{**{k: v for k, v in inner["param_groups"][0].items() if k != "params"}, "params": list(range(len(sharded.params)))}]

@@ -43,6 +43,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
     As a rank of an MPI job it trains with the others: each has its part of every batch, and rank 0 writes.
     """
     place, ours = Path(folder), distributed.world()
+    ours.deterministic = True  # a resumed run ends with the bits of a straight one
     with ours.together(), device(handle):
         keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
         if ours.rank == 0 and not (resume or overwrite):
