@@ -1,4 +1,4 @@
-"""Every collective of a world against NumPy; run by all ranks under mpiexec: ``mpiexec -n 9 python collective_ranks.py``."""
+"""Every collective of a world against NumPy; run by all ranks under mpiexec: ``mpiexec -n 8 python collective_ranks.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from netcl.distributed import World, world
 
-SIZES = (0, 5, 1000)  # fewer elements than ranks, and parts of different lengths
+SIZES = (0, 5, 1001)  # fewer elements than ranks, and parts of different lengths
 EXACT = ("float64", "float32", "int64", "uint8", "bool")
 
 

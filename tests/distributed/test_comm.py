@@ -42,10 +42,9 @@ def test_all_reduce_of_odd_sizes(shape):
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("shape", [(0,), (2,), (4, 5)])
 def test_reduce_scatter_returns_the_parts_of_an_all_reduce(op, shape):
-    found = everywhere(
-        3, lambda world: (world.all_reduce(values(world.rank, shape), op), world.reduce_scatter(values(world.rank, shape), op))
-    )
-    np.testing.assert_array_equal(np.concatenate([part for _, part in found]), found[0][0].reshape(-1))
+    whole = everywhere(3, lambda world: world.all_reduce(values(world.rank, shape), op))[0]
+    parts = everywhere(3, lambda world: world.reduce_scatter(values(world.rank, shape), op))
+    np.testing.assert_array_equal(np.concatenate(parts), whole.reshape(-1))
 
 
 def test_halves_are_reduced_in_float32_and_rounded_once():
@@ -53,8 +52,6 @@ def test_halves_are_reduced_in_float32_and_rounded_once():
     large = np.array([2048.0, 6e4], np.float16)
     found = everywhere(3, lambda world: world.all_reduce(large if world.rank == 0 else np.ones(2, np.float16)))
     assert [(other.dtype, other.tolist()) for other in found] == [(np.float16, [2050.0, 6e4])] * 3
-    with np.errstate(over="raise"):
-        assert everywhere(2, lambda world: world.all_reduce(large)[1]) == [np.inf] * 2
 
 
 def test_bfloat16_arrays_stay_bfloat16():

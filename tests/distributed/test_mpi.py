@@ -46,10 +46,10 @@ def test_ranks_train_as_one(tmp_path, ranks, kind, options):
     assert_same(saved(out), single(kind, 4 if kind == "resnet" else 20))
 
 
-def test_collectives_of_nine_ranks_agree_with_numpy():
-    command = [mpiexec(), "-n", "9", sys.executable, str(JOB.with_name("collective_ranks.py"))]
+def test_collectives_of_eight_ranks_agree_with_numpy():
+    command = [mpiexec(), "-n", "8", sys.executable, str(JOB.with_name("collective_ranks.py"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=200, check=False)
-    assert done.returncode == 0 and "9 ranks agree with NumPy" in done.stdout, done.stderr
+    assert done.returncode == 0 and "8 ranks agree with NumPy" in done.stdout, done.stderr
 
 
 def test_clipping_sees_all_gradients(tmp_path):
