@@ -77,6 +77,11 @@ def bucketed(groups: Iterable[Tensors], limit: int = BUCKET) -> list[list[Tensor
     return buckets
 
 
+def wide_dtype(dtype: str) -> np.dtype:
+    """The NumPy dtype in which values are sent and reduced."""
+    return np.dtype(np.float32) if dtype in dtypes.HALVES else dtypes.DTYPES[dtype].host
+
+
 class Bucket:
     """Groups of one dtype whose copies to the host have been started; they are joined to one flat array per replica."""
 
@@ -88,8 +93,7 @@ class Bucket:
         """The flat array of each replica, with ``flags`` appended; halves are widened to float32."""
         replicas = [[np.asarray(copy.wait()).reshape(-1) for copy in copies] for copies in zip(*self._copies, strict=True)]
         self._copies.clear()
-        dtype = self.groups[0][0].dtype
-        wide = np.float32 if dtype in dtypes.HALVES else dtypes.DTYPES[dtype].host
+        wide = wide_dtype(self.groups[0][0].dtype)
         return [np.concatenate([*values, np.asarray(flags, wide)], dtype=wide) for values in replicas]
 
     def reduced(self, world: World, op: str, compress: str | None = None, joined: Sequence[np.ndarray] = ()) -> np.ndarray:
@@ -97,13 +101,14 @@ class Bucket:
         local = combine(op, joined or self.joined())
         return local if world.size == 1 else world.all_reduce(local, op, compress=compress, check=False)
 
-    def write(self, values: np.ndarray) -> None:
-        """Overwrite the tensors of every replica with the values of a flat array."""
-        start = 0
-        for group in self.groups:
-            for t in group:
-                t.from_host(values[start : start + t.size].reshape(t.shape))
-            start += group[0].size
+
+def write(groups: Iterable[Tensors], values: np.ndarray) -> None:
+    """Overwrite the tensors of groups, on every replica, with consecutive values of a flat array."""
+    start = 0
+    for group in groups:
+        for t in group:
+            t.from_host(values[start : start + t.size].reshape(t.shape))
+        start += group[0].size
 
 
 def all_reduce_each(groups: Iterable[Tensors], op: str = "sum") -> None:
@@ -114,15 +119,14 @@ def all_reduce_each(groups: Iterable[Tensors], op: str = "sum") -> None:
         if _one_queue(group):
             update.copy(group, [_reduced_on_device(group, op)] * len(group))
     for bucket in far:
-        bucket.write(bucket.reduced(ALONE, op))
+        write(bucket.groups, bucket.reduced(ALONE, op))
 
 
 def broadcast_each(groups: Iterable[Tensors], world: World = ALONE) -> None:
     """Overwrite the tensors of every group, on all ranks of ``world``, with the first of the group on rank 0."""
     given = list(groups)
     for firsts in bucketed([group[0]] for group in given) if world.size > 1 else ():
-        bucket = Bucket(firsts)
-        bucket.write(world.broadcast(bucket.joined()[0], check=False))
+        write(firsts, world.broadcast(Bucket(firsts).joined()[0], check=False))
     near: dict[tuple[Any, str], list[tuple[Tensor, Tensor]]] = {}
     for first, *others in given:
         far = [t for t in others if t.queue is not first.queue]
@@ -158,21 +162,7 @@ def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
     return given
 
 
-def all_reduce_p2p(tensors: Tensors, op: str = "sum") -> list[Tensor]:
-    """:func:`all_reduce` in pieces: device i receives piece i of every tensor, reduces it and sends the result to all."""
-    given = checked("all_reduce_p2p", tensors)
-    check_op("all_reduce_p2p", op, given[0].dtype)
-    if _one_queue(given) or not given[0].size:
-        return all_reduce(given, op)
-    cuts = np.array_split(np.arange(given[0].size), len(given))
-    pieces = [(int(cut[0]), len(cut)) for cut in cuts if len(cut)]
-    copies = [[ops.narrow(ops.reshape(t, (-1,)), 0, start, size).to_host_async() for start, size in pieces] for t in given]
-    results = []
-    for owner, arrived in zip(given, zip(*copies, strict=True), strict=False):
-        parts = [Tensor.from_host(owner.queue, copy.wait(), owner.dtype) for copy in arrived]
-        results.append(_reduced_on_device(parts, op).to_host_async())
-    values = np.concatenate([copy.wait() for copy in results]).reshape(given[0].shape)
-    return [t.from_host(values) for t in given]
+all_reduce_p2p = all_reduce  # through the host, exchanging pieces between devices would move more bytes
 
 
 def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
