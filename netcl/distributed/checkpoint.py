@@ -38,8 +38,8 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     model = parts["model"] = unwrapped(parts.get("model"))
     streams = ours.tell(random.get_state(getattr(model, "queue", None)).as_dict(), "save_checkpoint")
     if isinstance(parts.get("optimizer"), ShardedOptimizer):  # gathered from all ranks
-        state = parts["optimizer"].state_dict()
-        parts["optimizer"] = SimpleNamespace(state_dict=lambda: state)
+        sharded, state = parts["optimizer"], parts["optimizer"].state_dict()
+        parts["optimizer"] = SimpleNamespace(state_dict=lambda: state, load_state_dict=sharded.load_state_dict)
     written, problem = None, ""
     if ours.rank == 0:
         try:

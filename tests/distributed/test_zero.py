@@ -10,7 +10,7 @@ import pytest
 from netcl import amp, optim
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
-from netcl.distributed import ShardedOptimizer, thread_worlds
+from netcl.distributed import ShardedOptimizer, load_checkpoint, save_checkpoint, thread_worlds
 
 GRADIENTS = ([3.0, 4.0], [np.inf, 1.0], [1.0, 2.0])  # of the first parameter; the second always has ones
 
@@ -49,15 +49,14 @@ def test_an_overflow_in_one_share_skips_the_step_on_all_ranks(make):
 
 def _listed(state):
     """A state dict with lists in place of tensors, which later steps change."""
-    values = {
-        i: {name: value.tolist() if isinstance(value, Tensor) else value for name, value in own.items()}
-        for i, own in state["state"].items()
-    }
+    values = {}
+    for number, own in state["state"].items():
+        values[number] = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in own.items()}
     return {"state": values, "param_groups": state["param_groups"]}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_state_dict_is_that_of_one_optimizer_and_loads_into_any_number_of_ranks(ranks):
+def test_a_state_dict_is_that_of_one_optimizer_and_resumes_through_a_checkpoint(ranks, tmp_path):
     """Three ranks for two parameters: one has nothing to update."""
 
     def stepped(optimizer, params, steps):
@@ -72,10 +71,11 @@ def test_a_state_dict_is_that_of_one_optimizer_and_loads_into_any_number_of_rank
 
     def run(world):
         params = made()
-        state = stepped(ShardedOptimizer(params, _adam, world), params, 2).state_dict()
-        listed = _listed(state)
+        optimizer = stepped(ShardedOptimizer(params, _adam, world), params, 2)
+        listed = _listed(optimizer.state_dict())
+        save_checkpoint(tmp_path / "step.netcl", world=world, optimizer=optimizer, step=2)
         later = ShardedOptimizer(params, _adam, world)
-        later.load_state_dict(state)
+        load_checkpoint(tmp_path / "step.netcl", world=world, optimizer=later)
         stepped(later, params, 1)
         return listed, params
 
