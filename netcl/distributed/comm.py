@@ -255,33 +255,6 @@ def _unpacked(stored: np.ndarray, values: np.ndarray, compress: str | None) -> n
 # ---- threads of one process
 
 
-class _Table:
-    """Where the threads of a world exchange values. Call number k of every rank belongs to round k."""
-
-    def __init__(self, size: int, like: _Table | None = None):
-        self.size = size
-        self.changed: threading.Condition = like.changed if like else threading.Condition()
-        self.failures: Failures = like.failures if like else Failures()
-        self.rounds: dict[int, dict[int, Any]] = {}
-
-    def swap(self, rank: int, number: int, op: str, value: Any, timeout: float) -> list[Any]:
-        """Leave a value, wait for those of all other ranks and return all, in rank order."""
-        with self.changed:
-            places = self.rounds.setdefault(number, {})
-            places[rank] = (op, value)
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: len(places) == self.size or self.failures.ahead_of(rank), timeout)
-            if len(places) < self.size:
-                self.failures.check(op, rank, self.size)
-                missing = [other for other in range(self.size) if other not in places]
-                raise LostRankError(late(op, missing, timeout, self.size))
-            self.rounds.pop(number - 2, None)  # every rank has reached the round after it
-        if len({name for name, _ in places.values()}) > 1:
-            calls = ", ".join(f"rank {other} calls {places[other][0]}" for other in range(self.size))
-            raise LostRankError(message(op, f"the ranks do not call the same: {calls}", world=self.size))
-        return [places[other][1] for other in range(self.size)]
-
-
 def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: object) -> str:
     """The error text about ranks that did not arrive."""
     names = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
@@ -289,17 +262,39 @@ def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: ob
     return message(op, f"{names} did not arrive within {timeout:g} s", remedy, world=size, **where)
 
 
+class _Table:
+    """What the ranks of a world of threads share: call number k of every rank belongs to round k."""
+
+    def __init__(self, like: _Table | None = None):
+        self.changed: threading.Condition = like.changed if like else threading.Condition()
+        self.failures: Failures = like.failures if like else Failures()
+        self.rounds: dict[int, dict[int, Any]] = {}
+
+
 class ThreadWorld(World):
     """One rank of several threads; made by :func:`thread_worlds`. Arrays are copied when handed over: the caller may reuse its own."""
 
-    def __init__(self, rank: int, table: _Table, timeout: float | None = None):
+    def __init__(self, rank: int, size: int, table: _Table, timeout: float | None = None):
         super().__init__(timeout)
-        self.rank, self.size, self.table = rank, table.size, table
-        self.number = 0
+        self.rank, self.size, self.table, self.number = rank, size, table, 0
 
     def _swap(self, op: str, value: Any) -> list[Any]:
+        """Leave a value, wait for those of all other ranks and return all, in rank order."""
         self.number += 1
-        return self.table.swap(self.rank, self.number, op, value, self.timeout)
+        table = self.table
+        with table.changed:
+            found = table.rounds.setdefault(self.number, {})
+            found[self.rank] = (op, value)
+            table.changed.notify_all()
+            table.changed.wait_for(lambda: len(found) == self.size or table.failures.ahead_of(self.rank), self.timeout)
+            if len(found) < self.size:
+                table.failures.check(op, self.rank, self.size)
+                raise LostRankError(late(op, [other for other in range(self.size) if other not in found], self.timeout, self.size))
+            table.rounds.pop(self.number - 2, None)  # every rank has reached the round after it
+        if len({name for name, _ in found.values()}) > 1:
+            calls = ", ".join(f"rank {other} calls {found[other][0]}" for other in range(self.size))
+            raise LostRankError(message(op, f"the ranks do not call the same: {calls}", world=self.size))
+        return [found[other][1] for other in range(self.size)]
 
     def _all_to_all(self, op: str, flat: np.ndarray, ends: Sequence[int]) -> Arrays:
         begin, end = ends[self.rank : self.rank + 2]
@@ -318,7 +313,7 @@ class ThreadWorld(World):
         return self._swap("broadcast", array.copy() if self.rank == root else None)[root].copy()
 
     def duplicate(self) -> World:
-        return ThreadWorld(self.rank, self._swap("duplicate", _Table(self.size, self.table))[0], self.timeout)
+        return ThreadWorld(self.rank, self.size, self._swap("duplicate", _Table(self.table))[0], self.timeout)
 
     def _report_failure(self, text: str) -> None:
         with self.table.changed:
@@ -332,8 +327,8 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
     >>> [world.rank for world in thread_worlds(2)]
     [0, 1]
     """
-    table = _Table(size)
-    return [ThreadWorld(rank, table, timeout) for rank in range(size)] if size > 1 else [World(timeout)]
+    table = _Table()
+    return [ThreadWorld(rank, size, table, timeout) for rank in range(size)] if size > 1 else [World(timeout)]
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,6 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,7 +118,8 @@ def data_parallel_step(
     if len(optimizers) != len(lists):
         what = "there must be one optimizer per replica"
         raise ShapeError(message("data_parallel_step", what, optimizers=len(optimizers), replicas=len(lists)))
-    shards = shard_batch(batch, [params[0].queue for params in lists], weights)
+    queues = [params[0].queue for params in lists]
+    shards = shard_batch(batch, queues, weights)
     sizes = [len(shard[0]) for shard in shards]
     busy = [i for i, size in enumerate(sizes) if size]
 
@@ -128,10 +128,10 @@ def data_parallel_step(
         loss.backward()
         return loss
 
-    losses = parallel([partial(run, i) for i in busy], [lists[i][0].queue for i in busy])
+    losses = parallel(run, busy, queues)
     for i in set(range(len(sizes))) - set(busy):  # an empty shard has gradients of zero
         for p, other in zip(lists[i], lists[busy[0]], strict=True):
-            p.grad = None if other.grad is None else zero_gradient(p)
+            p.grad = None if other.grad is None else gradient_or_zeros(p, None)
     sync_grads(lists, weights=sizes)
     for optimizer in optimizers:
         optimizer.step(max_norm=max_norm) if max_norm is not None else optimizer.step()
@@ -139,27 +139,27 @@ def data_parallel_step(
     return float(sum(loss.item() * sizes[i] for loss, i in zip(losses, busy, strict=True)) / sum(sizes))
 
 
-def zero_gradient(p: Tensor) -> Tensor:
-    """The gradient of a parameter that a replica or rank has not used."""
-    return Tensor.zeros(p.shape, p.dtype, queue=p.queue)
+def gradient_or_zeros(p: Tensor, grad: Tensor | None) -> Tensor:
+    """A gradient of ``p``; zeros on a replica or rank that has not used it."""
+    return Tensor.zeros(p.shape, p.dtype, queue=p.queue) if grad is None else grad
 
 
-def parallel(tasks: Sequence[Callable[[], Any]], queues: Sequence[Any]) -> list[Any]:
-    """Run each task in a thread of its own with the caller's modes (recording, autocast); returns results in order, raises the first error.
+def parallel(run: Callable[[int], Any], places: Sequence[int], queues: Sequence[Any]) -> list[Any]:
+    """``run(i)`` for every ``i``, in threads with the caller's modes (recording, autocast) and ``queues[i]`` as active device.
 
-    Tasks run one after another if devices share a context: kernel arguments belong to the context.
+    The calls run one after another if devices share a context, to which kernel arguments belong.
     """
-    if len(tasks) == 1 or _share_context(queues):
-        return [task() for task in tasks]
+    if len(places) == 1 or _share_context(queues):
+        return [run(i) for i in places]
     recording, half = ag.is_grad_enabled(), amp.get_autocast_dtype()
 
-    def run(task: Callable[[], Any], queue: Any) -> Any:
-        set_active_device(manager.handle_of(queue))
+    def placed(i: int) -> Any:
+        set_active_device(manager.handle_of(queues[i]))
         with ag.set_grad_enabled(recording), amp.autocast(half is not None, half or "float16"):
-            return task()
+            return run(i)
 
-    with ThreadPoolExecutor(len(tasks)) as pool:
-        return list(pool.map(run, tasks, queues))
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(placed, places))
 
 
 def _share_context(queues: Sequence[Any]) -> bool:
@@ -239,20 +239,19 @@ class DataParallel(Module):
 
     def measure(self, *inputs: Tensor) -> list[float]:
         """Set ``weights`` to the measured rows per second of each device, forward only; equal if all devices have one name."""
-        names = {manager.handle_of(queue).device_name for queue in self.queues}
-        self.weights = [1.0] * len(self.replicas) if len(names) == 1 else [self._speed(r, inputs) for r in self.replicas]
-        return self.weights
-
-    def _speed(self, replica: Module, inputs: Sequence[Tensor]) -> float:
+        self.weights = [1.0] * len(self.replicas)
         rows = max(1, len(inputs[0]) // len(self.replicas))
-        given = [Tensor.from_host(replica.queue, x.to_host()[:rows], x.dtype) for x in inputs]
-        alone = without_sync(replica)  # a copy: its batch norms have their own statistics and wait for no other replica
-        with ag.no_grad():
-            alone(*given).to_host()  # builds the kernels
-            start = time.perf_counter()
-            for _ in range(3):
-                alone(*given).to_host()
-        return rows / (time.perf_counter() - start)
+        different = len({manager.handle_of(queue).device_name for queue in self.queues}) > 1
+        for i, replica in enumerate(self.replicas if different else ()):
+            given = [Tensor.from_host(replica.queue, x.to_host()[:rows], x.dtype) for x in inputs]
+            alone = without_sync(replica)  # a copy: its batch norms have their own statistics and wait for no other replica
+            with ag.no_grad():
+                alone(*given).to_host()  # builds the kernels
+                start = time.perf_counter()
+                for _ in range(3):
+                    alone(*given).to_host()
+            self.weights[i] = rows / (time.perf_counter() - start)
+        return self.weights
 
     def optimizer(self, make: Callable[[Parameters], Any]) -> ReplicaOptimizer:
         """One optimizer that steps every replica: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
@@ -266,38 +265,35 @@ class _Split(ag.Function):
 
     @staticmethod
     def forward(ctx: Any, owner: DataParallel, count: int, *tensors: Tensor) -> Tensor:
-        ctx.owner, ctx.count, ctx.inputs = owner, count, tensors[:count]
-        queues, weights = owner.queues, owner.weights
-        shards = shard_batch([x.detach() for x in tensors[:count]], queues, weights)
+        ctx.owner, ctx.inputs = owner, tensors[:count]
+        shards = ctx.shards = shard_batch([x.detach() for x in ctx.inputs], owner.queues, owner.weights)
         for shard in shards:
             for x, original in zip(shard, tensors, strict=False):
                 x.requires_grad = original.requires_grad
         ctx.busy = [i for i, shard in enumerate(shards) if len(shard[0])]
         if not ctx.busy:
-            raise ShapeError(message("DataParallel", "the batch has no rows", shapes=[x.shape for x in tensors[:count]]))
+            raise ShapeError(message("DataParallel", "the batch has no rows", shapes=[x.shape for x in ctx.inputs]))
         record = any(ctx.needs_input_grad)
 
         def run(i: int) -> Tensor:
             with ag.set_grad_enabled(record):
                 return owner.replicas[i](*shards[i])
 
-        ctx.shards = shards
-        ctx.outputs = parallel([partial(run, i) for i in ctx.busy], [queues[i] for i in ctx.busy])
-        return collectives.gather([out.detach() for out in ctx.outputs])
+        ctx.outputs = dict(zip(ctx.busy, parallel(run, ctx.busy, owner.queues), strict=True))
+        return collectives.gather([out.detach() for out in ctx.outputs.values()])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         owner, queues = ctx.owner, ctx.owner.queues
-        rows = np.cumsum([0, *(len(out) for out in ctx.outputs)])
-        whole = gradient.to_host()
+        ends = np.cumsum([len(out) for out in ctx.outputs.values()])
+        parts = dict(zip(ctx.busy, np.split(gradient.to_host(), ends[:-1]), strict=True))
 
-        def run(place: int) -> list[Tensor | None]:
-            i, out = ctx.busy[place], ctx.outputs[place]
-            part = Tensor.from_host(queues[i], whole[rows[place] : rows[place + 1]], gradient.dtype)
-            wanted = [*(x for x in ctx.shards[i] if x.requires_grad), *(p for p in owner.replicas[i].parameters() if p.requires_grad)]
-            return list(ag.grad(out, wanted, part, allow_unused=True))
+        def run(i: int) -> list[Tensor | None]:
+            part = Tensor.from_host(queues[i], parts[i], gradient.dtype)
+            wanted = [*ctx.shards[i], *owner.replicas[i].parameters()]
+            return list(ag.grad(ctx.outputs[i], [t for t in wanted if t.requires_grad], part, allow_unused=True))
 
-        found = parallel([partial(run, place) for place in range(len(ctx.busy))], [queues[i] for i in ctx.busy])
+        found = parallel(run, ctx.busy, queues)
         inputs = [x.requires_grad for x in ctx.inputs]
         joined = iter([collectives.gather([grads[k] for grads in found]) for k in range(sum(inputs))])
         sums = iter(_summed(owner, {i: grads[sum(inputs) :] for i, grads in zip(ctx.busy, found, strict=True)}))
@@ -307,20 +303,18 @@ class _Split(ag.Function):
 
 def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[Tensor | None]:
     """The sum of each parameter's gradients over the replicas: returned for the first replica, added to ``.grad`` of the others."""
-    totals: list[Tensor | None] = []
-    groups = []
-    for k, same in enumerate(zip(*([p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas), strict=True)):
-        grads = [found[i][k] if i in found else None for i in range(len(same))]
-        used = any(g is not None for g in grads)
-        if used:  # copies: a gradient rule may return memory that is still read elsewhere
-            own = [zero_gradient(p) if g is None else g._copy() for p, g in zip(same, grads, strict=True)]
-            groups.append((same, own))
-        totals.append(own[0] if used else None)
-    collectives.all_reduce_each(own for _, own in groups)
-    for same, own in groups:
-        for p, total in list(zip(same, own, strict=True))[1:]:
-            p.grad = total if p.grad is None else ag.add(p.grad, total).detach()
-    return totals
+    params = [[p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas]
+    nothing = [None] * len(params[0])
+    grads = [found.get(i, nothing) for i in range(len(params))]
+    used = [k for k, same in enumerate(zip(*grads, strict=True)) if any(g is not None for g in same)]
+    # Copies, because a gradient rule may return memory that is still read elsewhere.
+    totals = [[gradient_or_zeros(p[k], g[k])._copy() for k in used] for p, g in zip(params, grads, strict=True)]
+    collectives.all_reduce_each(zip(*totals, strict=True))
+    for own, sums in list(zip(params, totals, strict=True))[1:]:
+        for k, total in zip(used, sums, strict=True):
+            own[k].grad = total if own[k].grad is None else ag.add(own[k].grad, total).detach()
+    first = dict(zip(used, totals[0], strict=True))
+    return [first.get(k) for k in range(len(nothing))]
 
 
 class ReplicaOptimizer:

@@ -23,7 +23,7 @@ from netcl.core.tensor import Tensor
 from netcl.distributed import comm
 from netcl.distributed.collectives import Bucket, broadcast_each, bucketed, write
 from netcl.distributed.comm import LostRankError, World
-from netcl.distributed.data_parallel import zero_gradient
+from netcl.distributed.data_parallel import gradient_or_zeros
 from netcl.nn.module import Module
 
 log = logging.getLogger("netcl")
@@ -165,7 +165,7 @@ class DistributedDataParallel(Module):
         after_backward(self._finish)
 
     def _send(self, bucket: _Pending) -> None:
-        bucket.grads = Bucket([[zero_gradient(p) if p.grad is None else p.grad] for p in bucket.params])
+        bucket.grads = Bucket([[gradient_or_zeros(p, p.grad)] for p in bucket.params])
         used = [p.grad is not None for p in bucket.params]
         bucket.sent = self._thread.submit(self._average, bucket, used)
         self._begun = bucket.number + 1

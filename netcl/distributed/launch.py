@@ -35,19 +35,10 @@ def mpiexec() -> str:
     return found
 
 
-class Notes:
-    """Messages between the launcher of a job and the guards of its ranks: empty files in a folder of this machine."""
-
-    def __init__(self, folder: str):
-        self.folder = Path(folder)
-
-    def leave(self, name: str) -> None:
-        """Write a note; does nothing if the launcher has ended and removed the folder."""
-        with contextlib.suppress(FileNotFoundError):
-            self.folder.joinpath(name).touch()
-
-    def has(self, name: str) -> bool:
-        return self.folder.joinpath(name).exists()
+def leave(notes: Path, name: str) -> None:
+    """Leave an empty file in the folder through which the launcher of a job and the guards of its ranks exchange messages."""
+    with contextlib.suppress(FileNotFoundError):  # the launcher has ended and removed the folder
+        notes.joinpath(name).touch()
 
 
 def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> int:
@@ -59,32 +50,32 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
     if ranks < 1:
         raise DeviceError(message("launch", "ranks must be at least 1", ranks=ranks))
     with tempfile.TemporaryDirectory(prefix="netcl-job-") as folder:
-        notes = Notes(folder)
+        notes = Path(folder)
         wrapper = ["-m", "netcl.distributed.replica", "--guard", ",".join(devices) or "auto", "--notes", folder]
         command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
         job = subprocess.Popen(command, env=env.for_child(), preexec_fn=die_with_parent)
-        with handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: notes.leave("interrupt")}):
+        with handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: leave(notes, "interrupt")}):
             status = _watch_job(job, notes, ranks)
-        return TERMINATED if notes.has("interrupt") and status else status
+        return TERMINATED if (notes / "interrupt").exists() and status else status
 
 
-def _watch_job(job: subprocess.Popen[bytes], notes: Notes, ranks: int) -> int:
+def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
     """The exit status of a job. mpiexec would wait forever for a rank that ended or hangs before MPI has started."""
     limit = float(env.value("NETCL_COMM_TIMEOUT"))
     late_at = time.monotonic() + limit
     while (status := wait(job, PAUSE)) is None:
-        if any(notes.has(f"failed.{rank}") for rank in range(ranks)):
+        if any((notes / f"failed.{rank}").exists() for rank in range(ranks)):
             if (status := wait(job, GRACE)) is not None:
                 return status
             break
-        absent = [str(rank) for rank in range(ranks) if not notes.has(f"joined.{rank}")]
+        absent = [str(rank) for rank in range(ranks) if not (notes / f"joined.{rank}").exists()]
         if absent and time.monotonic() > late_at:
-            first = [rank for rank in absent if not notes.has(f"started.{rank}")] or absent
+            first = [rank for rank in absent if not (notes / f"started.{rank}").exists()] or absent
             sys.stderr.write(f"netcl: rank {', '.join(first)} did not start within {limit:g} s (NETCL_COMM_TIMEOUT); the job ends\n")
             break
     else:
         return status
-    notes.leave("end")  # the guards end their ranks, mpiexec ends the guards
+    leave(notes, "end")  # the guards end their ranks, mpiexec ends the guards
     job.terminate()
     if wait(job, GRACE) is None:
         job.kill()

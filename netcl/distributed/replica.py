@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from netcl.core import env
 from netcl.distributed import comm, mpi
 from netcl.distributed.data_parallel import all_devices
-from netcl.distributed.launch import INTERRUPTED, PAUSE, Notes, die_with_parent, handled, launch, wait
+from netcl.distributed.launch import INTERRUPTED, PAUSE, die_with_parent, handled, launch, leave, wait
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,16 +51,16 @@ def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
     """Run the rank as a child and return its exit status; end it with the job. Ctrl-C reaches the rank itself, which may have to save."""
     command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
     rank = subprocess.Popen(command, close_fds=False, preexec_fn=die_with_parent)  # mpiexec passes open files to the rank
-    notes, number, interrupted = Notes(folder), mpi.rank_by_launcher(), False
+    notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), False
     with handled({signal.SIGINT: signal.SIG_IGN}):
         while (status := wait(rank, PAUSE)) is None:
-            if notes.has("end") or not notes.folder.exists():
+            if (notes / "end").exists() or not notes.exists():
                 rank.kill()
-            elif not interrupted and notes.has("interrupt"):
+            elif not interrupted and (notes / "interrupt").exists():
                 interrupted = True
                 rank.send_signal(signal.SIGINT)
-    if status not in (0, INTERRUPTED) or not notes.has(f"joined.{number}"):
-        notes.leave(f"failed.{number}")
+    if status not in (0, INTERRUPTED) or not (notes / f"joined.{number}").exists():
+        leave(notes, f"failed.{number}")
     if status < 0:
         sys.stderr.write(f"netcl: rank {number} (pid {rank.pid}) was ended by {signal.Signals(-status).name}; the job ends with it\n")
         return 128 - status
@@ -68,10 +69,10 @@ def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
 
 def _become(devices: Sequence[str], folder: str, program: Sequence[str]) -> int:
     """Join the job, select this rank's device and run the program."""
-    notes, number = Notes(folder), mpi.rank_by_launcher()
-    notes.leave(f"started.{number}")
+    notes, number = Path(folder), mpi.rank_by_launcher()
+    leave(notes, f"started.{number}")
     ours = comm.world()
-    notes.leave(f"joined.{number}")
+    leave(notes, f"joined.{number}")
     mine = devices[ours.local_rank() % len(devices)]
     if mine != "auto":
         env.choose_device(mine)

@@ -68,13 +68,7 @@ def convert_sync_batchnorm(module: Module, world: World) -> Module:
 
     Returns the model, which is another object only if it is itself a batch norm.
     """
-
-    def synced(norm: _BatchNorm) -> _BatchNorm:
-        made = _same_norm(SyncBatchNorm, norm)
-        made.__dict__.update(world=world, plain=type(norm))
-        return made
-
-    return _replaced_norms(module, synced)
+    return _replaced_norms(module, lambda norm: _same_norm(SyncBatchNorm, norm, world=world, plain=type(norm)))
 
 
 def without_sync(module: Module) -> Module:
@@ -92,11 +86,11 @@ def _replaced_norms(module: Module, change: Callable[[_BatchNorm], _BatchNorm]) 
     return module
 
 
-def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm) -> _BatchNorm:
+def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm, **more: Any) -> _BatchNorm:
     """A batch norm of another class with the same tensors, so that existing optimizers keep working."""
     made = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats).to(norm.queue)
     for name in ("weight", "bias", "running_mean", "running_var"):
         if getattr(norm, name) is not None:
             object.__setattr__(made, name, getattr(norm, name))
-    made.__dict__.update(_batches=norm._batches, training=norm.training)
+    made.__dict__.update(_batches=norm._batches, training=norm.training, **more)
     return made
