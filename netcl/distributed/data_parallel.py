@@ -217,7 +217,7 @@ class DataParallel(Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """The results of all devices, joined."""
-        if self._known is None or self._known != self._written():
+        if self._known != [p._version for p in self.module.parameters()]:
             self.refresh()
         given = tuple(x if isinstance(x, Tensor) else Tensor.from_host(self.queues[0], x) for x in inputs)
         if self.training and self.weights is None:
@@ -228,14 +228,10 @@ class DataParallel(Module):
         """Overwrite the parameters and buffers of all replicas with those of the first."""
         collectives.broadcast_each(zip(*([*replica.parameters(), *replica.buffers()] for replica in self.replicas), strict=True))
         if self._known is not None:
-            self._note()
+            self._replicas_are_equal()
 
-    def _written(self) -> list[int]:
-        return [p._version for p in self.module.parameters()]
-
-    def _note(self) -> None:
-        """Record that all replicas are equal."""
-        self._known = self._written()
+    def _replicas_are_equal(self) -> None:
+        self._known = [p._version for p in self.module.parameters()]
 
     def measure(self, *inputs: Tensor) -> list[float]:
         """Set ``weights`` to the measured rows per second of each device, forward only; equal if all devices have one name."""
@@ -256,8 +252,8 @@ class DataParallel(Module):
     def optimizer(self, make: Callable[[Parameters], Any]) -> ReplicaOptimizer:
         """One optimizer that steps every replica: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
         self.refresh()
-        self._note()
-        return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas], self._note)
+        self._replicas_are_equal()
+        return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas], self._replicas_are_equal)
 
 
 class _Split(ag.Function):

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,20 +32,11 @@ log = logging.getLogger("netcl")
 _PATIENCE = 1.0
 
 
-class Span(NamedTuple):
-    """The start and end of an activity, in seconds of ``time.perf_counter``."""
-
-    name: str
-    start: float
-    end: float
-
-
 class _Pending:
     """Parameters whose gradients are reduced in one bucket, and how many gradients the current backward still has to add."""
 
-    def __init__(self, number: int, params: Sequence[Tensor]):
-        self.number, self.params = number, params
-        self.missing = 0
+    def __init__(self, number: int, params: dict[int, Tensor]):
+        self.number, self.params, self.missing = number, params, 0  # parameters by their index in the model
         self.grads = Bucket([])
         self.sent: Future[np.ndarray] | None = None
 
@@ -84,8 +75,8 @@ class DistributedDataParallel(Module):
         self.module = module
         self.world = world or comm.world()
         self.broadcast_buffers = broadcast_buffers
-        #: When backward ran and when each bucket was with the other ranks, for a trace of the overlap.
-        self.spans: list[Span] = []
+        #: Name, start and end (``time.perf_counter``) of every backward and of every bucket's reduction, for a trace of the overlap.
+        self.spans: list[tuple[str, float, float]] = []
         self._overlaps, self._bytes, self._compress = overlap, int(bucket_mb * 2**20), compress
         self._sync, self._learned = True, False
         self._walk: object | None = None  # the backward that fills the buckets
@@ -104,14 +95,15 @@ class DistributedDataParallel(Module):
         broadcast_each([[tensor] for tensor in (*module.parameters(), *module.buffers())], self.world)
         # One thread, so that all ranks reduce the buckets in the same order, with messages apart from those of the caller.
         self._courier, self._thread = self.world.duplicate(), ThreadPoolExecutor(1, "netcl-courier")
-        self._fill_buckets(self._order[::-1])  # backward produces the gradients of the last layer first
-        for p in self._order:
-            p.register_hook(partial(self._fires, p))
+        self._fill_buckets(range(len(self._order))[::-1])  # backward produces the gradients of the last layer first
+        for i, p in enumerate(self._order):
+            p.register_hook(partial(self._fires, i))
 
-    def _fill_buckets(self, order: Sequence[Tensor]) -> None:
-        groups = bucketed(([p] for p in order), self._bytes)
-        self._buckets = [_Pending(number, [p for (p,) in group]) for number, group in enumerate(groups)]
-        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
+    def _fill_buckets(self, order: Sequence[int]) -> None:
+        left = iter(order)
+        groups = bucketed(([self._order[i]] for i in order), self._bytes)
+        self._buckets = [_Pending(number, {next(left): p for (p,) in group}) for number, group in enumerate(groups)]
+        self._bucket_of = {i: bucket for bucket in self._buckets for i in bucket.params}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -138,35 +130,35 @@ class DistributedDataParallel(Module):
 
     # ---- during backward
 
-    def _fires(self, p: Tensor, gradient: Tensor) -> None:
-        """A gradient of ``p`` is about to be added; a tensor that is used twice gets two."""
+    def _fires(self, i: int, gradient: Tensor) -> None:
+        """A gradient of parameter ``i`` is about to be added; a tensor that is used twice gets two."""
         if not self._sync:
             return
         if self._walk is not walk_under_way():  # also true after a backward that raised
             self._begin()
         while self._begun < len(self._buckets) and self._buckets[self._begun].missing == 0:
             self._send(self._buckets[self._begun])
-        self._fired[id(p)] = self._fired.get(id(p), 0) + 1
+        self._fired[i] = self._fired.get(i, 0) + 1
         if not (self._learned and self._overlaps):
             return
-        bucket = self._bucket_of[id(p)]
+        bucket = self._bucket_of[i]
         if bucket.sent is not None:
             what = "a parameter got a gradient after its bucket was sent: the graph differs from that of the first step"
-            raise RuntimeError(message("DistributedDataParallel", what, "pass overlap=False", shape=p.shape))
-        if self._fired[id(p)] <= self._counts[id(p)]:  # gradients that the first step did not have are reduced but not awaited
+            raise RuntimeError(message("DistributedDataParallel", what, "pass overlap=False", shape=gradient.shape))
+        if self._fired[i] <= self._counts.get(i, 0):  # gradients that the first step did not have are reduced but not awaited
             bucket.missing -= 1
 
     def _begin(self) -> None:
         self._fired, self._begun, self._walk = {}, 0, walk_under_way()
         self._started = time.perf_counter()
         for bucket in self._buckets:
-            bucket.missing = sum(self._counts[id(p)] for p in bucket.params) if self._learned else -1
+            bucket.missing = sum(self._counts.get(i, 0) for i in bucket.params) if self._learned else -1
             bucket.sent = None
         after_backward(self._finish)
 
     def _send(self, bucket: _Pending) -> None:
-        bucket.grads = Bucket([[gradient_or_zeros(p, p.grad)] for p in bucket.params])
-        used = [p.grad is not None for p in bucket.params]
+        bucket.grads = Bucket([[gradient_or_zeros(p, p.grad)] for p in bucket.params.values()])
+        used = [p.grad is not None for p in bucket.params.values()]
         bucket.sent = self._thread.submit(self._average, bucket, used)
         self._begun = bucket.number + 1
 
@@ -175,7 +167,7 @@ class DistributedDataParallel(Module):
         replicas = bucket.grads.joined(used)
         start = self._arrived = time.perf_counter()
         average = bucket.grads.reduced(self._courier, "mean", self._compress, replicas)
-        self.spans.append(Span(f"bucket {bucket.number}", start, time.perf_counter()))
+        self.spans.append((f"bucket {bucket.number}", start, time.perf_counter()))
         return average
 
     def _finish(self) -> None:
@@ -186,11 +178,11 @@ class DistributedDataParallel(Module):
         averages = [bucket.sent.result() for bucket in self._buckets if bucket.sent is not None]
         for bucket, average in zip(self._buckets, averages, strict=True):
             write(bucket.grads.groups, average)
-            for p, (grad,), used in zip(bucket.params, bucket.grads.groups, average[-len(bucket.params) :], strict=True):
+            for p, (grad,), used in zip(bucket.params.values(), bucket.grads.groups, average[-len(bucket.params) :], strict=True):
                 if used:
                     p.grad = grad
             bucket.sent, bucket.grads = None, Bucket([])  # do not keep gradients alive that zero_grad releases
-        self.spans.append(Span("backward", self._started, self._arrived))
+        self.spans.append(("backward", self._started, self._arrived))
         if not self._learned:
             self._learn()
         expect_no_backward(self)
@@ -204,16 +196,12 @@ class DistributedDataParallel(Module):
 
     def _learn(self) -> None:
         """Order the buckets by the arrival of gradients on rank 0, and store how many gradients each parameter gets."""
-        index = {id(p): i for i, p in enumerate(self._order)}
-        arrived = [[index[key], count] for key, count in self._fired.items()]
-        first = self.world.tell(arrived, "DistributedDataParallel")[0]
-        counts = {id(self._order[i]): count for i, count in first}
-        unused = [p for p in self._order if id(p) not in counts]
-        same = self.world.tell(counts == self._fired, "DistributedDataParallel")
-        self._fill_buckets([*(self._order[i] for i, _ in first), *unused])
-        self._counts = {id(p): counts.get(id(p), 0) for p in self._order}
+        told = self.world.tell(list(self._fired.items()), "DistributedDataParallel")
+        self._counts = dict(told[0])
+        unused = [i for i in range(len(self._order)) if i not in self._counts]
+        self._fill_buckets([*self._counts, *unused])
         self._learned = True
-        if self._overlaps and not all(same):
+        if self._overlaps and any(dict(other) != self._counts for other in told):
             # Ranks that use different parameters cannot know when a bucket is complete.
             log.warning("[DistributedDataParallel] ranks use different parameters: gradients are sent at the end of backward")
             self._overlaps = False

@@ -44,21 +44,16 @@ def rank_by_launcher() -> str:
     return next((text for name in _RANKS if (text := env.raw(name)) is not None), "?")
 
 
-def engine() -> Any:
-    """mpi4py's initialized ``MPI`` module."""
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise ImportError(message("distributed", f"mpi4py required: {error}", INSTALL)) from error
-    return MPI
-
-
 class MPIWorld(World):
     """All processes of an MPI job, over a communicator of its own."""
 
     def __init__(self, timeout: float | None = None, like: MPIWorld | None = None):
         super().__init__(timeout)
-        self.MPI = engine()
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise ImportError(message("distributed", f"mpi4py required: {error}", INSTALL)) from error
+        self.MPI = MPI
         self.comm: Any = (like.comm if like else self.MPI.COMM_WORLD).Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self.deterministic = like is not None and like.deterministic
