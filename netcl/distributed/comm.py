@@ -201,14 +201,14 @@ class World:
 
     def _all_reduced(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
         mine = _packed(self._reduce_scattered(flat, op, compress), compress)
-        lengths = [b - a for a, b in pairwise(self._ends(flat.size))]
+        lengths = [b - a for a, b in pairwise(self.part_ends(flat.size))]
         return np.concatenate([_unpacked(part, flat, compress) for part in self.collect("all_reduce", mine, lengths)])
 
     def _reduce_scattered(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
-        parts = self._all_to_all("reduce_scatter", _packed(flat, compress), self._ends(flat.size))
+        parts = self._all_to_all("reduce_scatter", _packed(flat, compress), self.part_ends(flat.size))
         return combine(op, [_unpacked(part, flat, compress) for part in parts])
 
-    def _ends(self, count: int) -> list[int]:
+    def part_ends(self, count: int) -> list[int]:
         """Where ``np.array_split`` cuts ``count`` elements for the ranks, from 0 to ``count``."""
         size, rest = divmod(count, self.size)
         return [0, *accumulate(size + (rank < rest) for rank in range(self.size))]

@@ -217,7 +217,7 @@ class DataParallel(Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """The results of all devices, joined."""
-        if self._known != [p._version for p in self.module.parameters()]:
+        if self._known != self._written():
             self.refresh()
         given = tuple(x if isinstance(x, Tensor) else Tensor.from_host(self.queues[0], x) for x in inputs)
         if self.training and self.weights is None:
@@ -230,8 +230,11 @@ class DataParallel(Module):
         if self._known is not None:
             self._replicas_are_equal()
 
+    def _written(self) -> list[int]:
+        return [p._version for p in self.module.parameters()]
+
     def _replicas_are_equal(self) -> None:
-        self._known = [p._version for p in self.module.parameters()]
+        self._known = self._written()
 
     def measure(self, *inputs: Tensor) -> list[float]:
         """Set ``weights`` to the measured rows per second of each device, forward only; equal if all devices have one name."""

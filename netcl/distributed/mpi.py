@@ -85,7 +85,7 @@ class MPIWorld(World):
     def _reduce_scattered(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
         if not self._native(flat, op, compress):
             return super()._reduce_scattered(flat, op, compress)
-        counts = [b - a for a, b in pairwise(self._ends(flat.size))]
+        counts = [b - a for a, b in pairwise(self.part_ends(flat.size))]
         mine = np.empty(counts[self.rank], flat.dtype)
         self._wait("reduce_scatter", self.comm.Ireduce_scatter(flat, mine, counts, getattr(self.MPI, _MPI_OPS[op])).Test)
         self.bytes_sent += flat.nbytes - mine.nbytes

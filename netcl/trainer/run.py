@@ -58,7 +58,10 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         writers = [_Config(place, recipe), JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
         own = [*writers, *callbacks] if ours.rank == 0 else [Progress("off")]
         always = [_Rates(), keeper, LRMonitor(), NaNGuard()]
-        trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, *always])
+        shared = model
+        if ours.size > 1:
+            shared = distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
+        trainer = make_trainer(recipe, shared, len(train), ["accuracy"], [*own, *always])
         with train, test:
             began = time.time()
             trainer.fit(train, val=test, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
@@ -69,13 +72,6 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
             if ours.rank == 0:
                 _write_json(place / "profile.json", profiled)
     return results
-
-
-def _shared(model: Any, ours: distributed.World) -> Any:
-    """The model as all ranks train it: one set of gradients, and batch norm over the whole batch."""
-    if ours.size == 1:
-        return model
-    return distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
 
 
 class _Config(Callback):
