@@ -114,12 +114,15 @@ def write(groups: Iterable[Tensors], values: np.ndarray) -> None:
 def all_reduce_each(groups: Iterable[Tensors], op: str = "sum") -> None:
     """Reduce every group over its replicas, in place."""
     given = [group for group in groups if len(group) > 1]
-    far = [Bucket(groups) for groups in bucketed(group for group in given if not _one_queue(group))]
     for group in given:
         if _one_queue(group):
             update.copy(group, [_reduced_on_device(group, op)] * len(group))
-    for bucket in far:
+    buckets = map(Bucket, bucketed(group for group in given if not _one_queue(group)))
+    bucket = next(buckets, None)
+    while bucket is not None:
+        coming = next(buckets, None)  # its copies are under way while this one is reduced on the host
         write(bucket.groups, bucket.reduced(ALONE, op))
+        bucket = coming
 
 
 def broadcast_each(groups: Iterable[Tensors], world: World = ALONE) -> None:

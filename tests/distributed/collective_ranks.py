@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from netcl.distributed import World, world
+from netcl.distributed import World, comm, mpi, world
 
 SIZES = (0, 5, 1001)  # fewer elements than ranks, and parts of different lengths
 EXACT = ("float64", "float32", "int64", "uint8", "bool")
@@ -81,6 +81,10 @@ def main() -> None:
         check_halves(ours)
         check_nan(ours)
         check_order(ours)
+    check_copies(ours)
+    comm.PIECE = mpi.PIECE = 16  # arrays in several pieces
+    for ours.deterministic in (False, True):
+        check_reductions(ours, "sum", "float32")
     check_copies(ours)
     if ours.rank == 0:
         sys.stdout.write(f"{ours.size} ranks agree with NumPy\n")
