@@ -1,11 +1,11 @@
-"""Checkpoints of a world: rank 0 writes one file, any number of ranks goes on from it."""
+"""Checkpoints of a world: rank 0 writes one file, and any number of ranks can resume from it."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,8 @@ from netcl.ops import random
 
 
 def manual_seed(seed: int, world: World | None = None) -> None:
-    """Seed this rank's random numbers: known from ``seed`` and rank, different on every rank, so that no two drop out the same."""
-    ours = world or comm.world()
-    random.manual_seed(_rank_seed(seed, ours.rank))
+    """Seed this rank's random numbers from ``seed`` and its rank: reproducible, and different on every rank."""
+    random.manual_seed(_rank_seed(seed, (world or comm.world()).rank))
 
 
 def _rank_seed(seed: int, *place: int) -> int:
@@ -31,15 +30,16 @@ def _rank_seed(seed: int, *place: int) -> int:
 
 
 def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None, extra: Any = None, **parts: Any) -> Path | None:
-    """:func:`netcl.io.save_checkpoint` by rank 0, with the random streams of all ranks; every rank calls it, and waits.
+    """:func:`netcl.io.save_checkpoint` on rank 0, with the random streams of all ranks; every rank must call it.
 
-    Returns the path on rank 0. A wrapped model (``DistributedDataParallel``) is saved as itself, and can be loaded without the wrapper.
+    Returns the path on rank 0. A wrapped model (``DistributedDataParallel``) is saved without its wrapper.
     """
     ours = world or comm.world()
-    parts["model"] = unwrapped(parts.get("model"))
-    streams = ours.tell(random.get_state(_queue_of(parts["model"])).as_dict(), "save_checkpoint")
-    if isinstance(parts.get("optimizer"), ShardedOptimizer):  # its state lies on all ranks
-        parts["optimizer"] = _Taken(parts["optimizer"].state_dict())
+    model = parts["model"] = unwrapped(parts.get("model"))
+    streams = ours.tell(random.get_state(getattr(model, "queue", None)).as_dict(), "save_checkpoint")
+    if isinstance(parts.get("optimizer"), ShardedOptimizer):  # gathered from all ranks
+        sharded, state = parts["optimizer"], parts["optimizer"].state_dict()
+        parts["optimizer"] = SimpleNamespace(state_dict=lambda: state, load_state_dict=sharded.load_state_dict)
     written, problem = None, ""
     if ours.rank == 0:
         try:
@@ -55,62 +55,36 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
 def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None, **parts: Any) -> io.Checkpoint:
     """:func:`netcl.io.load_checkpoint` on every rank; only rank 0 needs to have the file.
 
-    With the number of ranks it was saved with, random streams go on where they were; with another, new ones are drawn from that of rank 0.
+    With the number of ranks that saved it, every rank's random stream continues; with another, new streams are seeded from that of rank 0.
     """
     ours = world or comm.world()
-    parts["model"] = unwrapped(parts.get("model"))
+    model = parts["model"] = unwrapped(parts.get("model"))
     with tempfile.TemporaryDirectory() as folder:
-        loaded = io.load_checkpoint(
-            _received(Path(path), Path(folder), ours), **{name: part for name, part in parts.items() if part is not None}
-        )
+        file = Path(path) if ours.size == 1 else _received(Path(path), Path(folder), ours)
+        loaded = io.load_checkpoint(file, **{name: part for name, part in parts.items() if part is not None})
     kept = loaded.extra if isinstance(loaded.extra, dict) and "streams" in loaded.extra else {"streams": [], "extra": loaded.extra}
-    _put_stream(kept["streams"], _queue_of(parts["model"]), ours, loaded.step)
-    return loaded._replace(extra=kept["extra"], path=Path(path))
-
-
-def _queue_of(model: Any) -> Any:
-    """Where a model draws its random numbers; ``None`` is the active device."""
-    return getattr(model, "queue", None)
-
-
-def _put_stream(streams: Sequence[Mapping[str, int]], queue: Any, ours: World, step: int) -> None:
-    """This rank's own stream: what a file of one process holds is the same on all ranks until here."""
+    streams, queue = kept["streams"], getattr(model, "queue", None)
     if len(streams) == ours.size:
         random.set_state(streams[ours.rank], queue)
     elif streams or ours.size > 1:
         first = streams[0] if streams else random.get_state(queue).as_dict()
-        random.manual_seed(_rank_seed(first["seed"], step, ours.rank))
+        random.manual_seed(_rank_seed(first["seed"], loaded.step, ours.rank))
+    return loaded._replace(extra=kept["extra"], path=Path(path))
 
 
 def _received(path: Path, folder: Path, world: World) -> Path:
-    """The checkpoint, copied from rank 0 where this rank is another."""
-    if world.size == 1:
-        return path
+    """A copy of rank 0's checkpoint in ``folder``."""
     found = io.latest(path) if path.is_dir() else path
     there = world.rank == 0 and found is not None and found.is_file()
-    if not world.tell(there, "load_checkpoint")[0]:
+    content = np.fromfile(found, np.uint8) if there and found is not None else np.empty(0, np.uint8)
+    size = world.tell(content.size if there else None, "load_checkpoint")[0]
+    if size is None:
         raise FileNotFoundError(message("load_checkpoint", "rank 0 has no such checkpoint", path=path))
-    content = np.fromfile(found, np.uint8) if world.rank == 0 and found is not None else np.empty(0, np.uint8)
-    size = world.tell(int(content.size), "load_checkpoint")[0]
-    content = content if world.rank == 0 else np.empty(size, np.uint8)
     target = folder / "received.netcl"
-    world.spread("load_checkpoint", content, 0).tofile(target)
+    world.broadcast(content if world.rank == 0 else np.empty(size, np.uint8), check=False).tofile(target)
     return target
 
 
 def unwrapped(model: Any) -> Any:
-    """The model that replicas or ranks share: they come and go, it is what is kept."""
+    """The model inside a ``DataParallel`` or ``DistributedDataParallel``; other models as they are."""
     return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
-
-
-class _Taken:
-    """A state that was collected already."""
-
-    def __init__(self, state: Any):
-        self.state = state
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state

@@ -1,9 +1,9 @@
-"""Worlds: who takes part, and how values get from one to another.
+"""Worlds: the ranks that take part in a job, and collectives over host arrays.
 
-One interface over three worlds: a world of one (every call is a no-op), threads of one process, and the processes of an MPI job.
-A world moves host arrays with two primitives, :meth:`World.exchange` and :meth:`World.collect`; everything else is built on them here,
-once. An all-reduce is an exchange of pieces, a sum in rank order and a collection of the sums: each rank sends ``2 (n - 1) / n`` of the
-array's bytes, which is the least any all-reduce can send, and all ranks get the same bits whatever the timing was.
+One interface covers a world of one rank (every call is local), threads of one process, and the processes of an MPI job.
+Reductions in rank order are built here on an all-to-all and an all-gather. Each rank then sends ``2 (n - 1) / n`` of the array's
+bytes for an all-reduce, the minimum, and every rank gets the same bits in every run. An MPI world uses MPI's own reductions instead
+unless :attr:`World.deterministic` is set.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache, reduce
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -24,57 +25,44 @@ from netcl.core import env
 from netcl.core.errors import DtypeError, ShapeError, message
 
 Arrays = list[np.ndarray]
-#: Elements of a piece of a large array: counts of bytes must fit MPI's 32 bits.
+#: Elements of an array that are reduced at once; byte counts must fit the 32 bits of MPI before version 4.
 PIECE = 1 << 26
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 _BFLOAT16 = dtypes.DTYPES["bfloat16"]
-NOTHING = np.empty(0, np.uint8)
-#: Characters of an error that the other ranks are told.
-_LAST_WORDS = 500
+#: Characters of an error message that are sent to the other ranks.
+_ERROR_TEXT = 500
 
 
 class LostRankError(RuntimeError):
-    """A rank died, never arrived, failed, or came with something else than the others."""
+    """A rank died, never arrived, failed, or called with other arguments than the rest."""
 
 
 class Failures:
-    """Which ranks have said that they failed, how often, and their last words. One for all worlds of a job."""
+    """How often each rank has reported a failure, with the last error text. Shared by all worlds of a job."""
 
     def __init__(self) -> None:
-        self.said: dict[int, tuple[int, str]] = {}
+        self.reported: dict[int, tuple[int, str]] = {}
 
-    def count(self, rank: int) -> int:
-        return self.said.get(rank, (0, ""))[0]
+    def add(self, rank: int, text: str) -> tuple[int, str]:
+        self.reported[rank] = self.reported.get(rank, (0, ""))[0] + 1, text
+        return self.reported[rank]
 
-    def without(self, rank: int) -> list[str]:
-        """What ranks say that have failed without this one: what failed on all of them alike, all have left behind."""
-        return [f"rank {other} failed: {text}" for other, (count, text) in sorted(self.said.items()) if count > self.count(rank)]
+    def ahead_of(self, rank: int) -> list[str]:
+        """The errors of ranks that failed more often than ``rank``; failures that all ranks share are settled."""
+        own = self.reported.get(rank, (0, ""))[0]
+        return [f"rank {other} failed: {text}" for other, (count, text) in sorted(self.reported.items()) if count > own]
 
     def check(self, op: str, rank: int, size: int) -> None:
-        """Raise if a rank has failed without this one."""
-        texts = self.without(rank)
+        """Raise if a rank has failed and ``rank`` has not."""
+        texts = self.ahead_of(rank)
         if texts:
             remedy = "its own traceback tells where"
             raise LostRankError(message(op, "; ".join(texts), remedy, waiting=f"rank {rank}", world=size))
 
 
-class _Together:
-    """See :meth:`World.together`."""
-
-    def __init__(self, world: World):
-        self.world = world
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.world.failed(error)
-
-
 def check_op(name: str, op: str, dtype: str) -> None:
-    """Raise unless ``op`` is a known reduction that values of ``dtype`` have."""
+    """Raise unless ``op`` is a known reduction that is defined for ``dtype``."""
     if op not in _COMBINE:
         raise ValueError(message(name, "unknown reduction", f"known: {', '.join(_COMBINE)}", op=repr(op)))
     if op == "mean" and not dtypes.lookup(dtype, name).is_float:
@@ -82,21 +70,27 @@ def check_op(name: str, op: str, dtype: str) -> None:
 
 
 def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one shape, reduced in their order."""
-    total = reduce(_COMBINE[op], arrays)
-    return total / np.asarray(len(arrays), total.dtype) if op == "mean" else total
+    """Reduce arrays of one shape in their order."""
+    return mean_of(op, reduce(_COMBINE[op], arrays), len(arrays))
+
+
+def mean_of(op: str, total: np.ndarray, count: int) -> np.ndarray:
+    """A total of ``count`` arrays, divided by it if ``op`` is the mean."""
+    return total / np.asarray(count, total.dtype) if op == "mean" and count > 1 else total
 
 
 class World:
-    """``rank`` of ``size``; a world of one does nothing and costs nothing.
+    """``rank`` of ``size`` ranks; in a world of one every collective returns a copy.
 
-    - **timeout**: seconds after which a call that still waits for another rank raises :class:`LostRankError` naming it;
-      ``NETCL_COMM_TIMEOUT`` unless given.
-    - **bytes_sent**: what this rank has given to others so far, without the engine's headers.
+    - **timeout**: seconds after which a call that waits for another rank raises :class:`LostRankError`; ``NETCL_COMM_TIMEOUT`` by default.
+    - **deterministic**: reduce in rank order, which gives the same bits in every run with as many ranks; threads always do. Otherwise an
+      MPI world leaves the order to MPI, which needs fewer messages in a large world. Set it on all ranks before a model is wrapped.
+    - **bytes_sent**: the payload bytes this rank had to send so far. MPI may send more, in particular in small messages.
     """
 
     rank = 0
     size = 1
+    deterministic = False
 
     def __init__(self, timeout: float | None = None):
         self.timeout = float(env.value("NETCL_COMM_TIMEOUT") if timeout is None else timeout)
@@ -105,125 +99,135 @@ class World:
     def __deepcopy__(self, memo: dict[int, Any]) -> World:
         return self  # the copy of a model stays in the world of the model
 
-    # ---- what a world of several provides
+    # ---- primitives that a world of several ranks overrides
 
-    def exchange(self, op: str, parts: Sequence[np.ndarray]) -> Arrays:
-        """``parts[i]`` goes to rank i; from each rank, in order, what it had for this one, which has one length everywhere."""
-        return list(parts)
+    def _all_to_all(self, op: str, flat: np.ndarray, ends: Sequence[int]) -> Arrays:
+        """Send ``flat[ends[i]:ends[i + 1]]`` to rank i; returns what each rank sent to this one, in order."""
+        return [flat.copy()]
 
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:
-        """What each rank has, in order; ``lengths`` says how many elements that is."""
+        """The flat arrays of all ranks, in order; ``lengths`` are their element counts, known to every rank."""
         return [mine]
 
-    def say(self, op: str, text: bytes) -> list[bytes]:
-        """A short text of every rank, in order."""
+    def _collect_text(self, op: str, text: bytes) -> list[bytes]:
         return [text]
 
+    def _from_root(self, array: np.ndarray, root: int) -> np.ndarray:
+        return array.copy()
+
     def duplicate(self) -> World:
-        """The same ranks with traffic of their own, for another thread."""
+        """The same ranks with messages of their own, for use from another thread."""
         return World(self.timeout)
 
     def local_rank(self) -> int:
-        """The place of this rank among those of its machine."""
+        """The index of this rank among the ranks of its machine."""
         return self.rank
 
-    def give_up(self, text: str) -> None:
-        """Say that this rank has failed, to all who wait for it or will."""
+    def _report_failure(self, text: str) -> None:
+        """Send an error text to all other ranks."""
 
-    # ---- what is built on it
+    # ---- failures and agreement
 
-    def failed(self, error: BaseException) -> None:
-        """This rank cannot go on because of an error: the others raise :class:`LostRankError` with its text, where they wait for this
-        rank or will, instead of waiting for the time-out. Once is enough; what another rank is to blame for is not told again.
+    def failed(self, error: BaseException | None) -> None:
+        """Report an error of this rank: the others raise :class:`LostRankError` with its text instead of waiting for the timeout.
 
-        Ranks that have all failed, and as often, are in step again and may go on.
+        An error is reported once, and a :class:`LostRankError` never. Ranks that have all failed equally often may continue.
         """
-        blamed = isinstance(error, Exception) and not isinstance(error, LostRankError)
-        if self.size > 1 and blamed and not getattr(error, "netcl_told", False):
-            error.netcl_told = True  # type: ignore[attr-defined]  # by the innermost block that it leaves
-            self.give_up(f"{type(error).__name__}: {error}"[:_LAST_WORDS])
+        own = isinstance(error, Exception) and not isinstance(error, LostRankError)
+        if self.size > 1 and own and not getattr(error, "netcl_told", False):
+            error.netcl_told = True  # type: ignore[union-attr]  # by the innermost block that it leaves
+            self._report_failure(f"{type(error).__name__}: {error}"[:_ERROR_TEXT])
 
-    def together(self) -> AbstractContextManager[None]:
-        """A block that all ranks run: an error by which one leaves it is told to the others, see :meth:`failed`.
+    def together(self) -> AbstractContextManager[Any]:
+        """A block that all ranks run; an error that leaves it on one rank is reported to the others, see :meth:`failed`.
 
         >>> with World().together():
         ...     loss = 1.0
         """
-        return _Together(self)
+        block = ExitStack()
+        block.push(lambda kind, error, trace: self.failed(error))
+        return block
 
     def tell(self, value: Any, op: str = "tell") -> list[Any]:
-        """A small JSON value of every rank, in order."""
-        return [json.loads(text) for text in self.say(op, json.dumps(value).encode())]
+        """The small JSON values of all ranks, in order."""
+        return [json.loads(text) for text in self._collect_text(op, json.dumps(value).encode())]
 
     def barrier(self) -> None:
-        """Wait for all."""
-        self.say("barrier", b"")
+        """Wait until all ranks have called this."""
+        self._collect_text("barrier", b"")
 
     def agree(self, op: str, what: str, value: Any) -> None:
-        """Raise on every rank, naming those that differ from most, unless all have the same ``value``."""
+        """Raise on every rank, naming the ranks in the minority, unless all pass the same JSON ``value``."""
         if self.size == 1:
             return
-        told = self.tell(value, op)
-        usual = max(told, key=told.count)
-        others = {rank: given for rank, given in enumerate(told) if given != usual}
-        if others:
-            differing = ", ".join(f"rank {rank} has {given}" for rank, given in others.items())
-            raise LostRankError(message(op, f"the ranks do not agree on {what}: {differing}", most=usual, world=self.size))
+        texts = self._collect_text(op, json.dumps(value, sort_keys=True).encode())
+        ((usual, count),) = Counter(texts).most_common(1)
+        if count < self.size:
+            differing = ", ".join(f"rank {rank} has {json.loads(text)}" for rank, text in enumerate(texts) if text != usual)
+            what = f"the ranks do not agree on {what}: {differing}"
+            raise LostRankError(message(op, what, most=json.loads(usual), world=self.size))
+
+    # ---- collectives
 
     def all_reduce(self, array: Any, op: str = "sum", *, compress: str | None = None, check: bool = True) -> np.ndarray:
-        """The sum, mean, maximum or minimum over all ranks, the same bits on each.
+        """The sum, mean, maximum or minimum over all ranks, equal on every rank.
 
-        ``compress="bfloat16"`` sends float32 values as 16 bits (sums are float32); ``check=False`` leaves out the comparison of
-        shapes, a round trip that a caller who has made it once can save.
+        float16 and bfloat16 values are reduced in float32 and rounded once.
+
+        - **compress**: ``"bfloat16"`` sends float32 values as 16 bits; sums are made in float32, in rank order.
+        - **check**: compare shapes and dtypes of all ranks first, which costs a round trip.
         """
         given = np.asarray(array)
-        check_op("all_reduce", op, given.dtype.name)
-        if check:
-            self.agree("all_reduce", "what is reduced", [op, list(given.shape), given.dtype.name, compress])
+        flat = self._checked("all_reduce", given, op, compress, check)
         if self.size == 1:
             return given.copy()
-        flat = given.reshape(-1)
-        pieces = [self._reduced(flat[i : i + PIECE], op, compress) for i in range(0, flat.size, PIECE)]
-        return np.concatenate(pieces or [flat]).astype(given.dtype, copy=False).reshape(given.shape)
+        pieces = [self._all_reduced(flat[i : i + PIECE], op, compress) for i in range(0, flat.size, PIECE)]
+        return _rounded(np.concatenate(pieces or [flat]), given.dtype).reshape(given.shape)
 
-    def reduce_scatter(self, array: np.ndarray, op: str = "sum", *, compress: str | None = None) -> np.ndarray:
-        """The part of the reduced array that belongs to this rank (``np.array_split``'s); half of an all-reduce."""
-        coder = _Coder(array, compress)
-        parts = self.exchange("reduce_scatter", [coder.pack(part) for part in np.array_split(array.reshape(-1), self.size)])
-        return combine(op, [coder.unpack(part) for part in parts])
+    def reduce_scatter(self, array: Any, op: str = "sum", *, compress: str | None = None, check: bool = True) -> np.ndarray:
+        """This rank's part of the reduced flat array, cut as ``np.array_split`` does; half of an :meth:`all_reduce`."""
+        given = np.asarray(array)
+        flat = self._checked("reduce_scatter", given, op, compress, check)
+        return _rounded(self._reduce_scattered(flat, op, compress), given.dtype)
 
-    def _reduced(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
-        coder = _Coder(flat, compress)
-        mine = coder.pack(self.reduce_scatter(flat, op, compress=compress))
-        lengths = [part.size for part in np.array_split(flat, self.size)]
-        return np.concatenate([coder.unpack(part) for part in self.collect("all_reduce", mine, lengths)])
+    def _checked(self, name: str, given: np.ndarray, op: str, compress: str | None, check: bool) -> np.ndarray:
+        """The flat values in the dtype that they are reduced in."""
+        check_op(name, op, given.dtype.name)
+        if compress not in (None, "bfloat16"):
+            raise ValueError(message(name, "unknown compression", "known: bfloat16", compress=repr(compress)))
+        if check:
+            self.agree(name, "what is reduced", [op, list(given.shape), given.dtype.name, compress, self.deterministic])
+        return given.reshape(-1).astype(np.float32 if given.dtype.name in dtypes.HALVES else given.dtype, copy=False)
+
+    def _all_reduced(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
+        mine = _packed(self._reduce_scattered(flat, op, compress), compress)
+        lengths = [b - a for a, b in pairwise(self.part_ends(flat.size))]
+        return np.concatenate([_unpacked(part, flat, compress) for part in self.collect("all_reduce", mine, lengths)])
+
+    def _reduce_scattered(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
+        parts = self._all_to_all("reduce_scatter", _packed(flat, compress), self.part_ends(flat.size))
+        return combine(op, [_unpacked(part, flat, compress) for part in parts])
+
+    def part_ends(self, count: int) -> list[int]:
+        """Where ``np.array_split`` cuts ``count`` elements for the ranks, from 0 to ``count``."""
+        size, rest = divmod(count, self.size)
+        return [0, *accumulate(size + (rank < rest) for rank in range(self.size))]
 
     def all_gather(self, array: Any) -> Arrays:
-        """The arrays of all ranks, in order; they may differ in their shapes."""
-        mine = np.ascontiguousarray(array)
+        """The arrays of all ranks, in order; shapes and dtypes may differ."""
+        mine = np.asarray(array, order="C")
         shapes = self.tell([list(mine.shape), mine.dtype.str], "all_gather")
         lengths = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes]
         found = self.collect("all_gather", mine.reshape(-1).view(np.uint8), lengths)
         return [part.view(kind).reshape(shape) for part, (shape, kind) in zip(found, shapes, strict=True)]
 
-    def broadcast(self, array: Any, root: int = 0) -> np.ndarray:
-        """What ``root`` has, on all ranks."""
+    def broadcast(self, array: Any, root: int = 0, *, check: bool = True) -> np.ndarray:
+        """The array of ``root``, on all ranks; every rank passes one of that shape and dtype, which ``check`` compares first."""
         self._check_root("broadcast", root)
-        mine = np.ascontiguousarray(array)
-        self.agree("broadcast", "what is broadcast", [list(mine.shape), mine.dtype.str, root])
-        return self.spread("broadcast", mine, root)
-
-    def spread(self, op: str, array: np.ndarray, root: int) -> np.ndarray:
-        """:meth:`broadcast` of an array whose shape all ranks know: a piece to each rank, then all pieces to all."""
-        if self.size == 1:
-            return array.copy()
-        pieces = np.array_split(np.ascontiguousarray(array).reshape(-1).view(np.uint8), self.size)
-        mine = self._from_root(op, pieces, root)
-        return np.concatenate(self.collect(op, mine, [piece.size for piece in pieces])).view(array.dtype).reshape(array.shape)
-
-    def _from_root(self, op: str, pieces: Sequence[np.ndarray], root: int) -> np.ndarray:
-        """This rank's piece of what the root has."""
-        return pieces[0]
+        mine = np.asarray(array, order="C")
+        if check:
+            self.agree("broadcast", "what is broadcast", [list(mine.shape), mine.dtype.str, root])
+        return self._from_root(mine, root)
 
     def gather(self, array: Any, root: int = 0) -> Arrays | None:
         """The arrays of all ranks on ``root``; ``None`` elsewhere."""
@@ -236,90 +240,84 @@ class World:
             raise ShapeError(message(op, "there is no such rank", root=root, world=self.size))
 
 
-class _Coder:
-    """How values travel: as they are, or float32 as bfloat16."""
+def _rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return values if values.dtype == dtype else dtypes.encode(values, dtypes.lookup(dtype.name)).view(dtype)
 
-    def __init__(self, array: np.ndarray, compress: str | None):
-        if compress not in (None, "bfloat16"):
-            raise ValueError(message("all_reduce", "unknown compression", "known: bfloat16", compress=repr(compress)))
-        self.short = compress is not None and array.dtype == np.float32
 
-    def pack(self, values: np.ndarray) -> np.ndarray:
-        return dtypes.encode(values, _BFLOAT16) if self.short else np.ascontiguousarray(values)
+def _packed(values: np.ndarray, compress: str | None) -> np.ndarray:
+    return dtypes.encode(values, _BFLOAT16) if compress and values.dtype == np.float32 else values
 
-    def unpack(self, stored: np.ndarray) -> np.ndarray:
-        return dtypes.decode(stored, _BFLOAT16) if self.short else stored
+
+def _unpacked(stored: np.ndarray, values: np.ndarray, compress: str | None) -> np.ndarray:
+    return dtypes.decode(stored, _BFLOAT16) if compress and values.dtype == np.float32 else stored
 
 
 # ---- threads of one process
 
 
-class _Table:
-    """Where threads meet: each leaves something, and when all have, each takes everything. Calls must come in one order."""
-
-    def __init__(self, size: int, like: _Table | None = None):
-        self.size = size
-        self.changed: threading.Condition = like.changed if like else threading.Condition()
-        self.failures: Failures = like.failures if like else Failures()
-        self.rounds: dict[int, dict[int, Any]] = {}
-
-    def swap(self, rank: int, number: int, op: str, value: Any, timeout: float) -> list[Any]:
-        with self.changed:
-            places = self.rounds.setdefault(number, {})
-            places[rank] = (op, value)
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: len(places) == self.size or self.failures.without(rank), timeout)
-            if len(places) < self.size:
-                self.failures.check(op, rank, self.size)
-                missing = [other for other in range(self.size) if other not in places]
-                raise LostRankError(late(op, missing, timeout, self.size))
-            self.rounds.pop(number - 2, None)  # everyone is past it: all have come to the round after
-        names = {name for name, _ in places.values()}
-        if len(names) > 1:
-            calls = ", ".join(f"rank {other} calls {places[other][0]}" for other in range(self.size))
-            raise LostRankError(message(op, f"the ranks do not call the same: {calls}", world=self.size))
-        return [places[other][1] for other in range(self.size)]
-
-
 def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: object) -> str:
-    """The text of an error about ranks that did not come."""
+    """The error text about ranks that did not arrive."""
     names = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
     remedy = "look for its own error above; NETCL_COMM_TIMEOUT sets how long others wait"
     return message(op, f"{names} did not arrive within {timeout:g} s", remedy, world=size, **where)
 
 
-class ThreadWorld(World):
-    """One rank of several threads; made by :func:`thread_worlds`."""
+class _Table:
+    """What the ranks of a world of threads share: call number k of every rank belongs to round k."""
 
-    def __init__(self, rank: int, table: _Table, timeout: float | None = None):
+    def __init__(self, like: _Table | None = None):
+        self.changed: threading.Condition = like.changed if like else threading.Condition()
+        self.failures: Failures = like.failures if like else Failures()
+        self.rounds: dict[int, dict[int, Any]] = {}
+
+
+class ThreadWorld(World):
+    """One rank of several threads; made by :func:`thread_worlds`. Arrays are copied when handed over: the caller may reuse its own."""
+
+    def __init__(self, rank: int, size: int, table: _Table, timeout: float | None = None):
         super().__init__(timeout)
-        self.rank, self.size, self.table = rank, table.size, table
-        self.number = 0
+        self.rank, self.size, self.table, self.number = rank, size, table, 0
 
     def _swap(self, op: str, value: Any) -> list[Any]:
+        """Leave a value, wait for those of all other ranks and return all, in rank order."""
         self.number += 1
-        return self.table.swap(self.rank, self.number, op, value, self.timeout)
+        table = self.table
+        with table.changed:
+            found = table.rounds.setdefault(self.number, {})
+            found[self.rank] = (op, value)
+            table.changed.notify_all()
+            table.changed.wait_for(lambda: len(found) == self.size or table.failures.ahead_of(self.rank), self.timeout)
+            if len(found) < self.size:
+                table.failures.check(op, self.rank, self.size)
+                raise LostRankError(late(op, [other for other in range(self.size) if other not in found], self.timeout, self.size))
+            table.rounds.pop(self.number - 2, None)  # every rank has reached the round after it
+        if len({name for name, _ in found.values()}) > 1:
+            calls = ", ".join(f"rank {other} calls {found[other][0]}" for other in range(self.size))
+            raise LostRankError(message(op, f"the ranks do not call the same: {calls}", world=self.size))
+        return [found[other][1] for other in range(self.size)]
 
-    def exchange(self, op: str, parts: Sequence[np.ndarray]) -> Arrays:
-        self.bytes_sent += sum(part.nbytes for other, part in enumerate(parts) if other != self.rank)
-        return [given[self.rank] for given in self._swap(op, list(parts))]
+    def _all_to_all(self, op: str, flat: np.ndarray, ends: Sequence[int]) -> Arrays:
+        begin, end = ends[self.rank : self.rank + 2]
+        self.bytes_sent += flat.nbytes - flat[begin:end].nbytes
+        return [given[begin:end] for given in self._swap(op, flat.copy())]
 
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:
         self.bytes_sent += mine.nbytes * (self.size - 1)
-        return self._swap(op, mine)
+        return self._swap(op, mine.copy())
 
-    def say(self, op: str, text: bytes) -> list[bytes]:
+    def _collect_text(self, op: str, text: bytes) -> list[bytes]:
         return self._swap(op, text)
 
-    def _from_root(self, op: str, pieces: Sequence[np.ndarray], root: int) -> np.ndarray:
-        return self.exchange(op, pieces if self.rank == root else [NOTHING] * self.size)[root]
+    def _from_root(self, array: np.ndarray, root: int) -> np.ndarray:
+        self.bytes_sent += array.nbytes * (self.rank == root)
+        return self._swap("broadcast", array.copy() if self.rank == root else None)[root].copy()
 
     def duplicate(self) -> World:
-        return ThreadWorld(self.rank, self._swap("duplicate", _Table(self.size, self.table))[0], self.timeout)
+        return ThreadWorld(self.rank, self.size, self._swap("duplicate", _Table(self.table))[0], self.timeout)
 
-    def give_up(self, text: str) -> None:
+    def _report_failure(self, text: str) -> None:
         with self.table.changed:
-            self.table.failures.said[self.rank] = self.table.failures.count(self.rank) + 1, text
+            self.table.failures.add(self.rank, text)
             self.table.changed.notify_all()
 
 
@@ -329,31 +327,13 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
     >>> [world.rank for world in thread_worlds(2)]
     [0, 1]
     """
-    table = _Table(size)
-    return [ThreadWorld(rank, table, timeout) for rank in range(size)] if size > 1 else [World(timeout)]
-
-
-# ---- waiting
-
-#: Seconds between two looks for others: longer ones delay every message by as much, shorter ones take the processor from the device.
-LONGEST_PAUSE = 2e-4
-
-
-def wait_until(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
-    """Whether ``done()`` came true in time. Looks often at first, then sleeps between looks, so that others get the processor."""
-    end, pause = time.monotonic() + timeout, 0.0
-    while not done():
-        if time.monotonic() > end:
-            return False
-        meanwhile()
-        time.sleep(pause)
-        pause = min(pause + 1e-5, LONGEST_PAUSE)
-    return True
+    table = _Table()
+    return [ThreadWorld(rank, size, table, timeout) for rank in range(size)] if size > 1 else [World(timeout)]
 
 
 @lru_cache(maxsize=1)
 def world() -> World:
-    """The world this process is part of: of an MPI job if ``mpiexec`` started it, else a world of one (mpi4py is not needed then)."""
+    """The world of this process: the MPI job if ``mpiexec`` started it, else one rank, for which mpi4py is not needed."""
     from netcl.distributed import mpi
 
     return mpi.MPIWorld() if mpi.started_by_mpi() else World()

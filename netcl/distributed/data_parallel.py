@@ -1,6 +1,6 @@
-"""One process, several devices: the batch is split, every device has a replica, gradients are made equal, every replica steps.
+"""Data parallel training on several devices of one process: each device has a replica of the model and a part of every batch.
 
-Replicas stay identical because they start equal and get the same gradients; nothing is copied back and forth between steps.
+Replicas start equal and get the same gradients, so they stay equal without copies between steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,12 @@ Parameters = list[Tensor]
 
 
 def all_devices() -> list[Any]:
-    """Every OpenCL device but simulators and software GPUs; the NumPy backend where there is none."""
+    """Every OpenCL device except simulators and software GPUs; the NumPy backend if there is none."""
     return [found.index for found in manager.found() if score(found.profile)[0] >= 0] or ["cpu"]
 
 
 def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | None = None) -> list[tuple[Tensor, ...]]:
-    """The arrays or tensors of a batch cut into rows for each device; ``weights`` are shares of the batch.
+    """Split the arrays or tensors of a batch along their first axis over devices; ``weights`` are shares of the batch.
 
     >>> import numpy as np
     >>> shards = shard_batch((np.zeros((5, 2), np.float32), np.arange(5)), ["cpu", "cpu"])
@@ -51,78 +50,76 @@ def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | N
 
 
 def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[Parameters]:
-    """A list of parameters for every device, each with the values of ``params``."""
+    """Copies of ``params`` for every device."""
     originals = [(p.to_host(), p) for p in params]
-    return [[_leaf(Tensor.from_host(queue, values, p.dtype), p.requires_grad) for values, p in originals] for queue in queues_of(devices)]
-
-
-def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
-    tensor._mark(requires_grad, persistent=True)
-    return tensor
+    replicas = [[Tensor.from_host(queue, values, p.dtype) for values, p in originals] for queue in queues_of(devices)]
+    for replica in replicas:
+        for copied, (_, p) in zip(replica, originals, strict=True):
+            copied._mark(p.requires_grad, persistent=True)
+    return replicas
 
 
 def _lists(op: str, replicas: Sequence[Any]) -> list[Parameters]:
-    """The parameters of replicas, which are lists of parameters or modules."""
+    """The parameters of replicas, which are modules or lists of parameters."""
     given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
     if not given:
-        raise ShapeError(message(op, "there are no replicas"))
+        raise ShapeError(message(op, "at least one replica must be given, got none"))
     if len({len(params) for params in given}) > 1:
-        raise ShapeError(message(op, "replicas have different numbers of parameters", numbers=[len(params) for params in given]))
+        raise ShapeError(message(op, "replicas must have equally many parameters", numbers=[len(params) for params in given]))
     return given
 
 
 def broadcast_params(replicas: Sequence[Any], root: int = 0) -> None:
-    """Overwrite the parameters of all replicas with those of one."""
-    for same in zip(*_lists("broadcast_params", replicas), strict=True):
-        collectives.broadcast(same, root)
+    """Overwrite the parameters of all replicas with those of ``replicas[root]``."""
+    groups = zip(*_lists("broadcast_params", replicas), strict=True)
+    checked = [collectives.checked("broadcast_params", same, root) for same in groups]
+    collectives.broadcast_each([[same[root], *same[:root], *same[root + 1 :]] for same in checked])
 
 
 def prepare_replicas(model: Module, devices: Sequence[Any]) -> list[Module]:
-    """A replica of a model on every device; the first is the model itself, moved there if need be."""
+    """A replica of a model on every device; the first is the model itself, moved to the first device."""
     queues = queues_of(devices)
     replicas = [model, *(copy.deepcopy(model) for _ in queues[1:])]
     return [replica.to(queue) for replica, queue in zip(replicas, queues, strict=True)]
 
 
 def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[float] | None = None) -> None:
-    """Give every replica the mean (or ``sum``) of all replicas' gradients; ``weights`` make it a weighted mean.
+    """Overwrite the gradients of every replica with the mean (or ``op="sum"``) over all replicas, weighted by ``weights``.
 
-    Parameters that have no gradient anywhere are left out; one that has a gradient on some replicas only is an error.
+    A parameter without a gradient on any replica is skipped; one with a gradient on some replicas only is an error.
     """
-    lists = _lists("sync_grads", replicas)
-    shares = None if weights is None else np.asarray(weights, np.float64) / np.sum(weights)
     found = []
-    for number, same in enumerate(zip(*lists, strict=True)):
-        have = [p.grad is not None for p in same]
-        if any(have) and not all(have):
-            without = [i for i, has in enumerate(have) if not has]
+    for number, same in enumerate(zip(*_lists("sync_grads", replicas), strict=True)):
+        without = [i for i, p in enumerate(same) if p.grad is None]
+        if 0 < len(without) < len(same):
             what = f"parameter {number} has a gradient on some replicas only"
             raise ShapeError(message("sync_grads", what, "run backward on all of them", without=without, shape=same[0].shape))
-        if all(have):
-            found.append([p.grad for p in same])
-    if shares is not None:
-        for replica, share in enumerate(shares):
+        if not without:
+            found.append(collectives.checked("sync_grads", [p.grad for p in same]))
+    if weights is not None:
+        op = "sum"
+        for replica, share in enumerate(np.asarray(weights, np.float64) / np.sum(weights)):
             update.scale([grads[replica] for grads in found], float(share))
-    collectives.all_reduce_each(found, "sum" if shares is not None else op)
+    collectives.all_reduce_each(found, op)
 
 
 def data_parallel_step(
     forward_fn: Callable[..., Tensor], param_replicas: Sequence[Any], optimizers: Sequence[Any], batch: Any, *,
     weights: Sequence[float] | None = None, max_norm: float | None = None,
 ) -> float:  # fmt: skip
-    """One step of training on several devices; returns the loss over the whole batch.
+    """Run one training step on several devices; returns the mean loss of the whole batch.
 
-    - **forward_fn**: ``forward_fn(replica, *shard)`` gives the mean loss of a shard.
+    - **forward_fn**: ``forward_fn(replica, *shard)`` returns the mean loss of a shard.
     - **param_replicas**: one list of parameters, or one module, per device.
     - **optimizers**: one per replica.
-    - **batch**: arrays or tensors of one length; split by ``weights``, or evenly.
+    - **batch**: arrays or tensors of one length, split evenly or by ``weights``.
     """
     lists = _lists("data_parallel_step", param_replicas)
     if len(optimizers) != len(lists):
-        raise ShapeError(
-            message("data_parallel_step", "one optimizer per replica is needed", optimizers=len(optimizers), replicas=len(lists))
-        )
-    shards = shard_batch(batch, [params[0].queue for params in lists], weights)
+        what = "there must be one optimizer per replica"
+        raise ShapeError(message("data_parallel_step", what, optimizers=len(optimizers), replicas=len(lists)))
+    queues = [params[0].queue for params in lists]
+    shards = shard_batch(batch, queues, weights)
     sizes = [len(shard[0]) for shard in shards]
     busy = [i for i, size in enumerate(sizes) if size]
 
@@ -131,10 +128,10 @@ def data_parallel_step(
         loss.backward()
         return loss
 
-    losses = parallel([partial(run, i) for i in busy], [lists[i][0].queue for i in busy])
-    for i in set(range(len(sizes))) - set(busy):  # a shard without rows has gradients of zero
+    losses = parallel(run, busy, queues)
+    for i in set(range(len(sizes))) - set(busy):  # an empty shard has gradients of zero
         for p, other in zip(lists[i], lists[busy[0]], strict=True):
-            p.grad = None if other.grad is None else Tensor.zeros(p.shape, p.dtype, queue=p.queue)
+            p.grad = None if other.grad is None else gradient_or_zeros(p, None)
     sync_grads(lists, weights=sizes)
     for optimizer in optimizers:
         optimizer.step(max_norm=max_norm) if max_norm is not None else optimizer.step()
@@ -142,23 +139,27 @@ def data_parallel_step(
     return float(sum(loss.item() * sizes[i] for loss, i in zip(losses, busy, strict=True)) / sum(sizes))
 
 
-def parallel(tasks: Sequence[Callable[[], Any]], queues: Sequence[Any]) -> list[Any]:
-    """Run tasks at once, one thread each, with the caller's modes (recording, autocast); results in order, the first error is raised.
+def gradient_or_zeros(p: Tensor, grad: Tensor | None) -> Tensor:
+    """A gradient of ``p``; zeros on a replica or rank that has not used it."""
+    return Tensor.zeros(p.shape, p.dtype, queue=p.queue) if grad is None else grad
 
-    Devices of one context take turns: a kernel's arguments belong to its context.
+
+def parallel(run: Callable[[int], Any], places: Sequence[int], queues: Sequence[Any]) -> list[Any]:
+    """``run(i)`` for every ``i``, in threads with the caller's modes (recording, autocast) and ``queues[i]`` as active device.
+
+    The calls run one after another if devices share a context, to which kernel arguments belong.
     """
-    if len(tasks) == 1 or _share_context(queues):
-        return [task() for task in tasks]
+    if len(places) == 1 or _share_context(queues):
+        return [run(i) for i in places]
     recording, half = ag.is_grad_enabled(), amp.get_autocast_dtype()
 
-    def run(task: Callable[[], Any], queue: Any) -> Any:
-        set_active_device(manager.handle_of(queue))
+    def placed(i: int) -> Any:
+        set_active_device(manager.handle_of(queues[i]))
         with ag.set_grad_enabled(recording), amp.autocast(half is not None, half or "float16"):
-            return task()
+            return run(i)
 
-    with ThreadPoolExecutor(len(tasks)) as pool:
-        waiting = [pool.submit(run, task, queue) for task, queue in zip(tasks, queues, strict=True)]
-        return [future.result() for future in waiting]
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(placed, places))
 
 
 def _share_context(queues: Sequence[Any]) -> bool:
@@ -167,19 +168,19 @@ def _share_context(queues: Sequence[Any]) -> bool:
 
 
 class DataParallel(Module):
-    """A model on several devices at once, unlike ones too.
+    """A model replicated on several devices, which may be of different types.
 
-    ``forward`` splits the batch along its first axis, runs every part on its device, and joins the results on the first. ``backward`` runs
-    on all devices as well and leaves the sum of their gradients in ``.grad`` of the parameters, which are those of the given model.
+    ``forward`` splits the batch along its first axis, runs each part on its device and joins the results on the first device. ``backward``
+    runs on all devices and leaves the sum of their gradients in ``.grad`` of the parameters, which are those of the given model.
 
     - **module**: the model; it becomes the replica of the first device.
-    - **devices**: selectors, handles or queues; all devices of the machine but simulators, if not given.
-    - **weights**: shares of the batch; unlike devices are measured at the first batch in training if not given.
-    - **sync_batchnorm**: batch norm by the statistics of the whole batch, not of each device's part.
+    - **devices**: selectors, handles or queues; by default all devices of the machine except simulators.
+    - **weights**: shares of the batch; by default devices of different types are measured on the first training batch.
+    - **sync_batchnorm**: compute the statistics of batch norm over the whole batch instead of each device's part.
 
-    An optimizer over ``parameters()`` works, the replicas are then refreshed before each forward; one from :meth:`optimizer` steps
-    every replica in place, which copies nothing. What else changes the model (a checkpoint, averaged weights) is noticed, and refreshes
-    them too.
+    An optimizer over ``parameters()`` updates the model, and the other replicas are refreshed before the next forward. One from
+    :meth:`optimizer` steps every replica, without copies. Other changes of the parameters, such as a loaded checkpoint, also refresh the
+    replicas.
 
     >>> from netcl import nn
     >>> parallel = DataParallel(nn.Linear(2, 1), devices=["cpu", "cpu"])
@@ -196,12 +197,12 @@ class DataParallel(Module):
         replicas = prepare_replicas(module, queues)
         if sync_batchnorm:
             if _share_context(queues):
-                what = "replicas that wait for each other need devices with contexts of their own"
+                what = "sync_batchnorm needs devices that do not share a context"
                 raise DeviceError(message("DataParallel", what, "name other devices, or leave sync_batchnorm out", devices=len(queues)))
             for replica, world in zip(replicas, thread_worlds(len(queues)), strict=True):
                 convert_sync_batchnorm(replica, world)
-        self.replicas = replicas  # a list, so not among the module's names: a state dict is that of one model
-        self._known: list[int] | None = None  # when the parameters were last written by steps that all replicas take
+        self.replicas = replicas  # a list is not registered: the state dict is that of one model
+        self._known: list[int] | None = None  # parameter versions after the last step that all replicas took
 
     @property
     def queues(self) -> list[Any]:
@@ -216,7 +217,7 @@ class DataParallel(Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         """The results of all devices, joined."""
-        if self._known is None or self._known != self._written():
+        if self._known != self._written():
             self.refresh()
         given = tuple(x if isinstance(x, Tensor) else Tensor.from_host(self.queues[0], x) for x in inputs)
         if self.training and self.weights is None:
@@ -224,121 +225,99 @@ class DataParallel(Module):
         return _Split.apply(self, len(given), *given, *self.module.parameters())
 
     def refresh(self) -> None:
-        """Give all replicas the parameters and buffers of the first."""
-        broadcast_params(self.replicas)
-        for same in zip(*(replica.buffers() for replica in self.replicas), strict=True):
-            collectives.broadcast(same)
+        """Overwrite the parameters and buffers of all replicas with those of the first."""
+        collectives.broadcast_each(zip(*([*replica.parameters(), *replica.buffers()] for replica in self.replicas), strict=True))
         if self._known is not None:
-            self._note()
+            self._replicas_are_equal()
 
     def _written(self) -> list[int]:
         return [p._version for p in self.module.parameters()]
 
-    def _note(self) -> None:
-        """The replicas are what the first is."""
+    def _replicas_are_equal(self) -> None:
         self._known = self._written()
 
     def measure(self, *inputs: Tensor) -> list[float]:
-        """Share the batch by speed from now on: rows per second of every device, forward only; equal shares for like devices."""
-        names = {manager.handle_of(queue).device_name for queue in self.queues}
-        self.weights = [1.0] * len(self.replicas) if len(names) == 1 else [self._speed(r, inputs) for r in self.replicas]
+        """Set ``weights`` to the measured rows per second of each device, forward only; equal if all devices have one name."""
+        self.weights = [1.0] * len(self.replicas)
+        rows = max(1, len(inputs[0]) // len(self.replicas))
+        different = len({manager.handle_of(queue).device_name for queue in self.queues}) > 1
+        for i, replica in enumerate(self.replicas if different else ()):
+            given = [Tensor.from_host(replica.queue, x.to_host()[:rows], x.dtype) for x in inputs]
+            alone = without_sync(replica)  # a copy: its batch norms have their own statistics and wait for no other replica
+            with ag.no_grad():
+                alone(*given).to_host()  # builds the kernels
+                start = time.perf_counter()
+                for _ in range(3):
+                    alone(*given).to_host()
+            self.weights[i] = rows / (time.perf_counter() - start)
         return self.weights
 
-    def _speed(self, replica: Module, inputs: Sequence[Tensor]) -> float:
-        rows = max(1, len(inputs[0]) // len(self.replicas))
-        given = [Tensor.from_host(replica.queue, x.to_host()[:rows], x.dtype) for x in inputs]
-        alone = without_sync(replica)  # a copy, whose statistics are its own and wait for no other replica
-        with ag.no_grad():
-            alone(*given).to_host()  # builds the kernels
-            start = time.perf_counter()
-            for _ in range(3):
-                alone(*given).to_host()
-        return rows / (time.perf_counter() - start)
-
     def optimizer(self, make: Callable[[Parameters], Any]) -> ReplicaOptimizer:
-        """An optimizer for every replica, as one: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
+        """One optimizer that steps every replica: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
         self.refresh()
-        self._note()
-        return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas], self._note)
+        self._replicas_are_equal()
+        return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas], self._replicas_are_equal)
 
 
 class _Split(ag.Function):
-    """Runs all replicas forward, each recording its own graph, and all graphs backward at once."""
+    """Runs all replicas forward, each recording its own graph, and these graphs backward in parallel."""
 
     @staticmethod
     def forward(ctx: Any, owner: DataParallel, count: int, *tensors: Tensor) -> Tensor:
-        ctx.owner, ctx.count, ctx.inputs = owner, count, tensors[:count]
-        queues, weights = owner.queues, owner.weights
-        shards = shard_batch([x.detach() for x in tensors[:count]], queues, weights)
+        ctx.owner, ctx.inputs = owner, tensors[:count]
+        shards = ctx.shards = shard_batch([x.detach() for x in ctx.inputs], owner.queues, owner.weights)
         for shard in shards:
             for x, original in zip(shard, tensors, strict=False):
                 x.requires_grad = original.requires_grad
         ctx.busy = [i for i, shard in enumerate(shards) if len(shard[0])]
         if not ctx.busy:
-            raise ShapeError(message("DataParallel", "the batch has no rows", shapes=[x.shape for x in tensors[:count]]))
+            raise ShapeError(message("DataParallel", "the batch has no rows", shapes=[x.shape for x in ctx.inputs]))
         record = any(ctx.needs_input_grad)
 
         def run(i: int) -> Tensor:
             with ag.set_grad_enabled(record):
                 return owner.replicas[i](*shards[i])
 
-        ctx.shards = shards
-        ctx.outputs = parallel([partial(run, i) for i in ctx.busy], [queues[i] for i in ctx.busy])
-        return collectives.gather([out.detach() for out in ctx.outputs])
+        ctx.outputs = dict(zip(ctx.busy, parallel(run, ctx.busy, owner.queues), strict=True))
+        return collectives.gather([out.detach() for out in ctx.outputs.values()])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         owner, queues = ctx.owner, ctx.owner.queues
-        rows = np.cumsum([0, *(len(out) for out in ctx.outputs)])
-        whole = gradient.to_host()
+        ends = np.cumsum([len(out) for out in ctx.outputs.values()])
+        parts = dict(zip(ctx.busy, np.split(gradient.to_host(), ends[:-1]), strict=True))
 
-        def run(place: int) -> list[Tensor | None]:
-            i, out = ctx.busy[place], ctx.outputs[place]
-            part = Tensor.from_host(queues[i], whole[rows[place] : rows[place + 1]], gradient.dtype)
-            wanted = [*(x for x in ctx.shards[i] if x.requires_grad), *(p for p in owner.replicas[i].parameters() if p.requires_grad)]
-            return list(ag.grad(out, wanted, part, allow_unused=True))
+        def run(i: int) -> list[Tensor | None]:
+            part = Tensor.from_host(queues[i], parts[i], gradient.dtype)
+            wanted = [*ctx.shards[i], *owner.replicas[i].parameters()]
+            return list(ag.grad(ctx.outputs[i], [t for t in wanted if t.requires_grad], part, allow_unused=True))
 
-        found = parallel([partial(run, place) for place in range(len(ctx.busy))], [queues[i] for i in ctx.busy])
-        return _collected(ctx, found)
-
-
-def _collected(ctx: Any, found: list[list[Tensor | None]]) -> tuple[Tensor | None, ...]:
-    """The gradients of the arguments of ``_Split``: joined for the inputs, summed for the parameters."""
-    owner = ctx.owner
-    inputs = [x.requires_grad for x in ctx.inputs]
-    taken = sum(inputs)
-    joined = iter([collectives.gather([row[k] for row in found]) for k in range(taken)])  # type: ignore[misc]
-    by_replica = dict(zip(ctx.busy, found, strict=True))
-    sums = iter(_summed(owner, {replica: row[taken:] for replica, row in by_replica.items()}))
-    learned = [p.requires_grad for p in owner.module.parameters()]
-    return (None, None, *(next(joined) if wants else None for wants in inputs), *(next(sums) if wants else None for wants in learned))
+        found = parallel(run, ctx.busy, queues)
+        inputs = [x.requires_grad for x in ctx.inputs]
+        joined = iter([collectives.gather([grads[k] for grads in found]) for k in range(sum(inputs))])
+        sums = iter(_summed(owner, {i: grads[sum(inputs) :] for i, grads in zip(ctx.busy, found, strict=True)}))
+        learned = [p.requires_grad for p in owner.module.parameters()]
+        return (None, None, *(next(joined) if wants else None for wants in inputs), *(next(sums) if wants else None for wants in learned))
 
 
 def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[Tensor | None]:
-    """The sum of each parameter's gradients, added to ``.grad`` of the other replicas and returned for the first."""
-    copies = list(zip(*([p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas), strict=True))
-    totals = [_on_all(same, {replica: row[k] for replica, row in found.items()}) for k, same in enumerate(copies)]
-    collectives.all_reduce_each(row for row in totals if row)
-    for same, row in zip(copies, totals, strict=True):
-        for p, total in list(zip(same, row, strict=False))[1:]:
-            p.grad = total if p.grad is None else ag.add(p.grad, total).detach()
-    return [row[0] if row else None for row in totals]
-
-
-def _on_all(same: Sequence[Tensor], found: dict[int, Tensor | None]) -> list[Tensor]:
-    """A gradient for every replica of a parameter, zeros where a replica had no rows; none at all if no replica has one."""
-    if all(g is None for g in found.values()):
-        return []
-    given = [found.get(replica) for replica in range(len(same))]
-    return [Tensor.zeros(p.shape, p.dtype, queue=p.queue) if g is None else _own(g) for p, g in zip(same, given, strict=True)]
-
-
-def _own(gradient: Tensor) -> Tensor:
-    return gradient._copy()  # a rule may have handed out memory that something else still reads
+    """The sum of each parameter's gradients over the replicas: returned for the first replica, added to ``.grad`` of the others."""
+    params = [[p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas]
+    nothing = [None] * len(params[0])
+    grads = [found.get(i, nothing) for i in range(len(params))]
+    used = [k for k, same in enumerate(zip(*grads, strict=True)) if any(g is not None for g in same)]
+    # Copies, because a gradient rule may return memory that is still read elsewhere.
+    totals = [[gradient_or_zeros(p[k], g[k])._copy() for k in used] for p, g in zip(params, grads, strict=True)]
+    collectives.all_reduce_each(zip(*totals, strict=True))
+    for own, sums in list(zip(params, totals, strict=True))[1:]:
+        for k, total in zip(used, sums, strict=True):
+            own[k].grad = total if own[k].grad is None else ag.add(own[k].grad, total).detach()
+    first = dict(zip(used, totals[0], strict=True))
+    return [first.get(k) for k in range(len(nothing))]
 
 
 class ReplicaOptimizer:
-    """Optimizers of identical replicas, used as one: they see the same gradients, so the replicas stay identical."""
+    """The optimizers of equal replicas, used as one; they get the same gradients, so the replicas stay equal."""
 
     def __init__(self, optimizers: Sequence[Any], stepped: Callable[[], None] = lambda: None):
         self.optimizers = list(optimizers)
@@ -346,16 +325,16 @@ class ReplicaOptimizer:
 
     @property
     def params(self) -> list[Tensor]:
-        """The parameters of all replicas: who scales gradients has to scale all of them."""
+        """The parameters of all replicas, whose gradients a gradient scaler must unscale."""
         return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of the first; changes of options reach the others at the next step."""
+        """The groups of the first optimizer; the others take over changed options at the next step."""
         return self.optimizers[0].param_groups
 
     def step(self, max_norm: float | None = None) -> Any:
-        """One step of each."""
+        """Step every optimizer."""
         for other in self.optimizers[1:]:
             for group, first in zip(other.param_groups, self.param_groups, strict=True):
                 group.update({name: value for name, value in first.items() if name != "params"})
@@ -364,15 +343,15 @@ class ReplicaOptimizer:
         return first
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to ``None``."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the first; all are alike."""
+        """The state of the first optimizer; all are equal."""
         return self.optimizers[0].state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The same state for all."""
+        """Load one state into every optimizer."""
         for optimizer in self.optimizers:
             optimizer.load_state_dict(state)

@@ -1,7 +1,7 @@
-"""One process per device, on one machine or many: every rank has the whole model and a part of the batch.
+"""One process per device, on one machine or many: every rank has the whole model and a part of each batch.
 
-Gradients are averaged in buckets, in the order in which backward makes them. A bucket that is complete is copied to the host and handed
-to a thread that talks to the other ranks, while backward goes on; at its end the averages are put into ``.grad``.
+Gradients are averaged in buckets, in the order in which backward produces them. A complete bucket is copied to the host and reduced by a
+background thread while backward continues; the averages are written to ``.grad`` at the end of backward.
 """
 
 from __future__ import annotations
@@ -13,96 +13,53 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from netcl.autograd.tape import after_backward, expect_backward, expect_no_backward, is_grad_enabled, walk_under_way
-from netcl.core import dtype as dtypes
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm
+from netcl.distributed.collectives import Bucket, broadcast_each, bucketed, write
 from netcl.distributed.comm import LostRankError, World
+from netcl.distributed.data_parallel import gradient_or_zeros
 from netcl.nn.module import Module
 
 log = logging.getLogger("netcl")
 
-#: Seconds in which buckets that were sent before backward failed may still arrive: ranks that fail alike have all sent them.
+#: Seconds to wait, after backward failed, for buckets sent before: ranks that all fail alike have all sent them.
 _PATIENCE = 1.0
 
 
-class Span(NamedTuple):
-    """When something happened, in seconds of ``time.perf_counter``."""
+class _Pending:
+    """Parameters whose gradients are reduced in one bucket, and how many gradients the current backward still has to add."""
 
-    name: str
-    start: float
-    end: float
-
-
-class _Bucket:
-    """Parameters of one dtype whose gradients travel together."""
-
-    def __init__(self, number: int, params: Sequence[Tensor]):
-        self.number = number
-        self.params = list(params)
-        self.waiting = 0
+    def __init__(self, number: int, params: dict[int, Tensor]):
+        self.number, self.params, self.missing = number, params, 0  # parameters by their index in the model
+        self.grads = Bucket([])
         self.sent: Future[np.ndarray] | None = None
 
 
-class _Courier:
-    """A thread that talks to the other ranks: takes buckets in order, so that all ranks send them in the same order."""
-
-    def __init__(self, world: World, compress: str | None):
-        self.world, self.compress = world, compress
-        self.spans: list[Span] = []
-        self.arrived = 0.0  # when the device had made the gradients of the last bucket
-        self._thread = ThreadPoolExecutor(1, "netcl-courier")
-
-    def send(self, name: str, copies: Sequence[Any], used: Sequence[bool]) -> Future[np.ndarray]:
-        """Start averaging; the answer holds the averages of all copies and, behind them, which parameters any rank has used."""
-        return self._thread.submit(self._average, name, copies, used)
-
-    def _average(self, name: str, copies: Sequence[Any], used: Sequence[bool]) -> np.ndarray:
-        values = [np.asarray(copy.wait()).reshape(-1) for copy in copies]
-        wide = np.result_type(np.float32, *values)
-        start = self.arrived = time.perf_counter()
-        payload = np.concatenate([*values, np.asarray(used, wide)], dtype=wide)
-        average = self.world.all_reduce(payload, "mean", compress=self.compress, check=False)
-        self.spans.append(Span(name, start, time.perf_counter()))
-        return average
-
-
-class _Zeros:
-    """In place of a copy to the host, where a parameter has no gradient on this rank."""
-
-    def __init__(self, p: Tensor):
-        self.values = np.zeros(p.size, dtypes.DTYPES[p.dtype].host)
-
-    def wait(self) -> np.ndarray:
-        return self.values
-
-
 class DistributedDataParallel(Module):
-    """A model whose gradients are averaged over all ranks of a world before anybody sees them.
+    """A model whose gradients are averaged over all ranks of a world during backward.
 
-    Start the program with ``mpiexec -n 4 python train.py``; without mpiexec the world has one rank and nothing happens. All ranks
-    start with the parameters of rank 0. Give every rank a part of the batch of the same size, and each optimizer step is that
-    of the whole batch.
+    Start the program with ``mpiexec -n 4 python train.py``; without mpiexec the world has one rank and the wrapper does nothing. All ranks
+    start with the parameters and buffers of rank 0. With equal parts of a batch on all ranks, an optimizer step is that of the whole batch.
 
     - **module**: the model, on this rank's device.
-    - **world**: of :func:`netcl.distributed.world` if not given.
-    - **bucket_mb**: how much is sent at once: small buckets overlap better, large ones cost fewer round trips.
+    - **world**: :func:`netcl.distributed.world` by default. Set ``world.deterministic`` before to reduce in rank order.
+    - **bucket_mb**: megabytes that are reduced at once; small buckets overlap better, large ones cost fewer round trips.
     - **compress**: ``"bfloat16"`` halves the bytes of float32 gradients.
-    - **overlap**: ``False`` sends everything at the end of backward.
-    - **broadcast_buffers**: ranks take the buffers (running statistics) of rank 0 before each forward in training.
+    - **overlap**: ``False`` reduces everything at the end of backward.
+    - **broadcast_buffers**: copy the buffers (running statistics) of rank 0 to all ranks before each forward in training.
 
-    The order in which gradients come is learned from the first backward. Parameters may be left out of later steps or join them, on all
-    ranks or on some, as long as none gets a gradient after its bucket was sent, which is told; ``overlap=False`` takes anything.
-    Parameters that no rank has used keep ``grad=None``.
+    The order of gradients is learned in the first backward. Later backwards may use more or fewer parameters, on all ranks or on some.
+    A gradient that arrives after its bucket was sent raises; ``overlap=False`` has no such restriction. Parameters that no rank has used
+    keep ``grad=None``.
 
-    A backward that raises on one rank is told to the others, who wait for its gradients: they raise
-    :class:`~netcl.distributed.comm.LostRankError` with its error, and keep the gradients of their own. Where it raises on all of them,
-    and all go on, nothing is told.
+    If backward raises on one rank, the others raise :class:`~netcl.distributed.comm.LostRankError` with its error and keep their own
+    gradients. If it raises on all ranks and all continue, nothing is reported.
 
     >>> from netcl import nn
     >>> model = DistributedDataParallel(nn.Linear(2, 1))
@@ -114,58 +71,52 @@ class DistributedDataParallel(Module):
                  overlap: bool = True, broadcast_buffers: bool = True):  # fmt: skip
         super().__init__()
         if not bucket_mb > 0:
-            raise ValueError(message("DistributedDataParallel", "buckets must have a size", bucket_mb=bucket_mb))
+            raise ValueError(message("DistributedDataParallel", "bucket_mb must be greater than 0", bucket_mb=bucket_mb))
         self.module = module
-        self.broadcast_buffers = broadcast_buffers
         self.world = world or comm.world()
-        self._overlaps, self._bytes = overlap, int(bucket_mb * 2**20)
+        self.broadcast_buffers = broadcast_buffers
+        #: Name, start and end (``time.perf_counter``) of every backward and of every bucket's reduction, for a trace of the overlap.
+        self.spans: list[tuple[str, float, float]] = []
+        self._overlaps, self._bytes, self._compress = overlap, int(bucket_mb * 2**20), compress
         self._sync, self._learned = True, False
-        self._walk: object | None = None  # the backward that buckets are filled in
+        self._walk: object | None = None  # the backward that fills the buckets
         self._order = [p for p in module.parameters() if p.requires_grad]
-        self._fired: dict[int, int] = {}  # gradients that came so far in this backward, by parameter
-        self._counts: dict[int, int] = {}  # and in all of the first
-        self._buckets: list[_Bucket] = []
-        self._begun = 0  # buckets that were sent
-        if self.world.size > 1:
-            self._start(compress)
-
-    def _start(self, compress: str | None) -> None:
-        names = [[name, list(p.shape), p.dtype, "learns" if p.requires_grad else "frozen"] for name, p in self.module.named_parameters()]
+        self._fired: dict[int, int] = {}  # gradients of each parameter so far in this backward
+        self._counts: dict[int, int] = {}  # the same over the whole first backward
+        self._buckets: list[_Pending] = []
+        self._begun = 0  # the number of buckets sent
+        self._arrived = 0.0  # when the device had finished the gradients of the last bucket
+        if self.world.size == 1:
+            return
+        names = [[name, list(p.shape), p.dtype, "learns" if p.requires_grad else "frozen"] for name, p in module.named_parameters()]
         self.world.agree("DistributedDataParallel", "the model's parameters", names)
-        with_values = [*self.module.parameters(), *self.module.buffers()]
-        for tensor in with_values:
-            tensor.from_host(self.world.spread("DistributedDataParallel", tensor.to_host(), 0))
-        self._courier = _Courier(self.world.duplicate(), compress)
-        self._fill_buckets(self._order[::-1])  # backward makes the last layer's gradients first
-        for p in self._order:
-            p.register_hook(partial(self._fires, p))
+        settings = [bucket_mb, compress, self.world.deterministic]
+        self.world.agree("DistributedDataParallel", "bucket_mb, compress and deterministic", settings)
+        broadcast_each([[tensor] for tensor in (*module.parameters(), *module.buffers())], self.world)
+        # One thread, so that all ranks reduce the buckets in the same order, with messages apart from those of the caller.
+        self._courier, self._thread = self.world.duplicate(), ThreadPoolExecutor(1, "netcl-courier")
+        self._fill_buckets(range(len(self._order))[::-1])  # backward produces the gradients of the last layer first
+        for i, p in enumerate(self._order):
+            p.register_hook(partial(self._fires, i))
 
-    def _fill_buckets(self, order: Sequence[Tensor]) -> None:
-        groups: list[list[Tensor]] = []
-        filled = 0
-        for p in order:
-            if not groups or filled >= self._bytes or groups[-1][0].dtype != p.dtype:
-                groups.append([])
-                filled = 0
-            groups[-1].append(p)
-            filled += p.nbytes
-        self._buckets = [_Bucket(number, group) for number, group in enumerate(groups)]
-        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.params}
-
-    # ---- use
+    def _fill_buckets(self, order: Sequence[int]) -> None:
+        left = iter(order)
+        groups = bucketed(([self._order[i]] for i in order), self._bytes)
+        self._buckets = [_Pending(number, {next(left): p for (p,) in group}) for number, group in enumerate(groups)]
+        self._bucket_of = {i: bucket for bucket in self._buckets for i in bucket.params}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives."""
+        """Call the model."""
         if self.training and self._sync and self.world.size > 1:
-            for buffer in self.module.buffers() if self.broadcast_buffers else ():
-                buffer.from_host(self.world.spread("broadcast_buffers", buffer.to_host(), 0))
+            if self.broadcast_buffers:
+                broadcast_each([[buffer] for buffer in self.module.buffers()], self.world)
             if is_grad_enabled():
                 expect_backward(self, self._failed)
         return self.module(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients only add up on this rank; the first backward outside sends the sums. For gradient accumulation."""
+        """Accumulate gradients on this rank only; the first backward outside averages the sums."""
         before, self._sync = self._sync, False
         try:
             yield
@@ -173,91 +124,84 @@ class DistributedDataParallel(Module):
             self._sync = before
 
     @property
-    def spans(self) -> list[Span]:
-        """When backward ran, and when each bucket was with the other ranks; for a trace that shows the overlap."""
-        return self._courier.spans if self.world.size > 1 else []
+    def bytes_sent(self) -> int:
+        """The bytes of gradients this rank had to send so far."""
+        return self._courier.bytes_sent if self.world.size > 1 else 0
 
-    # ---- while backward runs
+    # ---- during backward
 
-    def _fires(self, p: Tensor, gradient: Tensor) -> None:
-        """A gradient of ``p`` is about to be added; a tensor used twice gets two."""
+    def _fires(self, i: int, gradient: Tensor) -> None:
+        """A gradient of parameter ``i`` is about to be added; a tensor that is used twice gets two."""
         if not self._sync:
             return
-        if self._walk is not walk_under_way():  # one that raised before its end has left its own behind
+        if self._walk is not walk_under_way():  # also true after a backward that raised
             self._begin()
-        self._send_full()
-        self._fired[id(p)] = self._fired.get(id(p), 0) + 1
+        while self._begun < len(self._buckets) and self._buckets[self._begun].missing == 0:
+            self._send(self._buckets[self._begun])
+        self._fired[i] = self._fired.get(i, 0) + 1
         if not (self._learned and self._overlaps):
             return
-        bucket = self._bucket_of[id(p)]
+        bucket = self._bucket_of[i]
         if bucket.sent is not None:
-            what = "a parameter got a gradient after its bucket was sent: the graph is another than in the first step"
-            raise RuntimeError(message("DistributedDataParallel", what, "pass overlap=False", shape=p.shape))
-        if self._fired[id(p)] <= self._counts[id(p)]:  # one that was not used in the first step is not waited for, but taken along
-            bucket.waiting -= 1
+            what = "a parameter got a gradient after its bucket was sent: the graph differs from that of the first step"
+            raise RuntimeError(message("DistributedDataParallel", what, "pass overlap=False", shape=gradient.shape))
+        if self._fired[i] <= self._counts.get(i, 0):  # gradients that the first step did not have are reduced but not awaited
+            bucket.missing -= 1
 
     def _begin(self) -> None:
         self._fired, self._begun, self._walk = {}, 0, walk_under_way()
         self._started = time.perf_counter()
         for bucket in self._buckets:
-            bucket.waiting = sum(self._counts[id(p)] for p in bucket.params) if self._learned else -1
+            bucket.missing = sum(self._counts.get(i, 0) for i in bucket.params) if self._learned else -1
             bucket.sent = None
         after_backward(self._finish)
 
-    def _send_full(self) -> None:
-        """Send the buckets whose last gradient has been added by now, in order."""
-        while self._begun < len(self._buckets) and self._buckets[self._begun].waiting == 0:
-            self._send(self._buckets[self._begun])
-
-    def _send(self, bucket: _Bucket) -> None:
-        copies = [_Zeros(p) if p.grad is None else p.grad.to_host_async() for p in bucket.params]
-        used = [p.grad is not None for p in bucket.params]
-        bucket.sent = self._courier.send(f"bucket {bucket.number}", copies, used)
+    def _send(self, bucket: _Pending) -> None:
+        bucket.grads = Bucket([[gradient_or_zeros(p, p.grad)] for p in bucket.params.values()])
+        used = [p.grad is not None for p in bucket.params.values()]
+        bucket.sent = self._thread.submit(self._average, bucket, used)
         self._begun = bucket.number + 1
+
+    def _average(self, bucket: _Pending, used: Sequence[bool]) -> np.ndarray:
+        """The averages of a bucket, followed by a flag per parameter that is nonzero if any rank has used it. Runs in the thread."""
+        replicas = bucket.grads.joined(used)
+        start = self._arrived = time.perf_counter()
+        average = bucket.grads.reduced(self._courier, "mean", self._compress, replicas)
+        self.spans.append((f"bucket {bucket.number}", start, time.perf_counter()))
+        return average
 
     def _finish(self) -> None:
         self._walk = None
         for bucket in self._buckets[self._begun :]:
             self._send(bucket)
-        # All of them before the first is put: with a rank lost half way, no gradient is an average and none half of one.
+        # Wait for all buckets before writing the first: if a rank is lost, no gradient has been overwritten.
         averages = [bucket.sent.result() for bucket in self._buckets if bucket.sent is not None]
         for bucket, average in zip(self._buckets, averages, strict=True):
-            self._put(bucket, average)
-        self._courier.spans.append(Span("backward", self._started, self._courier.arrived))
+            write(bucket.grads.groups, average)
+            for p, (grad,), used in zip(bucket.params.values(), bucket.grads.groups, average[-len(bucket.params) :], strict=True):
+                if used:
+                    p.grad = grad
+            bucket.sent, bucket.grads = None, Bucket([])  # do not keep gradients alive that zero_grad releases
+        self.spans.append(("backward", self._started, self._arrived))
         if not self._learned:
             self._learn()
         expect_no_backward(self)
 
     def _failed(self, error: BaseException) -> None:
-        """Backward has raised on this rank."""
+        """Called when backward has raised on this rank."""
         expect_no_backward(self)
         if self._sync and not isinstance(error, LostRankError):
             wait_for([bucket.sent for bucket in self._buckets if bucket.sent is not None], _PATIENCE)
             self.world.failed(error)
 
-    def _put(self, bucket: _Bucket, averages: np.ndarray) -> None:
-        used = averages[len(averages) - len(bucket.params) :]
-        start = 0
-        for p, somewhere in zip(bucket.params, used, strict=True):
-            values = averages[start : start + p.size].reshape(p.shape)
-            start += p.size
-            if somewhere and p.grad is not None:
-                p.grad.from_host(values)
-            elif somewhere:
-                p.grad = Tensor.from_host(p.queue, values, p.dtype)
-
     def _learn(self) -> None:
-        """Order the buckets as gradients came, by rank 0's account, and remember how many each parameter gets."""
-        place = {id(p): i for i, p in enumerate(self._order)}
-        came = [[place[key], count] for key, count in self._fired.items()]
-        first = self.world.tell(came, "DistributedDataParallel")[0]
-        counts = {id(self._order[i]): count for i, count in first}
-        unused = [p for p in self._order if id(p) not in counts]
-        same = self.world.tell(counts == self._fired, "DistributedDataParallel")
-        self._fill_buckets([*(self._order[i] for i, _ in first), *unused])
-        self._counts = {id(p): counts.get(id(p), 0) for p in self._order}
+        """Order the buckets by the arrival of gradients on rank 0, and store how many gradients each parameter gets."""
+        told = self.world.tell(list(self._fired.items()), "DistributedDataParallel")
+        self._counts = dict(told[0])
+        unused = [i for i in range(len(self._order)) if i not in self._counts]
+        self._fill_buckets([*self._counts, *unused])
         self._learned = True
-        if self._overlaps and not all(same):
-            # Ranks that use different parameters cannot know when a bucket is full.
+        if self._overlaps and any(dict(other) != self._counts for other in told):
+            # Ranks that use different parameters cannot know when a bucket is complete.
             log.warning("[DistributedDataParallel] ranks use different parameters: gradients are sent at the end of backward")
             self._overlaps = False

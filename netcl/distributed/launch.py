@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this machine through mpiexec."""
+"""Starts the ranks of a job on this machine through mpiexec, and watches them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from netcl.core import env
 from netcl.core.errors import DeviceError, message
 from netcl.distributed.mpi import INSTALL
 
-#: Seconds between two looks at a child, and seconds it has to end by itself.
-PAUSE, LAST_WORDS = 0.2, 4.0
+#: Seconds between two polls of a child process, and seconds it has to end by itself.
+PAUSE, GRACE = 0.2, 4.0
 INTERRUPTED = 130  # the exit status of a rank that saved after Ctrl-C, while others may still save
 TERMINATED = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG = 1
 
 
 def mpiexec() -> str:
-    """The launcher: on the path, or where pip put it beside this Python."""
+    """The path of mpiexec, from PATH or beside this Python, where pip installs it."""
     beside = Path(sys.executable).with_name("mpiexec")
     found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
     if found is None:
@@ -35,85 +35,55 @@ def mpiexec() -> str:
     return found
 
 
-class Notes:
-    """What the launcher of a job and the guards of its ranks tell each other: empty files in a folder of this machine."""
-
-    def __init__(self, folder: str):
-        self.folder = Path(folder)
-
-    def leave(self, name: str) -> None:
-        """Write a note. A launcher that is gone took the folder with it, and ``job_is_over`` says so."""
-        with contextlib.suppress(FileNotFoundError):
-            self.folder.joinpath(name).touch()
-
-    def has(self, name: str) -> bool:
-        return self.folder.joinpath(name).exists()
-
-    def job_is_over(self) -> bool:
-        return self.has("end") or not self.folder.exists()
+def leave(notes: Path, name: str) -> None:
+    """Leave an empty file in the folder through which the launcher of a job and the guards of its ranks exchange messages."""
+    with contextlib.suppress(FileNotFoundError):  # the launcher has ended and removed the folder
+        notes.joinpath(name).touch()
 
 
 def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> int:
-    """Run ``python`` with the arguments ``program`` on ``ranks`` processes; rank i gets device ``i`` of ``devices``, around again if there
-    are fewer. Returns the exit status. The job ends when a rank fails, also before MPI has started. SIGTERM interrupts the ranks, as
-    Ctrl-C does."""
+    """Run ``python`` with the arguments ``program`` on ``ranks`` processes and return the exit status.
+
+    Rank i gets device ``i % len(devices)``. The job ends when a rank fails, also before MPI has started. SIGTERM interrupts the ranks, as
+    Ctrl-C does.
+    """
     if ranks < 1:
-        raise DeviceError(message("launch", "a job has at least one rank", ranks=ranks))
+        raise DeviceError(message("launch", "ranks must be at least 1", ranks=ranks))
     with tempfile.TemporaryDirectory(prefix="netcl-job-") as folder:
-        notes = Notes(folder)
+        notes = Path(folder)
         wrapper = ["-m", "netcl.distributed.replica", "--guard", ",".join(devices) or "auto", "--notes", folder]
         command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
         job = subprocess.Popen(command, env=env.for_child(), preexec_fn=die_with_parent)
-        with _handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: notes.leave("interrupt")}):
+        with handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: leave(notes, "interrupt")}):
             status = _watch_job(job, notes, ranks)
-        return TERMINATED if notes.has("interrupt") and status else status
+        return TERMINATED if (notes / "interrupt").exists() and status else status
 
 
-def _watch_job(job: subprocess.Popen[bytes], notes: Notes, ranks: int) -> int:
+def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
     """The exit status of a job. mpiexec would wait forever for a rank that ended or hangs before MPI has started."""
     limit = float(env.value("NETCL_COMM_TIMEOUT"))
     late_at = time.monotonic() + limit
-    while (status := _wait(job, PAUSE)) is None:
-        if any(notes.has(f"failed.{rank}") for rank in range(ranks)):
-            if (status := _wait(job, LAST_WORDS)) is not None:
+    while (status := wait(job, PAUSE)) is None:
+        if any((notes / f"failed.{rank}").exists() for rank in range(ranks)):
+            if (status := wait(job, GRACE)) is not None:
                 return status
-            return _end_job(job, notes)
-        absent = [str(rank) for rank in range(ranks) if not notes.has(f"joined.{rank}")]
+            break
+        absent = [str(rank) for rank in range(ranks) if not (notes / f"joined.{rank}").exists()]
         if absent and time.monotonic() > late_at:
-            first = [rank for rank in absent if not notes.has(f"started.{rank}")] or absent
+            first = [rank for rank in absent if not (notes / f"started.{rank}").exists()] or absent
             sys.stderr.write(f"netcl: rank {', '.join(first)} did not start within {limit:g} s (NETCL_COMM_TIMEOUT); the job ends\n")
-            return _end_job(job, notes)
-    return status
-
-
-def _end_job(job: subprocess.Popen[bytes], notes: Notes) -> int:
-    """End the job: the guards end their ranks, mpiexec ends the guards."""
-    notes.leave("end")
+            break
+    else:
+        return status
+    leave(notes, "end")  # the guards end their ranks, mpiexec ends the guards
     job.terminate()
-    if _wait(job, LAST_WORDS) is None:
+    if wait(job, GRACE) is None:
         job.kill()
     return job.wait() or 1
 
 
-def guard(rank: subprocess.Popen[bytes], number: str, folder: str) -> int:
-    """The exit status of a rank, which ends with its job. Ctrl-C reaches the rank too and is its own to handle: it may have something
-    to save."""
-    notes = Notes(folder)
-    interrupted = False
-    with _handled({signal.SIGINT: signal.SIG_IGN}):
-        while (status := _wait(rank, PAUSE)) is None:
-            if notes.job_is_over():
-                rank.kill()
-            elif not interrupted and notes.has("interrupt"):
-                interrupted = True
-                rank.send_signal(signal.SIGINT)
-    if status not in (0, INTERRUPTED) or not notes.has(f"joined.{number}"):
-        notes.leave(f"failed.{number}")
-    return status
-
-
-def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit status of a child, or None if it still runs after so many seconds."""
+def wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit status of a child, or ``None`` if it still runs after ``seconds``."""
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -121,8 +91,8 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 @contextlib.contextmanager
-def _handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Signals handled so inside; only the main thread may set that."""
+def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Install signal handlers for a block; does nothing outside the main thread, where Python does not allow it."""
     main = threading.current_thread() is threading.main_thread()
     before = {name: signal.signal(name, handler) for name, handler in handlers.items()} if main else {}
     try:
@@ -133,6 +103,6 @@ def _handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: this process is killed when its parent ends. Elsewhere than on Linux it ends at its time limit."""
+    """For ``preexec_fn``: kill this process when its parent ends. Only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

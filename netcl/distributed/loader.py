@@ -1,4 +1,4 @@
-"""A loader whose batches are shared by the ranks of a world."""
+"""A data loader whose batches are split over the ranks of a world."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from netcl.distributed.comm import World
 
 
 class ShardedLoader(DataLoader):
-    """A :class:`~netcl.data.DataLoader` of which each rank loads its part of every batch, and nothing else.
+    """A :class:`~netcl.data.DataLoader` with which each rank loads only its part of every batch.
 
-    ``batch_size`` is that of all ranks together. Parts have one size: of an incomplete last batch up to ``world.size - 1`` samples are left
-    out. The order is that of one loader over the whole dataset, so a position taken with one number of ranks is good for any other.
+    ``batch_size`` counts the samples of all ranks. Parts have equal sizes: an incomplete last batch drops up to ``world.size - 1`` samples.
+    The order is that of one loader over the whole dataset, so a saved position can be loaded with any number of ranks.
 
-    - **seed** must be given, and the same on all ranks.
-    - **world**: of :func:`netcl.distributed.world` if not given.
+    - **seed**: required, and the same on all ranks.
+    - **world**: :func:`netcl.distributed.world` by default.
 
     >>> from netcl.data import TensorDataset
     >>> loader = ShardedLoader(TensorDataset(np.arange(5)), batch_size=4, seed=0)

@@ -1,4 +1,4 @@
-"""The world of an MPI job, over mpi4py: MPI carries the bytes, this file waits with a limit and names who is missing."""
+"""The world of an MPI job, over mpi4py: MPI's non-blocking collectives, polled with a timeout that names the missing ranks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ import numpy as np
 
 from netcl.core import env
 from netcl.core.errors import message
-from netcl.distributed.comm import NOTHING, Arrays, Failures, LostRankError, World, late, wait_until
+from netcl.distributed.comm import PIECE, Arrays, Failures, LostRankError, World, late, mean_of
 
 INSTALL = 'install the extra "mpi" of this checkout: pip install -e ".[mpi]"'
-#: Variables that mpiexec of MPICH, Intel MPI, Open MPI or Slurm sets for the processes it starts, with their number.
+#: Variables that mpiexec of MPICH, Intel MPI, Open MPI or Slurm sets for the processes it starts.
 _STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+_MPI_OPS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN"}
 _CALL, _ANSWER, _FAILED = 7001, 7002, 7003
 #: Seconds a rank has to answer a roll call before it counts as missing.
 ROLL_CALL = 2.0
-#: mpiexec forwards what a rank writes; seconds until a rank that ends the job may be sure that it was.
-_LAST_WORDS = 0.3
-#: mpiexec names a killed process by its pid alone: up to this many ranks, the job says once which rank that is.
+#: Seconds until mpiexec has forwarded the output of a rank that is about to abort the job.
+_FLUSH = 0.3
+#: Up to this many ranks the job prints which pid each rank has: mpiexec names a killed process by its pid alone.
 _INTRODUCED = 64
+#: The longest pause between two polls, in seconds: it delays messages, while a shorter one takes processor time from the device.
+LONGEST_PAUSE = 2e-4
 
 
 def started_by_mpi() -> bool:
@@ -37,76 +40,88 @@ def started_by_mpi() -> bool:
 
 
 def rank_by_launcher() -> str:
-    """The rank of this process by what mpiexec set for it, without starting MPI."""
+    """The rank that mpiexec assigned to this process, read without initializing MPI."""
     return next((text for name in _RANKS if (text := env.raw(name)) is not None), "?")
 
 
-def engine() -> Any:
-    """mpi4py's MPI, initialised; ``ImportError`` with the remedy without it."""
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise ImportError(message("distributed", f"mpi4py required: {error}", INSTALL)) from error
-    return MPI
-
-
 class MPIWorld(World):
-    """All processes of the job, or of a communicator."""
+    """All processes of an MPI job, over a communicator of its own."""
 
     def __init__(self, timeout: float | None = None, like: MPIWorld | None = None):
         super().__init__(timeout)
-        self.MPI = engine()
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise ImportError(message("distributed", f"mpi4py required: {error}", INSTALL)) from error
+        self.MPI = MPI
         self.comm: Any = (like.comm if like else self.MPI.COMM_WORLD).Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self.deterministic = like is not None and like.deterministic
         self.calls: Any = like.calls if like else self.comm.Dup()
         self.failures: Failures = like.failures if like else Failures()
         self._abandoned: list[Callable[[], bool]] = []
-        _end_job_on_error(self.MPI, self.rank)
+        _abort_job_on_error(self.MPI, self.rank)
         self.doing = "start"
         self.people: list[Any] = []
         self.people = self.tell([socket.gethostname(), os.getpid()], "start")
         if like is None and self.rank == 0 and 1 < self.size <= _INTRODUCED:
             sys.stderr.write(f"netcl: {', '.join(self._person(rank) for rank in range(self.size))}\n")
 
-    def exchange(self, op: str, parts: Sequence[np.ndarray]) -> Arrays:
-        mine = parts[self.rank]
-        received = np.empty((self.size, mine.size), mine.dtype)
-        self._all_to_all(op, parts, [received[rank] for rank in range(self.size)])
+    # ---- collectives
+
+    def _native(self, flat: np.ndarray, op: str, compress: str | None) -> bool:
+        """Whether MPI can reduce these values: MPI_MAX and MPI_MIN may drop NaN, and MPI has no sum of bool or compressed values."""
+        summed = op in ("sum", "mean") and not (compress and flat.dtype == np.float32)
+        return not self.deterministic and flat.dtype.kind in ("iuf" if summed else "iu")
+
+    def _all_reduced(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
+        if not self._native(flat, op, compress):
+            return super()._all_reduced(flat, op, compress)
+        total = np.empty_like(flat)
+        self._wait("all_reduce", self.comm.Iallreduce(flat, total, getattr(self.MPI, _MPI_OPS[op])).Test)
+        self.bytes_sent += 2 * flat.nbytes * (self.size - 1) // self.size
+        return mean_of(op, total, self.size)
+
+    def _reduce_scattered(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
+        if not self._native(flat, op, compress):
+            return super()._reduce_scattered(flat, op, compress)
+        counts = [b - a for a, b in pairwise(self.part_ends(flat.size))]
+        mine = np.empty(counts[self.rank], flat.dtype)
+        self._wait("reduce_scatter", self.comm.Ireduce_scatter(flat, mine, counts, getattr(self.MPI, _MPI_OPS[op])).Test)
+        self.bytes_sent += flat.nbytes - mine.nbytes
+        return mean_of(op, mine, self.size)
+
+    def _all_to_all(self, op: str, flat: np.ndarray, ends: Sequence[int]) -> Arrays:
+        length = ends[self.rank + 1] - ends[self.rank]
+        received = np.empty((self.size, length), flat.dtype)
+        counts, offsets = [(b - a) * flat.itemsize for a, b in pairwise(ends)], [a * flat.itemsize for a in ends[:-1]]
+        own = [received.strides[0]] * self.size, [rank * received.strides[0] for rank in range(self.size)]
+        request = self.comm.Ialltoallv([flat, counts, offsets, self.MPI.BYTE], [received, *own, self.MPI.BYTE])
+        self.bytes_sent += flat.nbytes - counts[self.rank]
+        self._wait(op, request.Test)
         return list(received)
 
-    def _all_to_all(self, op: str, out: Sequence[np.ndarray], into: Sequence[np.ndarray]) -> None:
-        """Point to point, so that each pair's bytes travel once and nothing is copied together first."""
-        into[self.rank][...] = out[self.rank]
-        others = [(self.rank + step) % self.size for step in range(1, self.size)]
-        requests = [self.comm.Irecv([into[rank], self.MPI.BYTE], rank) for rank in reversed(others) if into[rank].nbytes]
-        requests += [self.comm.Isend([out[rank], self.MPI.BYTE], rank) for rank in others if out[rank].nbytes]
-        self.bytes_sent += sum(out[rank].nbytes for rank in others)
-        self._wait(op, lambda: self.MPI.Request.Testall(requests))
-
-    def _from_root(self, op: str, pieces: Sequence[np.ndarray], root: int) -> np.ndarray:
-        mine = np.empty_like(pieces[self.rank])
-        out = pieces if self.rank == root else [NOTHING] * self.size
-        self._all_to_all(op, out, [mine if rank == root else NOTHING for rank in range(self.size)])
-        return mine
-
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:
-        counts = [length * mine.itemsize for length in lengths]
         starts = [0, *accumulate(lengths)]
         everything = np.empty(starts[-1], mine.dtype)
-        sent = np.ascontiguousarray(mine)
-        offsets = [start * mine.itemsize for start in starts[:-1]]
-        request = self.comm.Iallgatherv([sent, self.MPI.BYTE], [everything, counts, offsets, self.MPI.BYTE])
+        counts, offsets = [length * mine.itemsize for length in lengths], [start * mine.itemsize for start in starts[:-1]]
+        request = self.comm.Iallgatherv([np.ascontiguousarray(mine), self.MPI.BYTE], [everything, counts, offsets, self.MPI.BYTE])
         self.bytes_sent += mine.nbytes * (self.size - 1)
         self._wait(op, request.Test)
         return [everything[a:b] for a, b in pairwise(starts)]
 
-    def say(self, op: str, text: bytes) -> list[bytes]:
-        length = np.array([len(text)], np.int64)
+    def _collect_text(self, op: str, text: bytes) -> list[bytes]:
         lengths = np.empty(self.size, np.int64)
-        request = self.comm.Iallgather(length, lengths)
-        self._wait(op, request.Test)
-        given = np.frombuffer(text, np.uint8)
-        return [part.tobytes() for part in self.collect(op, given, lengths.tolist())]
+        self._wait(op, self.comm.Iallgather(np.array([len(text)], np.int64), lengths).Test)
+        return [part.tobytes() for part in self.collect(op, np.frombuffer(text, np.uint8), lengths.tolist())]
+
+    def _from_root(self, array: np.ndarray, root: int) -> np.ndarray:
+        result = array.copy()
+        content = result.reshape(-1).view(np.uint8)
+        for i in range(0, content.size, PIECE):
+            self._wait("broadcast", self.comm.Ibcast([content[i : i + PIECE], self.MPI.BYTE], root).Test)
+        self.bytes_sent += array.nbytes * (self.rank == root)
+        return result
 
     def duplicate(self) -> World:
         return MPIWorld(self.timeout, self)
@@ -117,51 +132,51 @@ class MPIWorld(World):
     def _person(self, rank: int) -> str:
         return "rank {0} is pid {2} on {1}".format(rank, *self.people[rank])
 
-    # ---- waiting, and who is missing
+    # ---- waiting, and finding out who is missing
 
     def _wait(self, op: str, done: Callable[[], bool]) -> None:
+        """Poll a request until it completes; raise :class:`LostRankError` at the timeout or when another rank reports a failure."""
         self.doing = op
         arrived = False
         try:
-            arrived = wait_until(done, self.timeout, self._attend)
+            arrived = _poll(done, self.timeout, self._attend)
         except self.MPI.Exception as error:
             raise LostRankError(message(op, f"MPI failed: {error}", rank=self.rank, world=self.size)) from error
         finally:
-            if not arrived:  # what still may come is written to memory that only the request keeps
+            if not arrived:  # keep the request and thereby its buffers, which MPI may still write to
                 self._abandoned.append(done)
         if not arrived:
             missing = self._roll_call()
             known = ", ".join(self._person(rank) for rank in missing if self.people)
             raise LostRankError(late(op, missing, self.timeout, self.size, waiting=f"rank {self.rank}", people=f"[{known}]"))
 
-    def give_up(self, text: str) -> None:
-        said = self.failures.said[self.rank] = self.failures.count(self.rank) + 1, text
+    def _report_failure(self, text: str) -> None:
+        report = self.failures.add(self.rank, text)
         for rank in range(self.size):
             if rank != self.rank:
-                self.calls.isend(said, rank, _FAILED)
+                self.calls.isend(report, rank, _FAILED)
 
     def _attend(self) -> None:
-        """While this rank waits: answer those who call, hear of those who failed."""
+        """Between two polls: answer roll calls, and raise if another rank has reported a failure."""
         self._answer()
-        self.failures.said.update(self._mail(_FAILED))
-        if self.failures.said:
+        self.failures.reported.update(self._mail(_FAILED))
+        if self.failures.reported:
             self.failures.check(self.doing, self.rank, self.size)
 
     def _answer(self) -> None:
-        """Tell those who ask that this rank is here."""
         for caller in self._mail(_CALL):
             self.calls.isend(self.doing, caller, _ANSWER)
 
-    def _mail(self, kind: int) -> dict[int, Any]:
-        """The messages of a kind that have come, by sender. A matched probe: several threads may look at once."""
+    def _mail(self, tag: int) -> dict[int, Any]:
+        """The messages with a tag that have arrived, by sender. The probe is matched because several threads may receive at once."""
         found, status = {}, self.MPI.Status()
-        while (letter := self.calls.improbe(self.MPI.ANY_SOURCE, kind, status)) is not None:
+        while (letter := self.calls.improbe(self.MPI.ANY_SOURCE, tag, status)) is not None:
             sender = status.Get_source()
             found[sender] = letter.recv()
         return found
 
     def _roll_call(self) -> list[int]:
-        """The ranks that do not answer: they are dead, or busy with something that is no collective call."""
+        """The ranks that do not answer within :data:`ROLL_CALL` seconds: they are dead, or not in a collective call."""
         others = {rank for rank in range(self.size) if rank != self.rank}
         for rank in others:
             self.calls.isend(self.doing, rank, _CALL)
@@ -170,21 +185,33 @@ class MPIWorld(World):
             others.difference_update(self._mail(_ANSWER))
             return not others
 
-        wait_until(all_here, ROLL_CALL, self._answer)
+        _poll(all_here, ROLL_CALL, self._answer)
         return sorted(others)
 
 
-def _end_job_on_error(MPI: Any, rank: int) -> None:
-    """An error nobody caught ends the whole job and says on which rank it was: the others would wait for this one until their time-out."""
+def _poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], None]) -> bool:
+    """Whether ``done()`` becomes true in time. Pauses grow between polls, so that other threads and ranks get the processor."""
+    end, pause = time.monotonic() + timeout, 0.0
+    while not done():
+        if time.monotonic() > end:
+            return False
+        meanwhile()
+        time.sleep(pause)
+        pause = min(pause + 1e-5, LONGEST_PAUSE)
+    return True
+
+
+def _abort_job_on_error(MPI: Any, rank: int) -> None:
+    """Make an uncaught error abort the whole job and name this rank; otherwise the other ranks would wait for the timeout."""
     usual = sys.excepthook
     if getattr(usual, "ends_job", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        told = "".join(traceback.format_exception(kind, error, trace))
-        sys.stderr.write(f"netcl: rank {rank} ends the job: {error}\n{told}")
+        text = "".join(traceback.format_exception(kind, error, trace))
+        sys.stderr.write(f"netcl: rank {rank} ends the job: {error}\n{text}")
         sys.stderr.flush()
-        time.sleep(_LAST_WORDS)
+        time.sleep(_FLUSH)
         MPI.COMM_WORLD.Abort(1)
 
     hook.ends_job = True  # type: ignore[attr-defined]

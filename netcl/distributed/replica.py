@@ -1,10 +1,10 @@
 """``python -m netcl.distributed.replica train.py ...``: one process per device of this machine, as ranks of one MPI job.
 
-``-n N`` starts N ranks instead, ``--devices 0:0,1:0`` names the devices; with more ranks than devices they are handed out again from
-the first. Inside, ``netcl.distributed.world()`` is the job, and the active device the rank's own.
+``-n N`` starts N ranks instead, ``--devices 0:0,1:0`` names the devices, which are reused in turn if there are more ranks. In the program
+``netcl.distributed.world()`` is the job, and the active device is that of the rank.
 
-Each rank runs below a guard that does nothing but wait: should the rank be killed, the guard says which one it was before the job ends.
-mpiexec alone ends the job as quickly, but does not say reliably who was first.
+Each rank runs below a guard process that waits for it and names it if it is killed: mpiexec ends the job as well, but does not reliably
+say which rank was first.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from netcl.core import env
 from netcl.distributed import comm, mpi
 from netcl.distributed.data_parallel import all_devices
-from netcl.distributed.launch import Notes, die_with_parent, guard, launch
+from netcl.distributed.launch import INTERRUPTED, PAUSE, die_with_parent, handled, launch, leave, wait
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     about = "One process per device, as ranks of one MPI job."
     parser = argparse.ArgumentParser(prog="python -m netcl.distributed.replica", description=about)
-    parser.add_argument("-n", type=int, default=None, metavar="RANKS", help="number of processes; one per device if not given")
-    parser.add_argument("--devices", default="", help="selectors separated by commas; all devices if not given")
-    parser.add_argument("--guard", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--notes", default="", help=argparse.SUPPRESS)
-    parser.epilog = "What follows the options is a Python file (or -m module) and its arguments."
+    parser.add_argument("-n", type=int, default=None, metavar="RANKS", help="number of processes; default: one per device")
+    parser.add_argument("--devices", default="", help="selectors separated by commas; default: all devices")
+    for internal in ("--guard", "--rank", "--notes"):
+        parser.add_argument(internal, default="", help=argparse.SUPPRESS)
+    parser.epilog = "The options are followed by a Python file (or -m module) and its arguments."
     words = list(sys.argv[1:] if argv is None else argv)
-    own = _own_words(words)
+    own = 0  # the number of words before the program, whose own options may have the same names
+    while own < len(words) and words[own].startswith("-") and words[own] != "-m":
+        own += 1 if "=" in words[own] or words[own] in ("-h", "--help") else 2
     given, program = parser.parse_args(words[:own]), words[own:]
     if not program:
         parser.error("name a program to run")
@@ -45,20 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return launch(program, given.n or len(devices), devices)
 
 
-def _own_words(words: Sequence[str]) -> int:
-    """How many words are ours; all behind them, ``-m`` included, are the program's."""
-    count = 0
-    while count < len(words) and words[count].startswith("-") and words[count] != "-m":
-        count += 1 if "=" in words[count] or words[count] in ("-h", "--help") else 2
-    return count
-
-
 def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
-    """Run the rank, and name it if it is killed. What mpiexec left open for the rank must stay open."""
+    """Run the rank as a child and return its exit status; end it with the job. Ctrl-C reaches the rank itself, which may have to save."""
     command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
-    rank = subprocess.Popen(command, close_fds=False, preexec_fn=die_with_parent)
-    number = mpi.rank_by_launcher()
-    status = guard(rank, number, folder)
+    rank = subprocess.Popen(command, close_fds=False, preexec_fn=die_with_parent)  # mpiexec passes open files to the rank
+    notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), False
+    with handled({signal.SIGINT: signal.SIG_IGN}):
+        while (status := wait(rank, PAUSE)) is None:
+            if (notes / "end").exists() or not notes.exists():
+                rank.kill()
+            elif not interrupted and (notes / "interrupt").exists():
+                interrupted = True
+                rank.send_signal(signal.SIGINT)
+    if status not in (0, INTERRUPTED) or not (notes / f"joined.{number}").exists():
+        leave(notes, f"failed.{number}")
     if status < 0:
         sys.stderr.write(f"netcl: rank {number} (pid {rank.pid}) was ended by {signal.Signals(-status).name}; the job ends with it\n")
         return 128 - status
@@ -66,19 +68,19 @@ def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
 
 
 def _become(devices: Sequence[str], folder: str, program: Sequence[str]) -> int:
-    """Take this rank's device and become the program."""
-    notes, number = Notes(folder), mpi.rank_by_launcher()
-    notes.leave(f"started.{number}")
+    """Join the job, select this rank's device and run the program."""
+    notes, number = Path(folder), mpi.rank_by_launcher()
+    leave(notes, f"started.{number}")
     ours = comm.world()
-    notes.leave(f"joined.{number}")
+    leave(notes, f"joined.{number}")
     mine = devices[ours.local_rank() % len(devices)]
     if mine != "auto":
         env.choose_device(mine)
-    as_module = program[0] == "-m"
-    sys.argv = list(program[1:] if as_module else program)
-    if as_module:
+    if program[0] == "-m":
+        sys.argv = list(program[1:])
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     else:
+        sys.argv = list(program)
         runpy.run_path(program[0], run_name="__main__")
     return 0
 

@@ -1,4 +1,4 @@
-"""Batch norm by the statistics of the whole batch, wherever its parts are."""
+"""Batch norm with the statistics of the whole batch, over all ranks of a world."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netcl.nn.norm import BatchNorm2d, _BatchNorm
 
 
 class _WorldSum(ag.Function):
-    """The sum of a tensor over all ranks. Every rank's loss depends on every rank's summand: gradients are summed as well."""
+    """The sum of a tensor over all ranks. Every rank's loss depends on every rank's summand, so gradients are summed as well."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, world: World) -> Tensor:
@@ -29,10 +29,10 @@ class _WorldSum(ag.Function):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm in training by mean and variance over all ranks of a world; else as ``BatchNorm2d``.
+    """Batch norm that uses mean and variance over all ranks of a world in training.
 
-    Mean first, then the mean of squared distances from it: two sums over the world forward and two backward, so that the variance is as
-    exact as on one device. Ranks may have parts of different sizes. A model is saved without it: :func:`without_sync`.
+    The variance is the mean of squared distances from the mean, as exact as on one device; it costs two sums over the world in forward and
+    two in backward. Ranks may have parts of different sizes. Save models through :func:`without_sync`.
     """
 
     ranks = (2, 3, 4)
@@ -42,47 +42,37 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        return self._normalised(x, self.world) if self.training and self.world.size > 1 else super().forward(x)
-
-    def _normalised(self, x: Tensor, world: World) -> Tensor:
+        world = self.world
+        if not self.training or world.size == 1:
+            return super().forward(x)
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
         shape = tuple(-1 if axis == 1 else 1 for axis in range(x.ndim))
         count = float(world.all_reduce(np.float64(x.size // x.shape[1])))
         mean = _WorldSum.apply(ag.sum(x, axis=axes), world) / count
         centred = x - ag.reshape(mean, shape)
         variance = _WorldSum.apply(ag.sum(centred * centred, axis=axes), world) / count
-        if self.track_running_stats:
-            self._remember(mean.detach(), variance.detach(), count)
+        if self.running_mean is not None and self.running_var is not None:
+            momentum = self._count()
+            with ag.no_grad():
+                unbiased = ag.mul(variance.detach(), count / max(count - 1.0, 1.0))
+                for running, new in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
+                    running.write(ag.lerp(running, new, momentum))
         result = centred * ag.reshape(ag.rsqrt(variance + self.eps), shape)
         if self.weight is not None and self.bias is not None:
             result = result * ag.reshape(self.weight, shape) + ag.reshape(self.bias, shape)
         return result
 
-    def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
-        momentum = self._count()
-        with ag.no_grad():
-            unbiased = ag.mul(variance, count / max(count - 1.0, 1.0))
-            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-                assert running is not None
-                running.write(ag.lerp(running, new, momentum))
-
 
 def convert_sync_batchnorm(module: Module, world: World) -> Module:
-    """Every ``BatchNorm1d`` and ``BatchNorm2d`` in a model as one over the world, with its parameters and statistics; in place.
+    """Replace every ``BatchNorm1d`` and ``BatchNorm2d`` in a model, in place, by a :class:`SyncBatchNorm` with the same tensors.
 
-    Returns the model (another object only if it is itself a batch norm).
+    Returns the model, which is another object only if it is itself a batch norm.
     """
-
-    def synced(norm: _BatchNorm) -> _BatchNorm:
-        made = _same_norm(SyncBatchNorm, norm)
-        made.__dict__.update(world=world, plain=type(norm))
-        return made
-
-    return _replaced_norms(module, synced)
+    return _replaced_norms(module, lambda norm: _same_norm(SyncBatchNorm, norm, world=world, plain=type(norm)))
 
 
 def without_sync(module: Module) -> Module:
-    """A copy of a model with ordinary batch norms: what is saved, so that it can be loaded anywhere."""
+    """A copy of a model with ordinary batch norms, which can be saved and loaded without a world."""
     return _replaced_norms(copy.deepcopy(module), lambda norm: _same_norm(norm.plain, norm) if isinstance(norm, SyncBatchNorm) else norm)
 
 
@@ -96,11 +86,11 @@ def _replaced_norms(module: Module, change: Callable[[_BatchNorm], _BatchNorm]) 
     return module
 
 
-def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm) -> _BatchNorm:
-    """A batch norm of another kind over the very tensors of one: an optimizer made before keeps working."""
+def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm, **more: Any) -> _BatchNorm:
+    """A batch norm of another class with the same tensors, so that existing optimizers keep working."""
     made = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats).to(norm.queue)
     for name in ("weight", "bias", "running_mean", "running_var"):
         if getattr(norm, name) is not None:
             object.__setattr__(made, name, getattr(norm, name))
-    made.__dict__.update(_batches=norm._batches, training=norm.training)
+    made.__dict__.update(_batches=norm._batches, training=norm.training, **more)
     return made

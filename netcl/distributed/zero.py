@@ -1,4 +1,4 @@
-"""Optimizer state in shares: every rank keeps and updates a part of the parameters, then gives the others the new values."""
+"""Sharded optimizer state: every rank updates a part of the parameters and sends the new values to the others."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm
+from netcl.distributed.collectives import Bucket, wide_dtype, write
 from netcl.distributed.comm import World
 from netcl.ops import update
 
 
 class ShardedOptimizer:
-    """ZeRO stage 1: of n ranks each holds about 1/n of the optimizer's state.
+    """ZeRO stage 1: each of n ranks holds about 1/n of the optimizer's state.
 
-    Gradients must be averaged already (:class:`~netcl.distributed.ddp.DistributedDataParallel` does it). After a step each rank has the new
-    values of its own parameters and collects the others', which is what the all-reduce of gradients costs once more in one direction.
+    Gradients must be averaged before, as :class:`~netcl.distributed.ddp.DistributedDataParallel` does. After a step the new parameters are
+    gathered, which costs half the bytes of the all-reduce of gradients.
 
     - **params**: all parameters, in the same order on every rank; no groups.
     - **make**: makes the optimizer of a list of parameters: ``lambda params: Adam(params, lr=1e-3)``.
-    - **world**: of :func:`netcl.distributed.world` if not given.
+    - **world**: :func:`netcl.distributed.world` by default.
 
     >>> from netcl import nn, optim
     >>> model = nn.Linear(2, 1)
@@ -31,25 +32,26 @@ class ShardedOptimizer:
     2
     """
 
-    skips_on_device = True  # or by asking, but never by leaving a step out: the other ranks wait in it
+    skips_on_device = True  # a GradScaler must call step() on every rank, since ranks wait for each other in it
 
     def __init__(self, params: Iterable[Tensor], make: Callable[[list[Tensor]], Any], world: World | None = None):
         self.world = world or comm.world()
         self.params = list(params)
         self.owner = _owners([p.size for p in self.params], self.world.size)
-        self.own = [p for p, rank in zip(self.params, self.owner, strict=True) if rank == self.world.rank]
-        # A rank without a share still needs an optimizer with options, for its schedule.
+        self._numbers = [i for i, rank in enumerate(self.owner) if rank == self.world.rank]
+        self.own = [self.params[i] for i in self._numbers]
+        # A rank without parameters still needs an optimizer, whose options a scheduler changes.
         self.inner = make(self.own or [Tensor.zeros((1,), queue=self.params[0].queue, requires_grad=True)])
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of this rank's part; schedulers change options here, the same on all ranks."""
+        """The groups of this rank's optimizer; schedulers must change options alike on all ranks."""
         return self.inner.param_groups
 
     def step(self, max_norm: float | None = None, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> Any:
-        """Update this rank's parameters, collect the others'. ``max_norm`` bounds the norm of *all* gradients, as without shares.
+        """Update this rank's parameters and gather the others. ``max_norm`` bounds the norm of all gradients.
 
-        ``grad_scale`` and ``found_inf`` are for a :class:`~netcl.amp.grad_scaler.GradScaler`, as of any optimizer.
+        ``grad_scale`` and ``found_inf`` come from a :class:`~netcl.amp.grad_scaler.GradScaler`.
         """
         total = None
         gradients = [p.grad for p in self.params if p.grad is not None]
@@ -67,74 +69,57 @@ class ShardedOptimizer:
         return total
 
     def _collect(self) -> None:
-        kinds = sorted({p.dtype for p in self.params})
-        for kind in kinds:
-            shares = [[p for p, rank in zip(self.params, self.owner, strict=True) if rank == r and p.dtype == kind]
-                      for r in range(self.world.size)]  # fmt: skip
-            mine = [p.to_host_async() for p in shares[self.world.rank]]
-            flat = np.concatenate([np.asarray(copy.wait()).reshape(-1) for copy in mine] or [np.empty(0, dtypes.DTYPES[kind].host)])
-            parts = self.world.collect("ShardedOptimizer", flat, [sum(p.size for p in share) for share in shares])
-            for rank, (share, values) in enumerate(zip(shares, parts, strict=True)):
-                if rank != self.world.rank:
-                    _write_back(share, values)
+        """Exchange the new values: every rank sends those of its own parameters."""
+        for dtype in sorted({p.dtype for p in self.params}):
+            shares: list[list[list[Tensor]]] = [[] for _ in range(self.world.size)]
+            for p, rank in zip(self.params, self.owner, strict=True):
+                if p.dtype == dtype:
+                    shares[rank].append([p])
+            mine = shares[self.world.rank]
+            values = Bucket(mine).joined()[0] if mine else np.empty(0, wide_dtype(dtype))
+            parts = self.world.collect("ShardedOptimizer", values, [sum(p.size for (p,) in share) for share in shares])
+            for share, part in zip(shares, parts, strict=True):
+                if share is not mine:
+                    write(share, part)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to ``None``."""
         for p in self.params:
             p.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as one optimizer over all parameters would give it; every rank must call this.
+        """The whole state, as one optimizer over all parameters would return it; every rank must call this.
 
-        A run with another number of ranks, or without shares, goes on from it.
+        It can be loaded with another number of ranks, or without shards.
         """
-        return _gathered_state(self)
+        inner = self.inner.state_dict()
+        own = {number: inner["state"].get(i, {}) for i, number in enumerate(self._numbers)}
+        tensors = {number: {name for name, value in found.items() if isinstance(value, Tensor)} for number, found in own.items()}
+        described = [[n, {k: v for k, v in found.items() if k not in tensors[n]}, sorted(tensors[n])] for n, found in own.items()]
+        told = self.world.tell(described, "state_dict")
+        state: dict[int, dict[str, Any]] = {}
+        for number, found, names in sorted((entry for entries in told for entry in entries), key=lambda entry: entry[0]):
+            p, dtype = self.params[number], dtypes.sum_dtype(self.params[number].dtype)  # the dtype in which an optimizer keeps its state
+            for name in names:
+                values = own[number][name].to_host() if number in own else np.empty(p.shape, dtype)
+                found[name] = Tensor.from_host(p.queue, self.world.broadcast(values, self.owner[number], check=False), dtype)
+            if found:
+                state[number] = found
+        return {"state": state, "param_groups": [{**inner["param_groups"][0], "params": list(range(len(self.params)))}]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take this rank's share of a whole state."""
-        numbers = [i for i, rank in enumerate(self.owner) if rank == self.world.rank]
-        place = {number: i for i, number in enumerate(numbers)}
-        mine = {place[int(number)]: saved for number, saved in state["state"].items() if int(number) in place}
-        options = {name: value for name, value in state["param_groups"][0].items() if name != "params"}
-        count = max(1, len(numbers))
-        self.inner.load_state_dict({"state": mine, "param_groups": [{**options, "params": list(range(count))}]})
+        """Load this rank's shard of a whole state."""
+        index = {number: i for i, number in enumerate(self._numbers)}
+        mine = {index[int(number)]: saved for number, saved in state["state"].items() if int(number) in index}
+        options = {**state["param_groups"][0], "params": list(range(max(1, len(index))))}
+        self.inner.load_state_dict({"state": mine, "param_groups": [options]})
 
 
 def _owners(sizes: list[int], ranks: int) -> list[int]:
-    """A rank for every parameter: the largest first, each to the rank that has least."""
+    """A rank for every parameter: from the largest on, each goes to the rank with the smallest sum."""
     loads = [0] * ranks
     owner = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owner[i] = loads.index(min(loads))
         loads[owner[i]] += sizes[i]
     return owner
-
-
-def _write_back(params: list[Tensor], values: np.ndarray) -> None:
-    start = 0
-    for p in params:
-        p.from_host(values[start : start + p.size].reshape(p.shape))
-        start += p.size
-
-
-def _gathered_state(sharded: ShardedOptimizer) -> dict[str, Any]:
-    """The state of all ranks under the numbers of the parameters."""
-    inner = sharded.inner.state_dict()
-    numbers = [i for i, rank in enumerate(sharded.owner) if rank == sharded.world.rank]
-    plain = {number: {name: value for name, value in inner["state"].get(i, {}).items() if not isinstance(value, Tensor)}
-             for i, number in enumerate(numbers)}  # fmt: skip
-    names = {number: sorted(name for name, value in inner["state"].get(i, {}).items() if isinstance(value, Tensor))
-             for i, number in enumerate(numbers)}  # fmt: skip
-    told = sharded.world.tell([[number, plain[number], names[number]] for number in numbers], "state_dict")
-    state: dict[int, dict[str, Any]] = {}
-    for number, options, tensors in sorted((row for rows in told for row in rows), key=lambda row: row[0]):
-        p, rank = sharded.params[number], sharded.owner[number]
-        found = dict(options)
-        kind = dtypes.sum_dtype(p.dtype)  # as an optimizer keeps it
-        for name in tensors:
-            own = inner["state"][numbers.index(number)][name].to_host() if rank == sharded.world.rank else np.empty(p.shape, kind)
-            found[name] = Tensor.from_host(p.queue, sharded.world.spread("state_dict", own, rank), kind)
-        if found:
-            state[number] = found
-    groups = [{**{k: v for k, v in inner["param_groups"][0].items() if k != "params"}, "params": list(range(len(sharded.params)))}]
-    return {"state": state, "param_groups": groups}

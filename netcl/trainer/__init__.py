@@ -1,4 +1,4 @@
-"""Training loops: the trainer, what it counts, what it calls, and what it writes."""
+"""The training loop: trainer, metrics, callbacks, logs and runs in a folder."""
 
 from netcl.trainer.callbacks import Callback, CallbackList, EarlyStopping, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.history import History

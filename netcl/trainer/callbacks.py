@@ -1,4 +1,4 @@
-"""Callbacks: what happens beside the training itself, by Keras's names of the moments."""
+"""Callbacks: hooks that a trainer calls during a run, with Keras's names."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Callback:
         self.trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run has to know."""
+        """The state to save in a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
 
     def on_train_begin(self, logs: Logs) -> None: ...
     def on_train_end(self, logs: Logs) -> None: ...
@@ -61,11 +61,11 @@ class Callback:
     def on_predict_batch_end(self, batch: int, logs: Logs) -> None: ...
 
     def on_interrupt(self, logs: Logs) -> None:
-        """Ctrl-C was pressed, the step is finished, and the run ends behind this."""
+        """Called after Ctrl-C, when the step is finished and before the run ends."""
 
 
 class CallbackList:
-    """Several callbacks as one, in their order."""
+    """Calls several callbacks in order."""
 
     def __init__(self, callbacks: Iterable[Callback]):
         given = list(callbacks)
@@ -75,13 +75,13 @@ class CallbackList:
         self.callbacks = sorted(given, key=lambda callback: callback.order)
 
     def __call__(self, moment: str, *arguments: Any) -> None:
-        """Call a moment's method of every callback: ``callbacks("on_epoch_end", epoch, logs)``."""
+        """Call one hook of every callback: ``callbacks("on_epoch_end", epoch, logs)``."""
         for callback in self.callbacks:
             getattr(callback, moment)(*arguments)
 
 
 class Watch:
-    """Whether a number has become better: lower, or higher for accuracies and whatever ``mode="max"`` says."""
+    """Tracks whether a number improves: lower, or higher for accuracies and with ``mode="max"``."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):

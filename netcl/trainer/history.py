@@ -1,4 +1,4 @@
-"""What a run has shown so far: one row of numbers per epoch."""
+"""The history of a run: the numbers of each epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs in files: JSON lines, CSV and TensorBoard. A resumed run goes on in them where its checkpoint was made."""
+"""Logs in files: JSON lines, CSV and TensorBoard. A resumed run continues them from the step of its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netcl.trainer.callbacks import Callback, Logs
 
 
 def _finite_numbers(logs: Logs) -> dict[str, Any]:
-    """The single numbers of logs. JSON knows no NaN: such a number is left out as null."""
+    """The scalar numbers of logs; NaN and infinities become ``None``, since JSON has neither."""
     return {name: value if math.isfinite(value) else None for name, value in logs.items() if isinstance(value, int | float)}
 
 
@@ -75,7 +75,7 @@ class CSVLogger(Callback):
             writer.writerows(rows)
 
     def _earlier(self, epoch: int) -> list[dict[str, str]]:
-        """The lines of this run's epochs before; those of another run that had the same file are dropped."""
+        """The lines of this run's earlier epochs; lines of another run in the same file are dropped."""
         if epoch == 0 or not self.path.exists():
             return []
         with self.path.open(encoding="utf-8", newline="") as file:
@@ -83,7 +83,7 @@ class CSVLogger(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes the numbers where TensorBoard finds them; needs ``tensorboardX`` (in the ``train`` extra)."""
+    """Writes the numbers as TensorBoard event files; needs ``tensorboardX`` (in the ``train`` extra)."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)

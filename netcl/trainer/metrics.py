@@ -1,4 +1,4 @@
-"""Metrics: counted on the device, batch by batch; the host waits only when a number is asked for."""
+"""Metrics, accumulated on the device batch by batch; the host waits only when a value is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 
 
 class Metric:
-    """Sums over batches: :meth:`count` gives what a batch adds, :meth:`value` what the sums mean.
+    """A metric accumulated over batches: :meth:`count` returns what a batch adds, :meth:`value` the metric of the sums.
 
     A subclass sets ``name`` and defines these two. ``sums`` are tensors on the device of the outputs, kept until :meth:`reset`.
     """
@@ -34,16 +34,16 @@ class Metric:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget what was counted."""
+        """Set the sums to zero."""
         self.sums, self.samples = [], 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch; nothing waits for the device."""
+        """Add a batch, without waiting for the device."""
         as_scores = outputs.ndim > 1 and outputs.shape == targets.shape
         self.add(self.count(outputs, targets), targets.size // targets.shape[-1] if as_scores else targets.size)
 
     def add(self, parts: Sequence[Tensor], samples: int) -> None:
-        """Add sums that are known already."""
+        """Add sums that have been computed."""
         self.sums = [ops.add(total, part) for total, part in zip(self.sums, parts, strict=True)] if self.sums else list(parts)
         self.samples += samples
 
@@ -56,7 +56,7 @@ class Metric:
         return {"samples": self.samples, "sums": list(self.sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self.samples, self.sums = int(state["samples"]), list(state["sums"])
 
 

@@ -1,4 +1,4 @@
-"""The report of a run: one page that needs nothing else, no script, no server and no network."""
+"""The report of a run: one self-contained HTML page without scripts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def page(folder: str | os.PathLike[str]) -> str:
 
 
 def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
-    """What there is to show of a run that came to its end."""
+    """The sections about a finished run."""
     results = read_json(folder, "results.json")
     with _reading(folder, "results.json"):
         place, classes = results["environment"], [str(name) for name in results["classes"]]
@@ -84,7 +84,7 @@ def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
 
 @contextmanager
 def _reading(folder: str | os.PathLike[str], name: str) -> Iterator[None]:
-    """Name the file of a run that does not hold what a run writes."""
+    """Raise an error that names the file if a file of the run is malformed."""
     try:
         yield
     except FileError:

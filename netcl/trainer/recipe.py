@@ -27,7 +27,7 @@ from netcl.trainer.trainer import Trainer, token_cross_entropy
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be followed."""
+    """A recipe is invalid."""
 
 
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table of options"}
@@ -40,13 +40,13 @@ _BOUNDS: dict[str, tuple[int, float]] = {
 
 
 def _setting(default: Any, doc: str) -> Any:
-    """A field with what the help says of it."""
+    """A field with its help text."""
     return field(default=default, metadata={"doc": doc})
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
+    """All settings of a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
 
     data: str = _setting("digits", "a name of netcl.data.datasets: digits, mnist, fashion-mnist, cifar10, synthetic, text")
     root: str = _setting("", "where the files of the data are; the file itself, for text")
@@ -80,7 +80,7 @@ class Recipe:
             raise RecipeError(message("recipe", "mixed_precision is float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """With other values; a name or a type that no field has is refused."""
+        """A copy with other values; unknown names and wrong types raise."""
         kinds = {item.name: type(getattr(self, item.name)) for item in dataclasses.fields(self)}
         checked = {}
         for name, value in changes.items():
@@ -185,7 +185,7 @@ def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = N
 
 
 def check_shares(recipe: Recipe, ranks: int) -> None:
-    """Raise unless so many ranks can have equal parts of a batch."""
+    """Raise unless a batch divides into equal parts for ``ranks`` ranks."""
     if recipe.batch_size % ranks:
         remedy = "choose a multiple of the ranks"
         raise RecipeError(message("recipe", "a batch must divide into equal parts", remedy, batch_size=recipe.batch_size, ranks=ranks))
@@ -274,5 +274,5 @@ def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, metrics: list
 
 
 def seed_all(recipe: Recipe) -> None:
-    """Start every random stream of a run from its seed."""
+    """Seed every random stream of a run."""
     manual_seed(recipe.seed)

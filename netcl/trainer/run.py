@@ -1,4 +1,4 @@
-"""A run in a folder: the recipe, logs, checkpoints, the model, what it does on the test data, and a page that shows it all.
+"""A run in a folder: recipe, logs, checkpoints, model, results on the test data, and a report.
 
 ``config.json`` (the recipe), ``log.jsonl``, ``log.csv``, ``checkpoints/``, ``model.netcl``, ``results.json``, ``samples.npz``,
 ``profile.json``, ``report.html``.
@@ -37,12 +37,13 @@ PROFILED_STEPS = 5
 
 def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHandle, resume: bool = False,
               callbacks: Sequence[Callback] = (), overwrite: bool = False) -> dict[str, Any]:  # fmt: skip
-    """Train by a recipe on a device, and write everything into a folder; gives what ``results.json`` holds.
+    """Train a recipe on a device and write everything into a folder; returns the content of ``results.json``.
 
-    A folder that holds checkpoints is refused unless ``resume`` continues their run or ``overwrite`` removes it.
+    A folder with checkpoints raises unless ``resume`` continues their run or ``overwrite`` removes it.
     As a rank of an MPI job it trains with the others: each has its part of every batch, and rank 0 writes.
     """
     place, ours = Path(folder), distributed.world()
+    ours.deterministic = True  # a resumed run ends with the bits of a straight one
     with ours.together(), device(handle):
         keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
         if ours.rank == 0 and not (resume or overwrite):
@@ -57,7 +58,10 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         writers = [_Config(place, recipe), JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
         own = [*writers, *callbacks] if ours.rank == 0 else [Progress("off")]
         always = [_Rates(), keeper, LRMonitor(), NaNGuard()]
-        trainer = make_trainer(recipe, _shared(model, ours), len(train), ["accuracy"], [*own, *always])
+        shared = model
+        if ours.size > 1:
+            shared = distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
+        trainer = make_trainer(recipe, shared, len(train), ["accuracy"], [*own, *always])
         with train, test:
             began = time.time()
             trainer.fit(train, val=test, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
@@ -68,13 +72,6 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
             if ours.rank == 0:
                 _write_json(place / "profile.json", profiled)
     return results
-
-
-def _shared(model: Any, ours: distributed.World) -> Any:
-    """The model as all ranks train it: one set of gradients, and batch norm over the whole batch."""
-    if ours.size == 1:
-        return model
-    return distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
 
 
 class _Config(Callback):
@@ -126,7 +123,7 @@ def _results(trainer: Trainer, test: DataLoader, data: Data, seconds: float, han
 
 
 def environment(handle: DeviceHandle) -> dict[str, str]:
-    """Where a run took place, in words."""
+    """A description of the device and software of a run."""
     from netcl.core import platforms
 
     opencl = platforms.opencl().VERSION_TEXT if handle.backend == "cl" else "not used"
@@ -138,7 +135,7 @@ def environment(handle: DeviceHandle) -> dict[str, str]:
 
 
 def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> None:
-    """What the model says about test data: the confusion matrix and some images, those it gets wrong first."""
+    """Write predictions on test data: the confusion matrix and some images, misclassified ones first."""
     if data.is_text:
         return
     x, y = (np.concatenate(parts) for parts in zip(*([part.to_host() for part in batch] for batch in test), strict=True))
@@ -155,7 +152,7 @@ def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> 
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
-    """A few more steps under the profiler, over the data again where it has fewer. The model learns from them too: save it before."""
+    """Profile a few more training steps. They change the model: save it before."""
     batches = list(islice(chain.from_iterable(repeat(data)), steps + 1))
     trainer.model.train()
     trainer.train_on_batch(*batches[0])
@@ -182,7 +179,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """A JSON file of a run; a run without it is refused."""
+    """Read a JSON file of a run; raises if it is missing."""
     path = Path(folder) / name
     if not path.exists():
         raise FileNotFoundError(message("run", f"the folder has no {name}", "is it one that `netcl train` wrote?", folder=folder))

@@ -1,4 +1,4 @@
-"""The trainer: loops over epochs and batches, with everything that belongs to them."""
+"""The trainer: the loop over epochs and batches."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Trainer:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the optimizer has just made its step, so that no gradient is pending."""
+        """Whether the optimizer has just stepped, so that no gradient is accumulated."""
         return self._accumulated == 0
 
     @property
@@ -224,7 +224,7 @@ class Trainer:
         _check_batches("fit", self.batch)
 
     def train_on_batch(self, x: Any, y: Any) -> Tensor:
-        """Learn from one batch; gives its loss, which nothing has waited for."""
+        """Train on one batch; returns its loss without waiting for the device."""
         inputs, targets = self._tensor(x), self._tensor(y)
         outputs, loss = self._learn(inputs, targets)
         self._accumulated += 1
@@ -284,7 +284,7 @@ class Trainer:
 
     @property
     def _ranks(self) -> World | None:
-        """The world that the model is trained in together with others."""
+        """The world of ranks that train the model together."""
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
@@ -348,7 +348,7 @@ class Trainer:
         return np.concatenate(found)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """For a block, the averages of ``ema`` in the model, where there is one."""
+        """A block in which the model has the averaged weights of ``ema``, if there is one."""
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def _tensor(self, value: Any) -> Tensor:
@@ -371,11 +371,11 @@ class Trainer:
         return self._ranks is None or self._ranks.rank == 0
 
     def by_rank_0(self, value: Any) -> Any:
-        """What rank 0 says (any JSON value), where ranks train together: for what all must decide alike."""
+        """The JSON value of rank 0, on all ranks, for decisions that must be equal on every rank."""
         return value if self._ranks is None else self._ranks.tell(value, "fit")[0]
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint of :meth:`save`; ``fit(resume=path)`` does this with its data.
+        """Restore a checkpoint of :meth:`save`; ``fit(resume=path)`` also restores the position in the data.
 
         Ranks of a ``DistributedDataParallel`` model all call this; only rank 0 needs to have the file.
         """
@@ -395,7 +395,7 @@ class Trainer:
         return {"model": unwrapped(self.model), "optimizer": self.optimizer, **parts}
 
     def _to_resume(self, resume: str | os.PathLike[str] | None) -> str | None:
-        """The checkpoint to go on from, by the files that rank 0 has: machines need not share a disk."""
+        """The checkpoint to resume from, among the files of rank 0: machines need not share a disk."""
         if resume is None:
             return None
         place, found = self._checkpoints() if resume == "auto" else Path(resume), None
@@ -411,7 +411,7 @@ class Trainer:
         return folders[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is: counters, the sums of the running epoch, the history, the callbacks' states."""
+        """The state of the run: counters, sums of the current epoch, history and callback states."""
         return {
             "epoch": self.epoch, "batch": self.batch, "step": self.step, "trained": self._trained, "stop": self.stop_training,
             "history": self.history.rows, "metrics": {metric.name: metric.state_dict() for metric in self._counting},
@@ -419,7 +419,7 @@ class Trainer:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`. Metrics and callbacks the saved run did not have start afresh."""
+        """Restore a :meth:`state_dict`. Metrics and callbacks that the saved run did not have start from zero."""
         self.epoch, self.batch, self.step = (int(state[name]) for name in ("epoch", "batch", "step"))
         self._trained, self.stop_training = bool(state["trained"]), bool(state["stop"])
         self.history = History([dict(row) for row in state["history"]])

@@ -97,7 +97,7 @@ def as_rank(model: nn.Module, x: np.ndarray, y: np.ndarray, args: argparse.Names
         if folder:
             save_checkpoint(folder, world=world, model=wrapped, optimizer=opt, step=step + 1, keep_last=2)
     if args.out and world.rank == 0:
-        print(f"bytes {world.bytes_sent + (wrapped._courier.world.bytes_sent if world.size > 1 else 0)}")
+        print(f"bytes {world.bytes_sent + wrapped.bytes_sent}")
     return losses
 
 

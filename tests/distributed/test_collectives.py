@@ -8,6 +8,7 @@ import pytest
 from netcl import distributed
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
+from netcl.distributed import collectives
 
 
 @pytest.fixture(params=["beside NumPy", "on one device"])
@@ -70,6 +71,18 @@ def test_means_of_halves_do_not_overflow_and_ints_have_none(queues, call):
     assert all((t.to_host() == np.float16(6e4)).all() for t in call(large, "mean"))
     with pytest.raises(TypeError, match="a mean needs floats; dtype=int64"):
         call(tensors(queues, dtype="int64"), "mean")
+
+
+def test_many_tensors_are_reduced_in_buckets_of_one_dtype(queues):
+    kinds = ["float32", "float32", "float16", "int64", "float32"]
+    groups = [tensors(queues, dtype=kind) for kind in kinds]
+    assert [len(bucket) for bucket in collectives.bucketed(groups)] == [2, 1, 1, 1]
+    assert [len(bucket) for bucket in collectives.bucketed(groups, limit=1)] == [1] * 5
+    collectives.all_reduce_each(groups)
+    for group, kind in zip(groups, kinds, strict=True):
+        for t in group:
+            assert t.dtype == kind
+            np.testing.assert_array_equal(t.to_host(), np.arange(15).reshape(5, 3) * 6)
 
 
 def test_sync_grads(queues):

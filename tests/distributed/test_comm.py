@@ -39,6 +39,41 @@ def test_all_reduce_of_odd_sizes(shape):
     assert all((other == 6.0).all() for other in found)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("shape", [(0,), (2,), (4, 5)])
+def test_reduce_scatter_returns_the_parts_of_an_all_reduce(op, shape):
+    whole = everywhere(3, lambda world: world.all_reduce(values(world.rank, shape), op))[0]
+    parts = everywhere(3, lambda world: world.reduce_scatter(values(world.rank, shape), op))
+    np.testing.assert_array_equal(np.concatenate(parts), whole.reshape(-1))
+
+
+def test_halves_are_reduced_in_float32_and_rounded_once():
+    """In float16, 2048 + 1 is 2048."""
+    large = np.array([2048.0, 6e4], np.float16)
+    found = everywhere(3, lambda world: world.all_reduce(large if world.rank == 0 else np.ones(2, np.float16)))
+    assert [(other.dtype, other.tolist()) for other in found] == [(np.float16, [2050.0, 6e4])] * 3
+
+
+def test_bfloat16_arrays_stay_bfloat16():
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    found = everywhere(3, lambda world: world.all_reduce(np.full(2, 256 if world.rank == 0 else 1, bfloat16)))
+    assert [(other.dtype, other.tolist()) for other in found] == [(bfloat16, [258.0, 258.0])] * 3
+
+
+def test_a_rank_may_reuse_its_array_at_once():
+    def run(world):
+        mine = values(world.rank)
+        found = world.broadcast(mine), world.reduce_scatter(mine), world.all_gather(mine)
+        mine[...] = np.nan
+        world.barrier()
+        return found
+
+    for sent, part, parts in everywhere(3, run):
+        np.testing.assert_array_equal(sent, values(0))
+        assert not np.isnan(part).any()
+        np.testing.assert_array_equal(np.stack(parts), np.stack([values(rank) for rank in range(3)]))
+
+
 def test_an_array_in_pieces(monkeypatch):
     monkeypatch.setattr("netcl.distributed.comm.PIECE", 4)
     found = everywhere(2, lambda world: world.all_reduce(values(world.rank)))

@@ -126,6 +126,14 @@ def test_a_rank_that_fails_alone_is_named_at_once(where):
     assert time.monotonic() - began < 80
 
 
+def test_ranks_with_other_buckets_are_named():
+    def differ(world):
+        with pytest.raises(LostRankError, match=r"do not agree on bucket_mb, compress and deterministic: rank 2 has \[2, None, False\]"):
+            DistributedDataParallel(Detour(), world, bucket_mb=2 if world.rank == 2 else 4)
+
+    everywhere(3, differ)
+
+
 def test_a_rank_that_froze_something_is_named():
     def frozen_on_the_second(world):
         model = Detour()

@@ -46,6 +46,12 @@ def test_ranks_train_as_one(tmp_path, ranks, kind, options):
     assert_same(saved(out), single(kind, 4 if kind == "resnet" else 20))
 
 
+def test_collectives_of_eight_ranks_agree_with_numpy():
+    command = [mpiexec(), "-n", "8", sys.executable, str(JOB.with_name("collective_ranks.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=200, check=False)
+    assert done.returncode == 0 and "8 ranks agree with NumPy" in done.stdout, done.stderr
+
+
 def test_clipping_sees_all_gradients(tmp_path):
     for ranks, name, options in ((1, "one.npz", []), (2, "two.npz", ["--zero"])):
         done = run(ranks, "mlp", str(tmp_path / name), "--max-norm", "0.1", *options)
@@ -61,7 +67,7 @@ def test_bytes_on_the_wire(tmp_path):
         sent.append(int(re.search(r"bytes (\d+)", done.stdout)[1]))
     gradients = 6 * 16 + 16 + 16 * 4 + 4
     per_step = (sent[1] - sent[0]) / 10
-    told = 2 * len('["mean", [], "float64", null]')  # the comparison before the all-reduce of the loss, at its longest
+    told = 2 * len('["mean", [], "float64", null, false]')  # the comparison before the all-reduce of the loss, at its longest
     assert 4 * (gradients + 4) <= per_step <= 4 * (gradients + 4) + 2 * 8 + told
 
 

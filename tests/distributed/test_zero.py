@@ -10,7 +10,7 @@ import pytest
 from netcl import amp, optim
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
-from netcl.distributed import ShardedOptimizer, thread_worlds
+from netcl.distributed import ShardedOptimizer, load_checkpoint, save_checkpoint, thread_worlds
 
 GRADIENTS = ([3.0, 4.0], [np.inf, 1.0], [1.0, 2.0])  # of the first parameter; the second always has ones
 
@@ -45,3 +45,46 @@ def test_an_overflow_in_one_share_skips_the_step_on_all_ranks(make):
     for found in ranks:
         for ours, theirs in zip(found, alone, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def _listed(state):
+    """A state dict with lists in place of tensors, which later steps change."""
+    values = {}
+    for number, own in state["state"].items():
+        values[number] = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in own.items()}
+    return {"state": values, "param_groups": state["param_groups"]}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_state_dict_is_that_of_one_optimizer_and_resumes_through_a_checkpoint(ranks, tmp_path):
+    """Three ranks for two parameters: one has nothing to update."""
+
+    def stepped(optimizer, params, steps):
+        for _ in range(steps):
+            for i, p in enumerate(params):
+                p.grad = Tensor.from_host(p.queue, np.full(p.shape, i + 1.0, np.float32))
+            optimizer.step()
+        return optimizer
+
+    def made():
+        return [Tensor.from_host(manager.default("cpu").queue, np.ones(size, np.float32), requires_grad=True) for size in (3, 2)]
+
+    def run(world):
+        params = made()
+        optimizer = stepped(ShardedOptimizer(params, _adam, world), params, 2)
+        listed = _listed(optimizer.state_dict())
+        save_checkpoint(tmp_path / "step.netcl", world=world, optimizer=optimizer, step=2)
+        later = ShardedOptimizer(params, _adam, world)
+        load_checkpoint(tmp_path / "step.netcl", world=world, optimizer=later)
+        stepped(later, params, 1)
+        return listed, params
+
+    params = made()
+    whole = stepped(_adam(params), params, 2)
+    expected = _listed(whole.state_dict())
+    stepped(whole, params, 1)
+    with ThreadPoolExecutor(ranks) as pool:
+        for state, found in pool.map(run, thread_worlds(ranks, timeout=100)):
+            assert state == expected
+            for ours, theirs in zip(found, params, strict=True):
+                np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
