@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import active, autocast, cast_arguments
 from netcl.autograd.tape import Node, intact, like, modes, recording
-from netcl.core import dispatch
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -355,20 +354,12 @@ def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def fill_slots() -> None:
-    """Give Tensor its operators and methods."""
-    for name in ops.names():
-        dispatch.fill(name, partial(_fill_slot, name))
-
-
-def _fill_slot(name: str, *args: Any, **kwargs: Any) -> Any:
-    """The first call of an op by a tensor: from then on its slot holds the op itself."""
-    made = twin(name)
-    dispatch.fill(name, made)
-    return made(*args, **kwargs)
+def find(name: str) -> Callable[..., Any] | None:
+    """The differentiable function of an op, or ``None`` if no op has this name."""
+    return twin(name) if name in registry.REGISTRY or name in registry.ALIASES else None
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("_") or (name not in registry.REGISTRY and name not in registry.ALIASES):
+    if name.startswith("_") or (found := find(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return twin(name)
+    return found
