@@ -102,7 +102,6 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
     return _twins.twin(primitive.name)
 
 
-dispatch.fill_with(_twins.find)  # operators and methods of Tensor, at their first call
 _twins.put("setitem", _in_place.setitem)
 dispatch.fill("backward", backward)
 dispatch.fill("retain_grad", retain_grad)

@@ -11,7 +11,6 @@ from typing import Any
 
 slots: dict[str, Callable[..., Any]] = {}  # by name; who calls often looks here first
 _loaders: list[Callable[[], Any]] = []
-_makers: list[Callable[[str], Callable[..., Any] | None]] = []
 
 
 def fill(name: str, function: Callable[..., Any]) -> None:
@@ -19,26 +18,22 @@ def fill(name: str, function: Callable[..., Any]) -> None:
     slots[name] = function
 
 
-def fill_with(maker: Callable[[str], Callable[..., Any] | None]) -> None:
-    """Name the function that makes what belongs into an empty slot, or returns ``None``; it runs at the first call of the slot."""
-    _makers.append(maker)
-
-
 def load_with(loader: Callable[[], Any]) -> None:
-    """Name the import that fills the slots; it runs at the first call of an empty slot."""
+    """Name the import that fills the slots; it runs at the first call of an empty slot.
+
+    It may return a function that makes what belongs into a slot, or returns ``None`` for names it does not know.
+    """
     _loaders.append(loader)
 
 
 def find(name: str) -> Callable[..., Any]:
     """The function in the slot ``name``."""
+    for loader in _loaders:  # every time: who comes while another thread imports waits for that
+        make = loader()
+        if name not in slots and make is not None and (made := make(name)) is not None:
+            slots[name] = made
     if name not in slots:
-        for loader in _loaders:  # every time: who comes while another thread imports waits for that
-            loader()
-    if name not in slots:
-        made = next((made for maker in _makers if (made := maker(name)) is not None), None)
-        if made is None:
-            raise NotImplementedError(f"[{name}] no layer of netcl has filled this slot")
-        slots[name] = made
+        raise NotImplementedError(f"[{name}] no layer of netcl has filled this slot")
     return slots[name]
 
 

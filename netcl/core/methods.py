@@ -225,13 +225,15 @@ _added: set[str] = set()
 
 
 def add(op: str) -> None:
-    """Make an op whose row is registered by a program a method of tensors, and one that writes in place."""
-    for name, method in ((op, _method(op)), (f"{op}_", in_place_method(op))):
-        if op not in METHODS:
-            if hasattr(_tensor[0], name):
-                raise ValueError(message(op, f"tensors already have an attribute {name!r}", "choose another name, or method=False"))
-            setattr(_tensor[0], name, method)
-            _added.add(name)
+    """Make an op a method of tensors, and one that writes in place; ops in :data:`METHODS` already are."""
+    if op in METHODS:
+        return
+    made = {op: _method(op), f"{op}_": in_place_method(op)}
+    if taken := [name for name in made if hasattr(_tensor[0], name)]:
+        raise ValueError(message(op, f"Tensor already has an attribute {taken[0]!r}", "choose another name, or method=False"))
+    for name, method in made.items():
+        setattr(_tensor[0], name, method)
+    _added.update(made)
 
 
 def remove(op: str) -> None:

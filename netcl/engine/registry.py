@@ -481,9 +481,9 @@ def register(row: Row) -> Row:
     """
     if row.name in REGISTRY or row.name in ALIASES:
         raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
-    REGISTRY[row.name] = row
     if isinstance(row, Pointwise) and row.method:
         methods.add(row.name)
+    REGISTRY[row.name] = row
     return row
 
 
