@@ -335,13 +335,9 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
-    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, _vjp_keywords(row, node, inputs, keywords))
+    keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip gradients that are not wanted
+    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
     return _flat_gradients(inputs, back)
-
-
-def _vjp_keywords(row: Any, node: Node, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of the call; a vjp that asks for ``needs`` is told which inputs want a gradient and may skip the others."""
-    return {**keywords, "needs": tuple(edge is not None for edge in node.edges)}
 
 
 def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:

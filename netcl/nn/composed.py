@@ -56,11 +56,6 @@ def softmin(input: Tensor, dim: int = -1) -> Tensor:
     return ag.softmax(ag.neg(input), axis=dim)
 
 
-def _softmax2d(input: Tensor) -> Tensor:
-    """The softmax over the channels of images ``(N, C, H, W)`` or ``(C, H, W)``."""
-    return ag.softmax(input, axis=-3)
-
-
 def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
     """``x`` where positive, else ``a * x``: ``a`` is drawn from ``lower .. upper`` while training, and their mean otherwise."""
     if not training:
@@ -74,7 +69,10 @@ Hardshrink = _layer("Hardshrink", hardshrink, 1, "nn.Hardshrink()([-1.0, 0.25]).
 Softshrink = _layer("Softshrink", softshrink, 1, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]")
 Tanhshrink = _layer("Tanhshrink", tanhshrink, 1, "nn.Tanhshrink()([0.0]).tolist()", "[0.0]")
 Softmin = _layer("Softmin", softmin, 1, "nn.Softmin()([[1.0, 1.0]]).tolist()", "[[0.5, 0.5]]")
-Softmax2d = _layer("Softmax2d", _softmax2d, 1, "nn.Softmax2d()([[[0.0]], [[0.0]]]).tolist()", "[[[0.5]], [[0.5]]]")
+Softmax2d = layer_class(
+    globals(), "Softmax2d()", "ag.softmax(input, axis=-3)", "The softmax over the channels of images ``(N, C, H, W)`` or ``(C, H, W)``.",
+    "nn.Softmax2d()([[[0.0]], [[0.0]]]).tolist()", "[[[0.5]], [[0.5]]]",
+)  # fmt: skip
 RReLU = _layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).tolist()", "[-0.5, 2.0]")
 
 
