@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import netcl.autograd as ag
+import netcl.autograd as ag  # noqa: F401, the expressions below are in it
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import export_layers, layer_class
@@ -36,54 +36,25 @@ class Loss(Module):
         self.register_buffer(name, weight, persistent=False)
 
 
-class CrossEntropyLoss(Loss):
-    """Softmax and negative log-likelihood in one: ``-log(exp(x[y]) / sum over c of exp(x[c]))``.
-
-    - **weight**: one factor per class.
-    - **ignore_index**: targets of this class count nothing.
-    - **reduction**: ``mean`` divides by the weight of the targets.
-    - **label_smoothing**: how much of the target is spread over all classes.
-
-    Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits'
-    shape are probabilities.
-
-    >>> from netcl import nn
-    >>> round(nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item(), 4)
-    0.6931
-    """
-
-    def __init__(self, weight: Any = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0):
-        super().__init__(reduction)
-        self.keep_weight("weight", weight)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        return ag.cross_entropy(logits, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
-                                label_smoothing=self.label_smoothing)  # fmt: skip
-
-
-class NLLLoss(Loss):
-    """Negative log-likelihood of log-probabilities: ``-x[y]``.
-
-    - **weight**, **ignore_index**, **reduction**: as in :class:`CrossEntropyLoss`.
-
-    Shapes: log-probabilities ``(N, C)`` or ``(N, C, ...)``, targets ``(N,)`` or ``(N, ...)``.
-
-    >>> from netcl import nn
-    >>> nn.NLLLoss()([[-1.0, -2.0]], [1]).item()
-    2.0
-    """
-
-    def __init__(self, weight: Any = None, ignore_index: int = -100, reduction: str = "mean"):
-        super().__init__(reduction)
-        self.keep_weight("weight", weight)
-        self.ignore_index = ignore_index
-
-    def forward(self, log_probabilities: Tensor, target: Tensor) -> Tensor:
-        return ag.nll(log_probabilities, target, weight=self.weight, ignore_index=self.ignore_index, reduction=self.reduction)
-
-
 _layer = partial(layer_class, globals(), base=Loss)
+CrossEntropyLoss = _layer(
+    "CrossEntropyLoss(weight: Any = None, ignore_index: int = -100, reduction: str = 'mean', label_smoothing: float = 0.0)",
+    "ag.cross_entropy(logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)",
+    "Softmax and negative log-likelihood in one: ``-log(exp(x[y]) / sum over c of exp(x[c]))``.\n\n"
+    "- **weight**: one factor per class.\n- **ignore_index**: targets of this class count nothing.\n"
+    "- **reduction**: ``mean`` divides by the weight of the targets.\n"
+    "- **label_smoothing**: how much of the target is spread over all classes.\n\n"
+    "Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the\n"
+    "logits' shape are probabilities.", "round(nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item(), 4)", "0.6931",
+)  # fmt: skip
+NLLLoss = _layer(
+    "NLLLoss(weight: Any = None, ignore_index: int = -100, reduction: str = 'mean')",
+    "ag.nll(log_probabilities, target, weight=weight, ignore_index=ignore_index, reduction=reduction)",
+    "Negative log-likelihood of log-probabilities: ``-x[y]``.\n\n"
+    "- **weight**, **ignore_index**, **reduction**: as in :class:`CrossEntropyLoss`.\n\n"
+    "Shapes: log-probabilities ``(N, C)`` or ``(N, C, ...)``, targets ``(N,)`` or ``(N, ...)``.",
+    "nn.NLLLoss()([[-1.0, -2.0]], [1]).item()", "2.0",
+)  # fmt: skip
 MSELoss = _layer(
     "MSELoss", "ag.mse(x, target, reduction=reduction)", "The squared difference: ``(x - y)^2``.",
     "nn.MSELoss()([1.0, 2.0], [1.0, 4.0]).item()", "2.0",
