@@ -498,7 +498,7 @@ def ge(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a >= b."""
 
 def gelu(x: Operand, approximate: str = 'none', *, out: Tensor | None = None) -> Tensor:
-    """x * P(X <= x) of a standard normal X; approximate="tanh" is the faster form."""
+    """x * P(N(0, 1) <= x); approximate="tanh" is faster."""
 
 def gelu_erf(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU by the error function."""

@@ -234,8 +234,7 @@ def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
     return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
 
 
-register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form,
-                'x * P(X <= x) of a standard normal X; approximate="tanh" is the faster form.'))  # fmt: skip
+register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'x * P(N(0, 1) <= x); approximate="tanh" is faster.'))
 register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
                 "x held between min and max: numbers, tensors or None."))  # fmt: skip
 alias("swish", "silu")
