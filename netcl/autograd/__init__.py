@@ -102,7 +102,6 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
     return _twins.twin(primitive.name)
 
 
-_twins.fill_slots()
 _twins.put("setitem", _in_place.setitem)
 dispatch.fill("backward", backward)
 dispatch.fill("retain_grad", retain_grad)

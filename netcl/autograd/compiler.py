@@ -72,19 +72,12 @@ class CompiledGraph:
         return len(self.forward) + len(self.backward)
 
     def __str__(self) -> str:
-        parts = [
-            f"// {name} {i + 1} of {len(texts)}\n{_kernel_text(text)}" for name, texts in self._sides() for i, text in enumerate(texts)
-        ]
+        parts = []
+        for name, texts in (("forward", self.forward), ("backward", self.backward)):
+            for i, text in enumerate(texts):
+                kernel = text[max(text.find("__kernel"), 0) :]  # without the functions that load and store
+                parts.append(f"// {name} {i + 1} of {len(texts)}\n{kernel}")
         return "\n".join(parts)
-
-    def _sides(self) -> list[tuple[str, list[str]]]:
-        return [("forward", self.forward), ("backward", self.backward)]
-
-
-def _kernel_text(program: str) -> str:
-    """The kernel of a program, without the functions that load and store."""
-    at = program.find("__kernel")
-    return program[max(at, 0) :]
 
 
 @contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import active, autocast, cast_arguments
 from netcl.autograd.tape import Node, intact, like, modes, recording
-from netcl.core import dispatch
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -336,13 +335,9 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
-    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, _vjp_keywords(row, node, inputs, keywords))
+    keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip gradients that are not wanted
+    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
     return _flat_gradients(inputs, back)
-
-
-def _vjp_keywords(row: Any, node: Node, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of the call; a vjp that asks for ``needs`` is told which inputs want a gradient and may skip the others."""
-    return {**keywords, "needs": tuple(edge is not None for edge in node.edges)}
 
 
 def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
@@ -355,20 +350,12 @@ def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def fill_slots() -> None:
-    """Give Tensor its operators and methods."""
-    for name in ops.names():
-        dispatch.fill(name, partial(_fill_slot, name))
-
-
-def _fill_slot(name: str, *args: Any, **kwargs: Any) -> Any:
-    """The first call of an op by a tensor: from then on its slot holds the op itself."""
-    made = twin(name)
-    dispatch.fill(name, made)
-    return made(*args, **kwargs)
+def find(name: str) -> Callable[..., Any] | None:
+    """The differentiable function of an op, or ``None`` if no op has this name."""
+    return twin(name) if name in registry.REGISTRY or name in registry.ALIASES else None
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("_") or (name not in registry.REGISTRY and name not in registry.ALIASES):
+    if name.startswith("_") or (found := find(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return twin(name)
+    return found

@@ -11,7 +11,7 @@ Operand = Tensor | np.ndarray | float
 
 def twin(name: str) -> Callable[..., Any]: ...
 def apply_op(name: str, *args: Any, **kwargs: Any) -> Any: ...
-def fill_slots() -> None: ...
+def find(name: str) -> Callable[..., Any] | None: ...
 def put(name: str, function: Callable[..., Any]) -> None: ...
 def record(name: str, out: Tensor, *args: Any) -> None: ...
 def keeps_first(name: str) -> bool: ...
@@ -429,7 +429,7 @@ def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Ten
     """An expression of your own over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
 
 def elu(x: Operand, alpha: float = 1.0, *, out: Tensor | None = None) -> Tensor:
-    """x where positive, else alpha * (exp(x) - 1)."""
+    """Exponential below zero: x where positive, else alpha * (exp(x) - 1)."""
 
 def embedding(index: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """The rows of ``weight`` that ``index`` names. The row ``padding_idx`` gets no gradient."""
@@ -498,7 +498,7 @@ def ge(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a >= b."""
 
 def gelu(x: Operand, approximate: str = 'none', *, out: Tensor | None = None) -> Tensor:
-    """GELU; approximate="tanh" is the faster form."""
+    """x * P(N(0, 1) <= x); approximate="tanh" is faster."""
 
 def gelu_erf(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU by the error function."""
@@ -552,7 +552,7 @@ def gt(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a > b."""
 
 def hard_sigmoid(x: Operand, *, out: Tensor | None = None) -> Tensor:
-    """A sigmoid of three straight pieces."""
+    """A sigmoid of three straight pieces: relu6(x + 3) / 6."""
 
 def hard_swish(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * hard_sigmoid(x)."""
@@ -677,7 +677,7 @@ def le(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a <= b."""
 
 def leaky_relu(x: Operand, negative_slope: float = 0.01, *, out: Tensor | None = None) -> Tensor:
-    """x where positive, else negative_slope * x."""
+    """A slope for each sign: x where positive, else negative_slope * x."""
 
 def lerp(a: Operand, b: Operand, weight: Operand, *, out: Tensor | None = None) -> Tensor:
     """a + weight * (b - a), exact at both ends."""
@@ -966,10 +966,10 @@ def reduce_sum(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Ten
     """Sum over axes; integers and bool give int64."""
 
 def relu(x: Operand, *, out: Tensor | None = None) -> Tensor:
-    """max(x, 0)."""
+    """The positive part: max(x, 0)."""
 
 def relu6(x: Operand, *, out: Tensor | None = None) -> Tensor:
-    """min(max(x, 0), 6)."""
+    """The positive part, cut at 6: min(max(x, 0), 6)."""
 
 def remainder(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Remainder with the sign of the divisor, as in Python."""
@@ -1071,7 +1071,7 @@ def select(x: Operand, axis: Any, index: Any) -> Any:
     """One slice along an axis; a view."""
 
 def selu(x: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Self-normalising ELU."""
+    """ELU scaled so that activations keep mean 0 and variance 1 from layer to layer."""
 
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     """``x[index] = value``, in place. Where an index names a place twice, the last value stays.
@@ -1092,7 +1092,7 @@ def signbit(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is negative; so is -0.0."""
 
 def silu(x: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x * sigmoid(x)."""
+    """x * sigmoid(x), or swish."""
 
 def sin(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Sine."""
@@ -1124,7 +1124,7 @@ def softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
 
 def softplus(x: Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
-    """log(1 + exp(beta x)) / beta; linear above the threshold."""
+    """A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold."""
 
 def softsign(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x / (1 + |x|)."""
@@ -1184,7 +1184,7 @@ def swapdims(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
     """Two axes exchanged, by default the last two."""
 
 def swish(x: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x * sigmoid(x)."""
+    """x * sigmoid(x), or swish."""
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""

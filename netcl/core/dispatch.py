@@ -19,20 +19,22 @@ def fill(name: str, function: Callable[..., Any]) -> None:
 
 
 def load_with(loader: Callable[[], Any]) -> None:
-    """Name the import that fills the slots; it runs at the first call of an empty slot."""
+    """Name the import that fills the slots; it runs at the first call of an empty slot.
+
+    It may return a function that makes what belongs into a slot, or returns ``None`` for names it does not know.
+    """
     _loaders.append(loader)
 
 
 def find(name: str) -> Callable[..., Any]:
     """The function in the slot ``name``."""
-    try:
-        return slots[name]
-    except KeyError:
-        for loader in _loaders:  # every time: who comes while another thread imports waits for that
-            loader()
-        if name not in slots:
-            raise NotImplementedError(f"[{name}] no layer of netcl has filled this slot") from None
-        return slots[name]
+    for loader in _loaders:  # every time: who comes while another thread imports waits for that
+        make = loader()
+        if name not in slots and make is not None and (made := make(name)) is not None:
+            slots[name] = made
+    if name not in slots:
+        raise NotImplementedError(f"[{name}] no layer of netcl has filled this slot")
+    return slots[name]
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Any:

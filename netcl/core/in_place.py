@@ -7,21 +7,17 @@ from typing import Any
 
 from netcl.core import dispatch
 from netcl.core.errors import message
+from netcl.core.method_names import IN_PLACE
 from netcl.core.writes import wrote
 
-# x.abs_() writes what abs(x) returns into x.
-METHODS = """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr arccos arccosh arcsin arcsinh arctan arctan2 arctanh
-    asin asinh atan atan2 atanh baddbmm ceil clamp clamp_max clamp_min clip copysign cos cosh cumprod cumsum deg2rad div
-    divide eq erf erfc exp exp2 expm1 fix floor floor_divide fmod frac ge greater greater_equal gt heaviside hypot index_add
-    index_copy index_fill index_put ldexp le lerp less less_equal log log10 log1p log2 logical_and logical_not logical_or
-    logical_xor logit lt masked_fill mul multiply nan_to_num ne neg negative not_equal pow rad2deg reciprocal relu remainder
-    round rsqrt scatter scatter_add sgn sigmoid sign sin sinc sinh sqrt square sub subtract tan tanh tril triu true_divide
-    trunc xlogy uniform normal copy bernoulli random exponential log_normal""".split()
+FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are no ops
 OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
 LOGICAL = ("and", "or", "xor")
 
 
-def _in_place_method(op: str) -> Callable[..., Any]:
+def in_place_method(op: str) -> Callable[..., Any]:
+    """The method that writes what an op returns for a tensor into the tensor: ``x.abs_()``."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return dispatch.call("in_place", op, self, *args, **kwargs)
 
@@ -58,9 +54,9 @@ def _set_data(self: Any, other: Any) -> None:
 def install(tensor: Any) -> None:
     """Give the class of tensors its in-place methods and operators, and ``data``."""
     tensor.data = property(tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")
-    for name in METHODS:
-        setattr(tensor, f"{name}_", _in_place_method(name))
+    for name in (*IN_PLACE, *FILLS):
+        setattr(tensor, f"{name}_", in_place_method(name))
     for name, op in OPERATORS.items():
-        setattr(tensor, f"__i{name}__", _in_place_method(op))
+        setattr(tensor, f"__i{name}__", in_place_method(op))
     for name in LOGICAL:
         setattr(tensor, f"__i{name}__", _in_place_logical(f"__{name}__"))

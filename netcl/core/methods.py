@@ -1,7 +1,6 @@
 """What ``Tensor`` is given beside its own code: methods and operators that call ops, and the small methods of torch's tensors.
 
-The ops are called through :mod:`netcl.core.dispatch`. :data:`METHODS` names every op that torch has as a method; a test compares the
-list with the rows of the op table.
+The ops are called through :mod:`netcl.core.dispatch`. Which ops are methods is in :mod:`netcl.core.method_names`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from typing import Any
 from netcl.core import dispatch
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.in_place import in_place_method
+from netcl.core.method_names import METHODS
 
 
 class Size(int):
@@ -48,20 +49,6 @@ def size_of(shape: tuple[int, ...]) -> Size:
     return size
 
 
-# Named like the ops they call: t.relu() is relu(t).
-METHODS = """abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr all amax amin aminmax any arccos arccosh arcsin
-    arcsinh arctan arctan2 arctanh argmax argmin argsort argwhere as_strided as_strided_scatter asin asinh atan atan2 atanh
-    baddbmm bernoulli bincount bmm broadcast_to ceil chunk clamp clamp_max clamp_min clip copysign cos cosh count_nonzero
-    cumprod cumsum deg2rad diag diag_embed diagonal diff div divide dot eq erf erfc exp exp2 expand expm1 fix flatten flip
-    fliplr flipud floor floor_divide fmax fmin fmod frac gather ge ger greater greater_equal gt heaviside hypot index_add
-    index_copy index_fill index_put index_select inner isclose isfinite isinf isnan isneginf isposinf kron kthvalue ldexp le
-    lerp less less_equal log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
-    logical_xor logit logsumexp lt masked_fill masked_select matmul max maximum mean median min minimum mm moveaxis movedim
-    msort mul multiply mv nan_to_num nanmean nansum narrow ne neg negative nonzero norm not_equal outer permute pow prelu prod
-    quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape roll rot90 round rsqrt scatter
-    scatter_add select sgn sigmoid sign signbit sin sinc sinh softmax sort split split_with_sizes sqrt square squeeze std sub
-    subtract sum swapaxes swapdims take take_along_dim tan tanh tile topk trace transpose tril triu true_divide trunc unbind
-    unflatten unique unsqueeze var vdot xlogy""".split()
 OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "pow": "pow", "mod": "remainder",
     "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
@@ -233,8 +220,33 @@ _PROPERTIES: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+_tensor: list[Any] = []  # the class of tensors
+_added: set[str] = set()
+
+
+def add(op: str) -> None:
+    """Make an op a method of tensors, and one that writes in place; ops in :data:`METHODS` already are."""
+    if op in METHODS:
+        return
+    made = {op: _method(op), f"{op}_": in_place_method(op)}
+    if taken := [name for name in made if hasattr(_tensor[0], name)]:
+        raise ValueError(message(op, f"Tensor already has an attribute {taken[0]!r}", "choose another name, or method=False"))
+    for name, method in made.items():
+        setattr(_tensor[0], name, method)
+    _added.update(made)
+
+
+def remove(op: str) -> None:
+    """Take the methods of an op away that :func:`add` gave."""
+    dispatch.slots.pop(op, None)
+    for name in _added & {op, f"{op}_"}:
+        _added.remove(name)
+        delattr(_tensor[0], name)
+
+
 def install(tensor: Any) -> None:
     """Give the class of tensors its methods and operators."""
+    _tensor.append(tensor)
     for name in METHODS:
         if name not in tensor.__dict__:
             setattr(tensor, name, _method(name))

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from netcl.core import methods
 from netcl.core.errors import message
 from netcl.engine.functions import FUNCTIONS, FormulaFunction
 
@@ -126,7 +127,8 @@ class Pointwise:
 
     ``fwd`` is in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` is in those and ``g`` and
     ``out``; ``None`` says that an input has no gradient. ``result``: dtype of the result for integer inputs, read off
-    the formula when empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``.
+    the formula when empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``. ``method``: the op is also a method of
+    ``Tensor``, and one that writes in place; ops that torch has as methods are methods without it.
     """
 
     name: str
@@ -144,6 +146,7 @@ class Pointwise:
     accepts: Literal["any", "number", "float"] = "any"
     inputs: tuple[str, ...] = ()
     doc: str = ""
+    method: bool = False
 
     def __post_init__(self) -> None:
         inputs = self.inputs or (("x",) if len(self.vjp) == 1 else tuple("abcdef"[: len(self.vjp)]))
@@ -484,6 +487,8 @@ def register(row: Row) -> Row:
     """
     if row.name in REGISTRY or row.name in ALIASES:
         raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
+    if isinstance(row, Pointwise) and row.method:
+        methods.add(row.name)
     REGISTRY[row.name] = row
     return row
 
@@ -491,6 +496,7 @@ def register(row: Row) -> Row:
 def unregister(name: str) -> None:
     """Take a row out of the table again."""
     del REGISTRY[name]
+    methods.remove(name)
 
 
 def alias(name: str, of: str) -> None:

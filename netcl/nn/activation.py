@@ -1,17 +1,25 @@
-"""Activations: functions of one element (and softmax, of a row) as modules. Shapes: the output has the input's, unless said otherwise.
+"""Activations: functions of one element (and softmax, of a row) as modules. Most are one line of a table and take the settings of their op.
 
-``inplace`` is taken as torch takes it and changes nothing: results always have memory of their own.
+``inplace`` is accepted as in torch and changes nothing: results always have memory of their own.
 """
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.nn.layer_class import export_layers, layer_class
 from netcl.nn.module import Module
 from netcl.nn.parameter import full
+
+#: What ``activation=`` of models and layers may name.
+ACTIVATIONS: dict[str, type[Module]] = {}
+#: Ops whose layers and functions accept ``inplace``.
+IN_PLACE: set[str] = set()
 
 
 class Activation(Module):
@@ -20,63 +28,40 @@ class Activation(Module):
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         return output.size
 
-
-class _Plain(Activation):
-    """Activations without settings."""
-
-    def __init__(self, inplace: bool = False):
-        super().__init__()
-
-
-class _AlongAxis(Activation):
-    """Activations of the values along an axis."""
-
-    def __init__(self, dim: int = -1):
-        super().__init__()
-        self.dim = dim
-
-
-class ReLU(_Plain):
-    """The positive part: ``max(x, 0)``.
-
-    >>> from netcl import nn
-    >>> nn.ReLU()([-1.0, 2.0]).tolist()
-    [0.0, 2.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.relu(x)
-
     def extra_repr(self) -> str:
-        return ""
+        return ", ".join(part for part in super().extra_repr().split(", ") if not part.startswith("inplace="))
 
 
-class ReLU6(_Plain):
-    """The positive part, cut at 6: ``min(max(x, 0), 6)``.
+def activation_class(name: str, op: str, example: str, gives: str, inplace: bool = False) -> Any:
+    """The layer of a pointwise op with one input, under a name; ``inplace`` says that torch's takes this parameter."""
+    function = getattr(ag, op)
+    settings = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "out"]
+    parameters = [f"{p.name}: {type(p.default).__name__} = {p.default!r}" for p in settings] + ["inplace: bool = False"] * inplace
+    head, call = f"{name}({', '.join(parameters)})", f"ag.{op}({', '.join(['x', *(f'{p.name}={p.name}' for p in settings)])})"
+    doc = f"{function.__doc__}\n\nShapes: the output has the input's."
+    IN_PLACE.update([op] * inplace)
+    ACTIVATIONS[op] = made = layer_class(globals(), head, call, doc, example, gives, Activation)
+    return made
 
-    >>> from netcl import nn
-    >>> nn.ReLU6()([-1.0, 8.0]).tolist()
-    [0.0, 6.0]
-    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.relu6(x)
-
-
-class LeakyReLU(Activation):
-    """A slope for each sign: ``x`` where positive, else ``negative_slope * x``.
-
-    >>> from netcl import nn
-    >>> nn.LeakyReLU(0.5)([-1.0, 2.0]).tolist()
-    [-0.5, 2.0]
-    """
-
-    def __init__(self, negative_slope: float = 0.01, inplace: bool = False):
-        super().__init__()
-        self.negative_slope = negative_slope
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.leaky_relu(x, negative_slope=self.negative_slope)
+ReLU = activation_class("ReLU", "relu", "nn.ReLU()([-1.0, 2.0]).tolist()", "[0.0, 2.0]", inplace=True)
+ReLU6 = activation_class("ReLU6", "relu6", "nn.ReLU6()([-1.0, 8.0]).tolist()", "[0.0, 6.0]", inplace=True)
+LeakyReLU = activation_class("LeakyReLU", "leaky_relu", "nn.LeakyReLU(0.5)([-1.0, 2.0]).tolist()", "[-0.5, 2.0]", inplace=True)
+ELU = activation_class("ELU", "elu", "nn.ELU()([-100.0, 2.0]).tolist()", "[-1.0, 2.0]", inplace=True)
+SELU = activation_class("SELU", "selu", "nn.SELU()([0.0]).tolist()", "[0.0]", inplace=True)
+GELU = activation_class("GELU", "gelu", 'nn.GELU()([0.0]).tolist(), nn.GELU(approximate="tanh")([0.0]).tolist()', "([0.0], [0.0])")
+SiLU = activation_class("SiLU", "silu", "nn.SiLU()([0.0]).tolist()", "[0.0]", inplace=True)
+Mish = activation_class("Mish", "mish", "nn.Mish()([0.0]).tolist()", "[0.0]", inplace=True)
+Sigmoid = activation_class("Sigmoid", "sigmoid", "nn.Sigmoid()([0.0]).tolist()", "[0.5]")
+LogSigmoid = activation_class("LogSigmoid", "log_sigmoid", "nn.LogSigmoid()([-100.0]).tolist()", "[-100.0]")
+Tanh = activation_class("Tanh", "tanh", "nn.Tanh()([0.0]).tolist()", "[0.0]")
+Softplus = activation_class("Softplus", "softplus", "nn.Softplus()([50.0]).tolist()", "[50.0]")
+Softsign = activation_class("Softsign", "softsign", "nn.Softsign()([1.0]).tolist()", "[0.5]")
+Hardsigmoid = activation_class(
+    "Hardsigmoid", "hard_sigmoid", "nn.Hardsigmoid()([-4.0, 0.0, 4.0]).tolist()", "[0.0, 0.5, 1.0]", inplace=True
+)
+Hardswish = activation_class("Hardswish", "hard_swish", "nn.Hardswish()([0.0, 4.0]).tolist()", "[0.0, 4.0]", inplace=True)
+Hardtanh = activation_class("Hardtanh", "hard_tanh", "nn.Hardtanh()([-4.0, 0.5]).tolist()", "[-1.0, 0.5]", inplace=True)
 
 
 class PReLU(Activation):
@@ -98,242 +83,40 @@ class PReLU(Activation):
         return ag.prelu(x, self.weight)
 
 
-class ELU(Activation):
-    """Exponential below zero: ``x`` where positive, else ``alpha * (exp(x) - 1)``.
-
-    >>> from netcl import nn
-    >>> nn.ELU()([-100.0, 2.0]).tolist()
-    [-1.0, 2.0]
-    """
-
-    def __init__(self, alpha: float = 1.0, inplace: bool = False):
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.elu(x, alpha=self.alpha)
-
-
-class CELU(Activation):
-    """ELU whose slope is continuous for every ``alpha``: ``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``.
-
-    >>> from netcl import nn
-    >>> nn.CELU(2.0)([-100.0, 2.0]).tolist()
-    [-2.0, 2.0]
-    """
-
-    def __init__(self, alpha: float = 1.0, inplace: bool = False):
-        super().__init__()
-        self.alpha = alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.mul(ag.elu(ag.div(x, self.alpha)), self.alpha)
-
-
-class SELU(_Plain):
-    """ELU scaled so that activations keep mean 0 and variance 1 from layer to layer.
-
-    >>> from netcl import nn
-    >>> nn.SELU()([0.0]).tolist()
-    [0.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.selu(x)
-
-
-class GELU(Activation):
-    """``x * P(X <= x)`` of a standard normal ``X``; ``approximate="tanh"`` is the faster form.
-
-    >>> from netcl import nn
-    >>> nn.GELU()([0.0]).tolist(), nn.GELU(approximate="tanh")([0.0]).tolist()
-    ([0.0], [0.0])
-    """
-
-    def __init__(self, approximate: str = "none"):
-        super().__init__()
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.gelu(x, approximate=self.approximate)
-
-
-class SiLU(_Plain):
-    """``x * sigmoid(x)``, also called swish.
-
-    >>> from netcl import nn
-    >>> nn.SiLU()([0.0]).tolist()
-    [0.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.silu(x)
-
-
-class Mish(_Plain):
-    """``x * tanh(softplus(x))``.
-
-    >>> from netcl import nn
-    >>> nn.Mish()([0.0]).tolist()
-    [0.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.mish(x)
-
-
-class Sigmoid(Activation):
-    """``1 / (1 + exp(-x))``.
-
-    >>> from netcl import nn
-    >>> nn.Sigmoid()([0.0]).tolist()
-    [0.5]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.sigmoid(x)
-
-
-class LogSigmoid(Activation):
-    """``log(sigmoid(x))`` without overflow.
-
-    >>> from netcl import nn
-    >>> nn.LogSigmoid()([-100.0]).tolist()
-    [-100.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.log_sigmoid(x)
-
-
-class Tanh(Activation):
-    """The hyperbolic tangent.
-
-    >>> from netcl import nn
-    >>> nn.Tanh()([0.0]).tolist()
-    [0.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.tanh(x)
-
-
-class Softplus(Activation):
-    """A smooth ReLU: ``log(1 + exp(beta * x)) / beta``; linear where ``beta * x`` is above ``threshold``.
-
-    >>> from netcl import nn
-    >>> nn.Softplus()([50.0]).tolist()
-    [50.0]
-    """
-
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0):
-        super().__init__()
-        self.beta, self.threshold = beta, threshold
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.softplus(x, beta=self.beta, threshold=self.threshold)
-
-
-class Softsign(Activation):
-    """``x / (1 + |x|)``.
-
-    >>> from netcl import nn
-    >>> nn.Softsign()([1.0]).tolist()
-    [0.5]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.softsign(x)
-
-
-class Hardsigmoid(_Plain):
-    """A sigmoid of three straight pieces: ``relu6(x + 3) / 6``.
-
-    >>> from netcl import nn
-    >>> nn.Hardsigmoid()([-4.0, 0.0, 4.0]).tolist()
-    [0.0, 0.5, 1.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.hard_sigmoid(x)
-
-
-class Hardswish(_Plain):
-    """``x * hardsigmoid(x)``.
-
-    >>> from netcl import nn
-    >>> nn.Hardswish()([0.0, 4.0]).tolist()
-    [0.0, 4.0]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.hard_swish(x)
-
-
-class Hardtanh(Activation):
-    """``x`` held between ``min_val`` and ``max_val``.
-
-    >>> from netcl import nn
-    >>> nn.Hardtanh()([-4.0, 0.5]).tolist()
-    [-1.0, 0.5]
-    """
-
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False):
-        super().__init__()
-        self.min_val, self.max_val = min_val, max_val
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.hard_tanh(x, min_val=self.min_val, max_val=self.max_val)
-
-
-class GLU(_AlongAxis):
-    """A gate: the first half along ``dim`` times the sigmoid of the second.
-
-    Shapes: the axis ``dim`` of the output is half of the input's.
-
-    >>> from netcl import nn
-    >>> nn.GLU()([[4.0, 0.0]]).tolist()
-    [[2.0]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[self.dim] % 2:
-            raise ShapeError(message("GLU", "the axis has no two halves", dim=self.dim, shape=x.shape))
-        value, gate = ag.split(x, x.shape[self.dim] // 2, axis=self.dim)
-        return ag.mul(value, ag.sigmoid(gate))
-
-
-class Softmax(_AlongAxis):
-    """Exponentials that sum to one along ``dim``: ``exp(x) / sum(exp(x))``.
-
-    >>> from netcl import nn
-    >>> nn.Softmax(dim=-1)([[0.0, 0.0]]).tolist()
-    [[0.5, 0.5]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.softmax(x, axis=self.dim)
-
-
-class LogSoftmax(_AlongAxis):
-    """The logarithm of the softmax along ``dim``.
-
-    >>> from netcl import nn
-    >>> nn.LogSoftmax()([[0.0]]).tolist()
-    [[0.0]]
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.log_softmax(x, axis=self.dim)
-
-
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
+    return ag.mul(ag.elu(ag.div(input, alpha)), alpha)
+
+
+def glu(input: Tensor, dim: int = -1) -> Tensor:
+    """The first half along ``dim`` times the sigmoid of the second."""
+    if input.shape[dim] % 2:
+        raise ShapeError(message("GLU", "the axis has no two halves", dim=dim, shape=input.shape))
+    value, gate = ag.split(input, input.shape[dim] // 2, axis=dim)
+    return ag.mul(value, ag.sigmoid(gate))
+
+
+_layer = partial(layer_class, globals(), base=Activation)
+CELU = _layer(
+    "CELU(alpha: float = 1.0, inplace: bool = False)", "celu(x, alpha)",
+    "ELU whose slope is continuous for every ``alpha``: ``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``.",
+    "nn.CELU(2.0)([-100.0, 2.0]).tolist()", "[-2.0, 2.0]",
+)  # fmt: skip
+GLU = _layer(
+    "GLU(dim: int = -1)", "glu(x, dim)", "A gate: the first half along ``dim`` times the sigmoid of the second.\n\n"
+    "Shapes: the axis ``dim`` of the output is half of the input's.", "nn.GLU()([[4.0, 0.0]]).tolist()", "[[2.0]]",
+)  # fmt: skip
+Softmax = _layer(
+    "Softmax(dim: int = -1)", "ag.softmax(x, axis=dim)", "Exponentials that sum to one along ``dim``: ``exp(x) / sum(exp(x))``.",
+    "nn.Softmax(dim=-1)([[0.0, 0.0]]).tolist()", "[[0.5, 0.5]]",
+)  # fmt: skip
+LogSoftmax = _layer(
+    "LogSoftmax(dim: int = -1)", "ag.log_softmax(x, axis=dim)", "The logarithm of the softmax along ``dim``.",
+    "nn.LogSoftmax()([[0.0]]).tolist()", "[[0.0]]",
+)  # fmt: skip
 Swish = SiLU
-#: What ``activation=`` of models and layers may name.
-ACTIVATIONS: dict[str, type[Module]] = {
-    "relu": ReLU, "relu6": ReLU6, "leaky_relu": LeakyReLU, "prelu": PReLU, "elu": ELU, "celu": CELU, "selu": SELU, "gelu": GELU,
-    "silu": SiLU, "swish": SiLU, "mish": Mish, "sigmoid": Sigmoid, "log_sigmoid": LogSigmoid, "tanh": Tanh, "softplus": Softplus,
-    "softsign": Softsign, "hard_sigmoid": Hardsigmoid, "hard_swish": Hardswish, "hard_tanh": Hardtanh,
-}  # fmt: skip
+ACTIVATIONS |= {"prelu": PReLU, "celu": CELU, "swish": Swish}
+export_layers(globals(), "Activation")
 
 
 def make_activation(name: str) -> Module:

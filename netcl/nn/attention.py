@@ -94,17 +94,13 @@ def join_heads(x: Tensor) -> Tensor:
     return ag.reshape(x if positions == 1 else ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
 
 
-def _causal_mask(queries: int, seen: int, queue: Any) -> Tensor:
-    """True where a query may look: at what was seen before, and at those of its own block up to itself."""
-    allowed = np.tril(np.ones((queries, seen + queries), bool), seen)
-    return Tensor.from_host(queue, allowed)
-
-
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: int, dropout: float) -> Tensor:
     """Causal attention of queries that stand behind ``seen`` earlier positions of ``k`` and ``v``."""
+    queries = q.shape[2]
     if seen == 0:
-        return ag.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
-    mask = None if q.shape[2] == 1 else _causal_mask(q.shape[2], seen, q.queue)
+        return ag.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=queries > 1)
+    # True where a query may look: at earlier positions, and at those of its own block up to itself.
+    mask = None if queries == 1 else Tensor.from_host(q.queue, np.tril(np.ones((queries, seen + queries), bool), seen))
     return ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
 
 

@@ -9,38 +9,19 @@ from typing import Any
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
+from netcl.nn.layer_class import export_layers, layer_class
 from netcl.nn.loss import Loss
 from netcl.nn.module import Module
 
 
 def _layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
-    """The module class of a function: ``inputs`` arguments are given to ``forward``, the others to the constructor.
-
-    ``example`` and ``gives`` are the doctest. A parameter ``training`` is the mode of the module.
-    """
-    settings = [p.replace(annotation=Any) for p in list(inspect.signature(function).parameters.values())[inputs:] if p.name != "training"]
-    modal = "training" in inspect.signature(function).parameters
-    base: type[Module] = Loss if any(p.name == "reduction" for p in settings) else Module
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = type(self).__signature__.bind(*args, **kwargs)
-        bound.apply_defaults()
-        base.__init__(self, *([bound.arguments["reduction"]] if base is Loss else []))
-        for key, value in bound.arguments.items():
-            if key == "weight":
-                self.keep_weight(key, value)
-            else:
-                setattr(self, key, value)
-
-    def forward(self: Any, *tensors: Tensor) -> Tensor:
-        mode = {"training": self.training} if modal else {}
-        return function(*tensors, **{p.name: getattr(self, p.name) for p in settings}, **mode)
-
-    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    __init__.__signature__ = inspect.Signature([first, *settings])  # type: ignore[attr-defined]
-    doc = f"{inspect.getdoc(function)}\n\n>>> from netcl import nn\n>>> {example}\n{gives}\n"
-    metaclass: Any = type(base)
-    return metaclass(name, (base,), {"__init__": __init__, "forward": forward, "__doc__": doc, "__module__": __name__})
+    """The layer of a function: ``inputs`` arguments are given to ``forward``, the others to the constructor; ``training`` is its mode."""
+    first, rest = (parameters := list(inspect.signature(function).parameters.values()))[:inputs], parameters[inputs:]
+    head = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in rest if p.name != "training"]
+    star = ["*"] if rest and rest[0].kind is inspect.Parameter.KEYWORD_ONLY else []
+    call = f"{function.__name__}({', '.join([*(p.name for p in first), *(f'{p.name}={p.name}' for p in rest)])})"
+    base = Loss if any(p.name == "reduction" for p in rest) else Module
+    return layer_class(globals(), f"{name}({', '.join(star + head)})", call, function.__doc__ or "", example, gives, base)
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
@@ -75,11 +56,6 @@ def softmin(input: Tensor, dim: int = -1) -> Tensor:
     return ag.softmax(ag.neg(input), axis=dim)
 
 
-def _softmax2d(input: Tensor) -> Tensor:
-    """The softmax over the channels of images ``(N, C, H, W)`` or ``(C, H, W)``."""
-    return ag.softmax(input, axis=-3)
-
-
 def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False, inplace: bool = False) -> Tensor:
     """``x`` where positive, else ``a * x``: ``a`` is drawn from ``lower .. upper`` while training, and their mean otherwise."""
     if not training:
@@ -93,7 +69,10 @@ Hardshrink = _layer("Hardshrink", hardshrink, 1, "nn.Hardshrink()([-1.0, 0.25]).
 Softshrink = _layer("Softshrink", softshrink, 1, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]")
 Tanhshrink = _layer("Tanhshrink", tanhshrink, 1, "nn.Tanhshrink()([0.0]).tolist()", "[0.0]")
 Softmin = _layer("Softmin", softmin, 1, "nn.Softmin()([[1.0, 1.0]]).tolist()", "[[0.5, 0.5]]")
-Softmax2d = _layer("Softmax2d", _softmax2d, 1, "nn.Softmax2d()([[[0.0]], [[0.0]]]).tolist()", "[[[0.5]], [[0.5]]]")
+Softmax2d = layer_class(
+    globals(), "Softmax2d()", "ag.softmax(input, axis=-3)", "The softmax over the channels of images ``(N, C, H, W)`` or ``(C, H, W)``.",
+    "nn.Softmax2d()([[[0.0]], [[0.0]]]).tolist()", "[[[0.5]], [[0.5]]]",
+)  # fmt: skip
 RReLU = _layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).tolist()", "[-0.5, 2.0]")
 
 
@@ -142,24 +121,21 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
     return ag.norm(ag.add(ag.sub(x1, x2), eps), p, axis=-1, keepdims=keepdim)
 
 
+def _padded(input: Tensor, padding: int | Sequence[int], axes: int, mode: str, value: float = 0.0) -> Tensor:
+    return ag.pad(input, (padding,) * (2 * axes) if isinstance(padding, int) else tuple(padding), mode, value)
+
+
 def _pads(kind: str, mode: str) -> Sequence[Any]:
     """The layers that pad one, two or three axes."""
-
-    def made(axes: int) -> Any:
-        def padded(input: Tensor, padding: int | Sequence[int], value: float = 0.0) -> Tensor:
-            sides = (padding,) * (2 * axes) if isinstance(padding, int) else tuple(padding)
-            return ag.pad(input, sides, mode, value)
-
-        def plain(input: Tensor, padding: int | Sequence[int]) -> Tensor:
-            return padded(input, padding)
-
-        function = padded if kind == "Constant" else plain
-        function.__doc__ = f"Elements added at both ends of the last axes ({axes}); ``padding`` is a number, or two per axis, last first."
-        x, given = "[" * (axes + 1) + "1.0, 2.0" + "]" * (axes + 1), "1, 5.0" if kind == "Constant" else "0"
-        gives = str((3,) * (axes - 1) + (4,) if given != "0" else (1,) * (axes - 1) + (2,)).replace("(", "(1, ", 1).replace(",)", ")")
-        return _layer(f"{kind}Pad{axes}d", function, 1, f"nn.{kind}Pad{axes}d({given})({x}).shape", gives)
-
-    return [made(axes) for axes in (1, 2, 3)]
+    value, given, length = (", value: float = 0.0", "1, 5.0", 1) if kind == "Constant" else ("", "0", 0)
+    made = []
+    for axes in (1, 2, 3):
+        doc = f"Elements added at both ends of the last axes ({axes}); ``padding`` is a number, or two per axis, last first."
+        x, gives = "[" * (axes + 1) + "1.0, 2.0" + "]" * (axes + 1), (1, *(1 + 2 * length,) * (axes - 1), 2 + 2 * length)
+        head = f"{kind}Pad{axes}d(padding: int | Sequence[int]{value})"
+        call = f"_padded(input, padding, {axes}, {mode!r}{', value' if value else ''})"
+        made.append(layer_class(globals(), head, call, doc, f"nn.{kind}Pad{axes}d({given})({x}).shape", str(gives)))
+    return made
 
 
 ConstantPad1d, ConstantPad2d, ConstantPad3d = _pads("Constant", "constant")
@@ -267,12 +243,5 @@ TripletMarginWithDistanceLoss = _layer(
     "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
 )  # fmt: skip
 
-FUNCTIONS = [name for name, made in list(globals().items()) if inspect.isfunction(made) and not name.startswith("_")]
-__all__ = [
-    "ChannelShuffle", "CircularPad1d", "CircularPad2d", "CircularPad3d", "ConstantPad1d", "ConstantPad2d", "ConstantPad3d",
-    "CosineEmbeddingLoss", "Fold", "GaussianNLLLoss", "Hardshrink", "HingeEmbeddingLoss", "LPPool1d", "LPPool2d", "LocalResponseNorm",
-    "MarginRankingLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "PairwiseDistance", "PoissonNLLLoss", "RReLU",
-    "ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "ReplicationPad1d", "ReplicationPad2d", "ReplicationPad3d",
-    "SoftMarginLoss", "Softmax2d", "Softmin", "Softshrink", "Tanhshrink", "Threshold", "TripletMarginWithDistanceLoss", "Unfold",
-    "ZeroPad1d", "ZeroPad2d", "ZeroPad3d",
-]  # fmt: skip
+FUNCTIONS = [name for name, made in globals().items() if inspect.isfunction(made) and made.__module__ == __name__ and name[0] != "_"]
+export_layers(globals())

@@ -13,8 +13,9 @@ from typing import Any
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.nn import composed
-from netcl.nn.activation import CELU, GLU
+from netcl.nn import activation, composed
+from netcl.nn.activation import celu as celu
+from netcl.nn.activation import glu as glu
 from netcl.nn.norm import EPSILON
 
 #: torch's names of ops that are called otherwise here.
@@ -23,25 +24,24 @@ RENAMED = {
 }  # fmt: skip
 
 
-#: Activations that torch can compute in place; ``inplace`` is taken and changes nothing, as in the modules.
-INPLACE = frozenset("relu relu6 elu selu leaky_relu silu mish hardtanh hardsigmoid hardswish".split())
-
-
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name in composed.FUNCTIONS:
-        return getattr(composed, name)
-    return _activation(name) if name in INPLACE else getattr(ag, RENAMED.get(name, name))
+    op = RENAMED.get(name, name)
+    found = _in_place(op) if op in activation.IN_PLACE else getattr(composed if name in composed.FUNCTIONS else ag, op)
+    if op in ag._LASTING or name in composed.FUNCTIONS:
+        globals()[name] = found  # later calls find it without this function
+    return found
 
 
 @cache
-def _activation(name: str) -> Callable[..., Tensor]:
-    op = getattr(ag, RENAMED.get(name, name))
+def _in_place(name: str) -> Callable[..., Tensor]:
+    """An activation that torch can compute in place; ``inplace`` is accepted and changes nothing, as in the layers."""
+    op = getattr(ag, name)
 
     @wraps(op)
-    def activation(input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Tensor:
+    def function(input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Tensor:
         return op(input, *(value for value in args if not isinstance(value, bool)), **kwargs)
 
-    return activation
+    return function
 
 
 def __dir__() -> list[str]:
@@ -61,16 +61,6 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
     """The logarithm of the softmax along ``dim``."""
     return ag.log_softmax(input, axis=dim)
-
-
-def glu(input: Tensor, dim: int = -1) -> Tensor:
-    """The first half along ``dim`` times the sigmoid of the second."""
-    return GLU(dim)(input)
-
-
-def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``."""
-    return CELU(alpha)(input)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:

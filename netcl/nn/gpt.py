@@ -124,7 +124,8 @@ class GPT(Module):
         with ag.no_grad(), evaluating(self):
             for _ in range(max_new_tokens):
                 logits = self._last_logits(sequence, cache)
-                chosen = choose(logits, self._uniform(len(sequence), temperature), temperature, top_k, top_p)
+                uniform = ag.rand(done.size, queue=self.queue).to_host().astype(np.float64) if temperature else np.zeros(done.size)
+                chosen = choose(logits, uniform, temperature, top_k, top_p)
                 if eos_token is not None:
                     chosen = np.where(done, eos_token, chosen)
                     done |= chosen == eos_token
@@ -143,9 +144,6 @@ class GPT(Module):
         states = self._states(Tensor.from_host(self.queue, window), cache)
         last = ag.narrow(states, 1, states.shape[1] - 1, 1)
         return self.lm_head(last).to_host()[:, 0].astype(np.float32)
-
-    def _uniform(self, count: int, temperature: float) -> np.ndarray:
-        return np.zeros(count) if temperature == 0 else ag.rand(count, queue=self.queue).to_host().astype(np.float64)
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:

@@ -44,13 +44,16 @@ class _Running(_Norm):
     running_mean: Tensor | None
     running_var: Tensor | None
 
-    def _setup(self, num_features: int, eps: float, momentum: float | None, affine: bool, track: bool) -> None:
-        self.num_features, self.eps, self.momentum, self.affine, self.track_running_stats = num_features, eps, momentum, affine, track
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True):  # fmt: skip
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
         self._affine((num_features,), affine, affine)
-        self.register_buffer("running_mean", full((num_features,), 0.0) if track else None)
-        self.register_buffer("running_var", full((num_features,), 1.0) if track else None)
+        self.register_buffer("running_mean", full((num_features,), 0.0) if track_running_stats else None)
+        self.register_buffer("running_var", full((num_features,), 1.0) if track_running_stats else None)
         self._batches, self._shown = 0, 0
-        if track:
+        if track_running_stats:
             self._counted = full((), 0, "int64")
             self._roles["num_batches_tracked"] = "buffer"
 
@@ -87,11 +90,6 @@ class _Running(_Norm):
 
 
 class _BatchNorm(_Running):
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True):  # fmt: skip
-        super().__init__()
-        self._setup(num_features, eps, momentum, affine, track_running_stats)
-
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
         training = self.training or self.running_mean is None
@@ -154,8 +152,7 @@ class InstanceNorm2d(_Running):
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False,
                  track_running_stats: bool = False):  # fmt: skip
-        super().__init__()
-        self._setup(num_features, eps, momentum, affine, track_running_stats)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)

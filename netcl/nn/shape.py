@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
+from netcl.nn.layer_class import export_layers, layer_class
 from netcl.nn.module import Module
 
-
-class Flatten(Module):
-    """Joins the axes ``start_dim`` to ``end_dim`` into one; by default all but the batch.
-
-    Shapes: ``(N, C, H, W)`` becomes ``(N, C * H * W)``.
-
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Flatten()(np.zeros((2, 3, 4, 5), np.float32)).shape
-    (2, 60)
-    """
-
-    def __init__(self, start_dim: int = 1, end_dim: int = -1):
-        super().__init__()
-        self.start_dim, self.end_dim = start_dim, end_dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.flatten(x, self.start_dim, self.end_dim)
+_layer = partial(layer_class, globals())
+Flatten = _layer(
+    "Flatten(start_dim: int = 1, end_dim: int = -1)", "ag.flatten(x, start_dim, end_dim)",
+    "Joins the axes ``start_dim`` to ``end_dim`` into one; by default all but the batch.\n\n"
+    "Shapes: ``(N, C, H, W)`` becomes ``(N, C * H * W)``.", "nn.Flatten()(np.zeros((2, 3, 4, 5), np.float32)).shape", "(2, 60)",
+)  # fmt: skip
+PixelShuffle = _layer(
+    "PixelShuffle(upscale_factor: int)", "ag.pixel_shuffle(x, upscale_factor)",
+    "Turns channels into resolution: ``y[c, h r + i, w r + j] = x[c r^2 + i r + j, h, w]``.\n\n- **upscale_factor**: ``r``.\n\n"
+    "Shapes: ``(N, C r^2, H, W)`` becomes ``(N, C, H r, W r)``.",
+    "nn.PixelShuffle(2)(np.zeros((1, 8, 3, 3), np.float32)).shape", "(1, 2, 6, 6)",
+)  # fmt: skip
+PixelUnshuffle = _layer(
+    "PixelUnshuffle(downscale_factor: int)", "ag.pixel_unshuffle(x, downscale_factor)",
+    "The inverse of :class:`PixelShuffle`: turns resolution into channels.\n\n- **downscale_factor**: ``r``.\n\n"
+    "Shapes: ``(N, C, H r, W r)`` becomes ``(N, C r^2, H, W)``.",
+    "nn.PixelUnshuffle(2)(np.zeros((1, 2, 6, 6), np.float32)).shape", "(1, 8, 3, 3)",
+)  # fmt: skip
 
 
 class Unflatten(Module):
@@ -45,48 +48,6 @@ class Unflatten(Module):
     def forward(self, x: Tensor) -> Tensor:
         dim = self.dim % x.ndim
         return ag.reshape(x, (*x.shape[:dim], *self.unflattened_size, *x.shape[dim + 1 :]))
-
-
-class PixelShuffle(Module):
-    """Turns channels into resolution: ``y[c, h r + i, w r + j] = x[c r^2 + i r + j, h, w]``.
-
-    - **upscale_factor**: ``r``.
-
-    Shapes: ``(N, C r^2, H, W)`` becomes ``(N, C, H r, W r)``.
-
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.PixelShuffle(2)(np.zeros((1, 8, 3, 3), np.float32)).shape
-    (1, 2, 6, 6)
-    """
-
-    def __init__(self, upscale_factor: int):
-        super().__init__()
-        self.upscale_factor = upscale_factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.pixel_shuffle(x, self.upscale_factor)
-
-
-class PixelUnshuffle(Module):
-    """The inverse of :class:`PixelShuffle`: turns resolution into channels.
-
-    - **downscale_factor**: ``r``.
-
-    Shapes: ``(N, C, H r, W r)`` becomes ``(N, C r^2, H, W)``.
-
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.PixelUnshuffle(2)(np.zeros((1, 2, 6, 6), np.float32)).shape
-    (1, 8, 3, 3)
-    """
-
-    def __init__(self, downscale_factor: int):
-        super().__init__()
-        self.downscale_factor = downscale_factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.pixel_unshuffle(x, self.downscale_factor)
 
 
 class Upsample(Module):
@@ -113,3 +74,6 @@ class Upsample(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.interpolate(x, size=self.size, scale_factor=self.scale_factor, mode=self.mode, align_corners=self.align_corners)
+
+
+export_layers(globals())

@@ -37,17 +37,14 @@ class Summary:
         cells = [("layer", "output shape", "parameters", "FLOPs")]
         for row in self.rows:
             name = f"{row.path.rpartition('.')[2]} {row.kind}".strip()
-            cells.append(("  " * row.depth + name, _shape_text(row.output_shape), f"{row.parameters:,}", f"{row.flops:,}"))
+            shape = "-" if row.output_shape is None else str(row.output_shape)
+            cells.append(("  " * row.depth + name, shape, f"{row.parameters:,}", f"{row.flops:,}"))
         widths = [max(len(row[column]) for row in cells) for column in range(4)]
         lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}" for a, b, c, d in cells]
         total = f"{self.parameters:,} parameters, {self.learned:,} of them learned, {self.nbytes:,} bytes; {self.flops:,} FLOPs"
         return "\n".join([*lines, total])
 
     __repr__ = __str__
-
-
-def _shape_text(shape: Any) -> str:
-    return "-" if shape is None else str(shape)
 
 
 @contextmanager

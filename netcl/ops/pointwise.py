@@ -174,28 +174,28 @@ register(Pointwise("addcdiv", "v0 + value * v1 / v2", ("g", "g * value / v2", "-
 # ---- activations
 _E = {"e": "EXP(-ABS(v0))"}
 _SIGMOID = {**_E, "s": "WHERE(v0 >= 0, 1, e) / (1 + e)"}
-unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), doc="max(x, 0).")
+unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), doc="The positive part: max(x, 0).")
 unary("relu6", "MIN(MAX(v0, 0), 6)", "WHERE(AND(v0 > 0, v0 < 6), g, 0)", lambda x: np.clip(x, 0, 6), kinks=(0.0, 6.0), domain=(-2.0, 8.0),
-      doc="min(max(x, 0), 6).")  # fmt: skip
+      doc="The positive part, cut at 6: min(max(x, 0), 6).")  # fmt: skip
 unary("leaky_relu", "WHERE(v0 > 0, v0, negative_slope * v0)", "WHERE(v0 > 0, g, negative_slope * g)",
       lambda x, negative_slope: np.where(x > 0, x, negative_slope * x), params={"negative_slope": 0.01}, kinks=(0.0,),
-      doc="x where positive, else negative_slope * x.")  # fmt: skip
+      doc="A slope for each sign: x where positive, else negative_slope * x.")  # fmt: skip
 unary("elu", "WHERE(v0 > 0, v0, alpha * EXPM1(MIN(v0, 0)))", "WHERE(v0 > 0, g, g * alpha * EXP(MIN(v0, 0)))",
       lambda x, alpha: np.where(x > 0, x, alpha * (np.exp(np.minimum(x, 0)) - 1)), params={"alpha": 1.0}, kinks=(0.0,), amp="float",
-      doc="x where positive, else alpha * (exp(x) - 1).")  # fmt: skip
+      doc="Exponential below zero: x where positive, else alpha * (exp(x) - 1).")  # fmt: skip
 unary("selu", "1.0507009873554805 * WHERE(v0 > 0, v0, 1.6732632423543772 * EXPM1(MIN(v0, 0)))",
       "1.0507009873554805 * WHERE(v0 > 0, g, g * 1.6732632423543772 * EXP(MIN(v0, 0)))",
       lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * (np.exp(np.minimum(x, 0)) - 1)), kinks=(0.0,), amp="float",
-      doc="Self-normalising ELU.")  # fmt: skip
+      doc="ELU scaled so that activations keep mean 0 and variance 1 from layer to layer.")  # fmt: skip
 unary("sigmoid", "s", "g * out * (1 - out)", lambda x: 0.5 * (1 + np.tanh(x / 2)), let=_SIGMOID, doc="1 / (1 + exp(-x)).")
 unary("log_sigmoid", "MIN(v0, 0) - LOG1P(e)", "g * WHERE(v0 >= 0, e, 1) / (1 + e)", lambda x: -np.logaddexp(0, -x), let=_E, amp="float",
       doc="log(sigmoid(x)) without overflow.")  # fmt: skip
 unary("softplus", "WHERE(z > threshold, v0, (MAX(z, 0) + LOG1P(e)) / beta)", "g * WHERE(z > threshold, 1, WHERE(z >= 0, 1, e) / (1 + e))",
       lambda x, beta, threshold: np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta),
       let={"z": "beta * v0", "e": "EXP(-ABS(z))"}, params={"beta": 1.0, "threshold": 20.0},
-      amp="float", doc="log(1 + exp(beta x)) / beta; linear above the threshold.")  # fmt: skip
+      amp="float", doc="A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold.")  # fmt: skip
 unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), doc="x / (1 + |x|).")
-unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(-x)), let=_SIGMOID, doc="x * sigmoid(x).")
+unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(-x)), let=_SIGMOID, doc="x * sigmoid(x), or swish.")
 unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(np.logaddexp(0, x)),
       let={**_SIGMOID, "t": "TANH(MAX(v0, 0) + LOG1P(e))"}, amp="float", tol=2, doc="x * tanh(softplus(x)).")  # fmt: skip
 _GELU = unary("gelu_erf", "0.5 * v0 * (1 + ERF(v0 * 0.7071067811865476))",
@@ -207,7 +207,7 @@ _GELU_TANH = unary("gelu_tanh", "v0 * s", "g * (s + v0 * s * (1 - s) * 1.5957691
                    let={"u": "1.5957691216057308 * (v0 + 0.044715 * v0 * v0 * v0)", "e": "EXP(-ABS(u))",
                         "s": "WHERE(u >= 0, 1, e) / (1 + e)"}, tol=2, doc="GELU, tanh form.")  # fmt: skip
 unary("hard_sigmoid", "MIN(MAX(v0 / 6 + 0.5, 0), 1)", "WHERE(AND(v0 > -3, v0 < 3), g / 6, 0)", lambda x: np.clip(x / 6 + 0.5, 0, 1),
-      kinks=(-3.0, 3.0), domain=(-5.0, 5.0), doc="A sigmoid of three straight pieces.")  # fmt: skip
+      kinks=(-3.0, 3.0), domain=(-5.0, 5.0), doc="A sigmoid of three straight pieces: relu6(x + 3) / 6.")  # fmt: skip
 unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, WHERE(v0 >= 3, 1, (2 * v0 + 3) / 6))",
       lambda x: x * np.clip(x + 3, 0, 6) / 6, domain=(-5.0, 5.0), kinks=(-3.0, 3.0), doc="x * hard_sigmoid(x).")  # fmt: skip
 unary("hard_tanh", "MIN(MAX(v0, min_val), max_val)", "WHERE(AND(v0 > min_val, v0 < max_val), g, 0)",
@@ -233,7 +233,7 @@ def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
     return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
 
 
-register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'GELU; approximate="tanh" is the faster form.'))
+register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'x * P(N(0, 1) <= x); approximate="tanh" is faster.'))
 register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
                 "x held between min and max: numbers, tensors or None."))  # fmt: skip
 alias("swish", "silu")

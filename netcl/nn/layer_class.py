@@ -1,0 +1,64 @@
+"""The classes of layers that are one expression: constructor, ``forward`` and documentation are made from one call.
+
+>>> from netcl.nn.layer_class import layer_class
+>>> import netcl.autograd as ag
+>>> example = ("nn.Scaled(2.0)([1.0]).tolist()", "[2.0]")
+>>> Scaled = layer_class(globals(), "Scaled(factor: float = 1.0)", "ag.mul(x, factor)", "``factor * x``.", *example)
+>>> Scaled(2.0), Scaled(2.0)([1.0]).tolist()
+(Scaled(factor=2.0), [2.0])
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any
+
+from netcl.nn.module import Module
+
+
+def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: str, gives: str, base: type[Module] = Module) -> Any:
+    """The class of a layer, in the module whose ``globals()`` is ``scope``.
+
+    - **head**: the name and the parameters of the constructor; without parameters the constructor is the one of ``base``.
+    - **call**: what ``forward`` returns, in those parameters, ``training`` and the inputs, which are all other names. Parameters that it
+      does not use are accepted and ignored.
+    - **doc**: the documentation; **example** and **gives** are its doctest.
+    """
+    name, _, parameters = head.removesuffix("()").partition("(")
+    of_base = list(inspect.signature(base).parameters)
+    given = ast.parse(f"def {head}: ...").body[0].args if parameters else None  # type: ignore[attr-defined]
+    settings = [arg.arg for arg in (*given.args, *given.kwonlyargs)] if given else of_base
+    forward, inputs, used = _forward(call, {*settings, "training"})
+    text = f"class {name}({base.__name__}):\n"
+    if given:
+        own = [setting for setting in settings if setting in used and setting not in of_base]
+        text += f"    def __init__(self, {parameters}:\n        super().__init__({', '.join(of_base)})\n"
+        weights = getattr(base, "WEIGHTS", ())
+        text += "".join(f"        self.keep_weight({s!r}, {s})\n" if s in weights else f"        self.{s} = {s}\n" for s in own)
+    text += f"    def forward(self, {', '.join(f'{x}: Tensor' for x in inputs)}) -> Tensor:\n        return {forward}\n"
+    made: dict[str, Any] = {base.__name__: base}
+    exec(compile(text, f"<layer {name}>", "exec"), scope, made)
+    setup = ">>> import numpy as np\n" if "np." in example else ""
+    made[name].__doc__ = f"{doc}\n\n{setup}>>> from netcl import nn\n>>> {example}\n{gives}\n"
+    return made[name]
+
+
+def _forward(call: str, settings: set[str]) -> tuple[str, list[str], set[str]]:
+    """The expression over ``self``, the names of its inputs in the order of their first use, and the settings it uses."""
+    tree = ast.parse(call, mode="eval")
+    functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id != "ag" and id(node) not in functions]
+    names.sort(key=lambda node: node.col_offset)
+    used = {node.id for node in names}
+    inputs = [name for name in dict.fromkeys(node.id for node in names) if name not in settings]
+    for node in names:
+        node.id = f"self.{node.id}" if node.id in settings else node.id
+    return ast.unparse(tree), inputs, used & settings
+
+
+def export_layers(scope: dict[str, Any], *more: str) -> None:
+    """Make ``__all__`` of a module the layers that it defines (classes with a ``forward``) and ``more``. mypy takes all public names."""
+    made = {name: value for name, value in scope.items() if isinstance(value, type) and issubclass(value, Module) and name[0] != "_"}
+    own = [name for name, value in made.items() if value.__module__ == scope["__name__"] and value.forward is not Module.forward]
+    scope["__all__"] = [*more, *own]
