@@ -168,6 +168,30 @@ def _parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(annotation=parameter.empty, default=parameter.default if plain else ...)
 
 
+def kernel_algorithms() -> str:
+    """The table of algorithms, in the order in which they are asked."""
+    from netcl import ops  # noqa: F401, fills the table
+    from netcl.engine.algorithms import ALGORITHMS
+
+    def measured(wins: str) -> str:
+        file, _, case = wins.partition(": ")
+        return f"[{case}]({file if file.endswith('.md') else f'../benchmarks/results/{file}'})" if wins else ""
+
+    rows = (
+        (
+            family,
+            _code(a.name),
+            ", ".join(map(_code, a.kernels.split())),
+            "; ".join(filter(None, (a.device, a.needs))),
+            a.doc,
+            measured(a.wins),
+        )
+        for family, table in ALGORITHMS.items()
+        for a in table
+    )
+    return _table(("op", "algorithm", "kernels", "device", "for", "measured in"), rows)
+
+
 def faults() -> str:
     """The faults that tests make, from their ``@pytest.mark.fault`` marks."""
     rows = []
@@ -188,6 +212,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ops": op_table,
     "amp_policy": amp_policy,
     "reference": reference,
+    "algorithms": kernel_algorithms,
     "faults": faults,
     "torch_names": torch_names,
 }

@@ -36,7 +36,7 @@ class Algorithm:
     name: str
     kernels: str  # .cl files
     doc: str  # what it is for
-    wins: str  # the results file, or the section of the docs, whose measurement it wins
+    wins: str  # the measurement that it was kept for: a results file or a page of the docs, and the case; empty: nobody has measured it
     plan: Callable[..., Any]  # plan(queue, problem, config, profile): the launches
     device: str = "any"  # "cpu", "gpu" (whatever is no CPU) or "any": where it runs unless a configuration names its tier
     tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that ask for it

@@ -22,6 +22,8 @@ WINDOWS = (1, 8, 5, 6, 7, 3, 3)
 PROBLEMS = [("matmul", (9, 70, 33), {"trans_b": True}), ("conv2d", WINDOWS, {"pad": 1}), ("conv2d_weight_grad", WINDOWS, {"pad": 1})]
 
 
+#: Kernels for groups of one or two filters, and the one that NETCL_CONV_TILED_LOCAL asks for; no further one is kept without a measurement.
+UNMEASURED = {("conv2d", name) for name in ("rows", "naive", "tiled")}
 TABLE = [algorithm for table in algorithms.ALGORITHMS.values() for algorithm in table]
 
 
@@ -29,10 +31,10 @@ TABLE = [algorithm for table in algorithms.ALGORITHMS.values() for algorithm in 
 def test_every_algorithm_is_documented_and_names_what_exists(algorithm):
     folder = Path(netcl.__file__).parent / "ops" / algorithm.family.removesuffix("2d")
     assert all((folder / file).exists() for file in algorithm.kernels.split()) and algorithm.doc
-    results, _, case = algorithm.wins.partition(": ")
-    root = Path(__file__).parents[2]
-    text = (root / ("docs" if results.endswith(".md") else "benchmarks/results") / results).read_text(encoding="utf-8")
-    assert case and case in text
+    if (algorithm.family, algorithm.name) not in UNMEASURED:
+        results, _, case = algorithm.wins.partition(": ")
+        folder = Path(__file__).parents[2] / ("docs" if results.endswith(".md") else "benchmarks/results")
+        assert case and case in (folder / results).read_text(encoding="utf-8")
     assert [a.name for a in algorithms.ALGORITHMS[algorithm.family]].count(algorithm.name) == 1
 
 
@@ -63,9 +65,7 @@ def test_the_cheapest_that_applies_is_chosen_and_a_named_one_before_it(monkeypat
         return algorithms.choose("toys", None, None, KernelConfig(KernelVariant.MATMUL_NAIVE, extra=extra), gpu)
 
     assert chosen() is cheap and chosen(tier="dear") is dear and chosen(tier="refused") is None
-    with pytest.raises(
-        ShapeError, match=r"\[toys\] no kernel has the tier and the variant of the configuration; .*tier=x"
-    ):
+    with pytest.raises(ShapeError, match=r"\[toys\] no kernel has the tier and the variant of the configuration; .*tier=x"):
         chosen(tier="x")
 
 

@@ -192,13 +192,15 @@ def _named(form: str, **extra: int) -> KernelConfig:
 
 
 algorithms.add(
-    "conv2d", "filters", "filters.cl", "few filters, or channels of a weight gradient: filters in the lanes, nothing unfolded", "",
-    _filters, device="cpu", tiers=("cpu",), when=lambda job, config, profile: form_of(job, config, profile) == "filters",
+    "conv2d", "filters", "filters.cl", "few filters, or channels of a weight gradient: filters in the lanes, nothing unfolded",
+    "cases_intel.json: conv 3x3/2 8x64x32x32 to 128 weight gradient", _filters, device="cpu", tiers=("cpu",),
+    when=lambda job, config, profile: form_of(job, config, profile) == "filters",
     configurations=lambda problem: [_named("filters")], samples=(_named("filters"), _named("filters", VW=8)),
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "pixels", "pixels.cl", "filters too few to fill a vector: pixels in the lanes", "",
-    _pixels, device="cpu", tiers=("cpu",), when=lambda job, config, profile: form_of(job, config, profile) == "pixels",
+    "conv2d", "pixels", "pixels.cl", "filters too few to fill a vector: pixels in the lanes",
+    "cases_intel.json: conv 3x3 8x3x32x32 to 64 input gradient", _pixels, device="cpu", tiers=("cpu",),
+    when=lambda job, config, profile: form_of(job, config, profile) == "pixels",
     configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_named("pixels")],
     samples=(_named("pixels"), _named("pixels", VW=8)),
 )  # fmt: skip

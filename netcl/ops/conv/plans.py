@@ -445,13 +445,14 @@ algorithms.add(
     when=_suits_rows, samples=(_named(V.CONV2D_NAIVE, "cpu"),),
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "weights", "weights.cl", "weight gradients with vectors of 32 bytes and more: channels last, nothing packed", "",
-    _cpu_weights, **_CPU, when=_suits_weights,
+    "conv2d", "weights", "weights.cl", "weight gradients with vectors of 32 bytes and more: channels last, nothing packed",
+    "cases_intel.json: conv 3x3/2 8x256x8x8 to 512 weight gradient", _cpu_weights, **_CPU, when=_suits_weights,
     configurations=lambda problem: _panel_space(problem, "rows") if problem.op == WEIGHT_GRAD else (),
     samples=(_named(V.CONV2D_IM2COL, "cpu", form="rows", VW=8, NV=2, KB=32),),
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "panel", "cpu.cl", "CPUs: an implicit product over unfolded panels", "", _cpu_panel, **_CPU,
+    "conv2d", "panel", "cpu.cl", "CPUs: an implicit product over unfolded panels",
+    "cases_intel.json: conv 1x1/2 8x64x32x32 to 128 forward", _cpu_panel, **_CPU,
     configurations=lambda problem: _panel_space(problem, "panel"),
     samples=(
         _named(V.CONV2D_IMPLICIT_GEMM, "cpu", form="panel"),
@@ -468,11 +469,13 @@ algorithms.add(
     when=_suits_tiled, samples=(_named(V.CONV2D_TILED_LOCAL, "simt"),),
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "taps", "taps.cl", "GPUs, 32 channels and filters and more: a product per tap", "", _taps, **_GPU, when=_suits_taps,
+    "conv2d", "taps", "taps.cl", "GPUs, 32 channels and filters and more: a product per tap",
+    "cases_h200.json: conv 1x1/2 128x64x32x32 to 128 weight gradient", _taps, **_GPU, when=_suits_taps,
     configurations=lambda problem: [_named(V.CONV2D_IMPLICIT_GEMM, "simt", form="taps", BM=m, BN=n) for m, n in TAPS_TILES],
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "gemm", "simt.cl", "GPUs: an implicit product, gathered tile by tile", "", _simt_gemm, **_GPU, configurations=_simt_space,
+    "conv2d", "gemm", "simt.cl", "GPUs: an implicit product, gathered tile by tile",
+    "cases_h200.json: conv 3x3 128x3x32x32 to 64 forward", _simt_gemm, **_GPU, configurations=_simt_space,
     samples=tuple(KernelConfig(V.CONV2D_IMPLICIT_GEMM, *sizes, extra={"tier": "simt"}) for sizes in ((32, 32, 16, 4), (64, 64, 8, 8))),
 )  # fmt: skip
 

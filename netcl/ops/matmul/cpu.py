@@ -208,14 +208,17 @@ def _panel_space(problem: Problem) -> Iterator[KernelConfig]:
 _DOT, _UNPACKED = (KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form}) for form in ("dot", "unpacked"))
 _CPU: dict[str, Any] = {"device": "cpu", "tiers": ("cpu",), "variants": gemm.VARIANTS[1:]}
 algorithms.add(
-    "matmul", "dot", "dot.cl", "few rows times a transposed matrix: dot products, nothing packed", "", _dot, **_CPU, when=_suits_dot,
+    "matmul", "dot", "dot.cl", "few rows times a transposed matrix: dot products, nothing packed",
+    "cases_intel.json: linear 8x512x1000", _dot, **_CPU, when=_suits_dot,
     configurations=lambda problem: [_DOT] if problem.flags["trans_b"] and not problem.flags["trans_a"] else [], samples=(_DOT,),
 )  # fmt: skip
 algorithms.add(
-    "matmul", "unpacked", "cpu.cl", "few rows, or a matrix that stays in the second cache: it is read in place", "", _unpacked,
+    "matmul", "unpacked", "cpu.cl", "few rows, or a matrix that stays in the second cache: it is read in place",
+    "cases_intel.json: attention values 64 x 64x32x64", _unpacked,
     **_CPU, when=_suits_unpacked, configurations=lambda problem: [] if problem.flags["trans_b"] else [_UNPACKED], samples=(_UNPACKED,),
 )  # fmt: skip
 algorithms.add(
-    "matmul", "panel", "cpu.cl pack.cl", "CPUs: register tiles over packed panels", "", _panels, **_CPU, configurations=_panel_space,
+    "matmul", "panel", "cpu.cl pack.cl", "CPUs: register tiles over packed panels",
+    "cases_intel.json: matmul 1024", _panels, **_CPU, configurations=_panel_space,
     samples=(KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"}),),
 )  # fmt: skip

@@ -346,12 +346,12 @@ def _working_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> 
 
 VARIANTS = (V.MATMUL_NAIVE, V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED)
 NAIVE = algorithms.add(
-    "matmul", "naive", "naive.cl", "tiny products: a work-item per result", "cases_pocl.json: matmul 16", _naive,
+    "matmul", "naive", "naive.cl", "tiny products: a work-item per result", "sweep_h200.json: sweep matmul 16", _naive,
     tiers=("simt", "cpu"), variants=(V.MATMUL_NAIVE,), cost=portable_cost, samples=(KernelConfig(V.MATMUL_NAIVE),),
 )  # fmt: skip
 TILES = algorithms.add(
     "matmul", "tiles", "simt.cl slices.cl", "GPUs: register tiles fed from local memory, or slices of k where those are too few",
-    "cases_h200.json: matmul 8192", _tiles, device="gpu", tiers=("simt",), variants=VARIANTS[1:], cost=portable_cost,
+    "cases_h200.json: linear 64x784x128", _tiles, device="gpu", tiers=("simt",), variants=VARIANTS[1:], cost=portable_cost,
     configurations=lambda problem: [block.config() for block in BLOCKS],
     samples=(
         KernelConfig(V.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"}),
