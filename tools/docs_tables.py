@@ -177,18 +177,10 @@ def kernel_algorithms() -> str:
         file, _, case = wins.partition(": ")
         return f"[{case}]({file if file.endswith('.md') else f'../benchmarks/results/{file}'})" if wins else ""
 
-    rows = (
-        (
-            family,
-            _code(a.name),
-            ", ".join(map(_code, a.kernels.split())),
-            "; ".join(filter(None, (a.device, a.needs))),
-            a.doc,
-            measured(a.wins),
-        )
-        for family, table in ALGORITHMS.items()
-        for a in table
-    )
+    found = [a for table in ALGORITHMS.values() for a in table]
+    places = ("; ".join(filter(None, (a.device, a.needs))) for a in found)
+    names = ((a.family, _code(a.name), ", ".join(map(_code, a.kernels.split()))) for a in found)
+    rows = ((*name, place, a.doc, measured(a.wins)) for a, name, place in zip(found, names, places, strict=True))
     return _table(("op", "algorithm", "kernels", "device", "for", "measured in"), rows)
 
 

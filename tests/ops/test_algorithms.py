@@ -22,8 +22,8 @@ WINDOWS = (1, 8, 5, 6, 7, 3, 3)
 PROBLEMS = [("matmul", (9, 70, 33), {"trans_b": True}), ("conv2d", WINDOWS, {"pad": 1}), ("conv2d_weight_grad", WINDOWS, {"pad": 1})]
 
 
-#: Kernels for groups of one or two filters, and the one that NETCL_CONV_TILED_LOCAL asks for; no further one is kept without a measurement.
-UNMEASURED = {("conv2d", name) for name in ("rows", "naive", "tiled")}
+#: Kernels that nobody has measured: of groups of one or two filters, and of configurations or switches that ask for them by name.
+UNMEASURED = {("matmul", "vectorized"), ("conv2d", "rows"), ("conv2d", "naive"), ("conv2d", "tiled")}
 TABLE = [algorithm for table in algorithms.ALGORITHMS.values() for algorithm in table]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -122,8 +123,9 @@ def test_few_channels_have_their_weight_gradient_by_it(chosen):
 @pytest.mark.parametrize("variant", [KernelVariant.CONV2D_IMPLICIT_GEMM, KernelVariant.CONV2D_WINOGRAD])
 def test_only_policy_is_overruled(cl_queue, monkeypatch, variant):
     """What was measured or named is done as it is."""
-    for name in ("may_pay", "pays"):
-        monkeypatch.setattr(columns, name, lambda *asked: True)
+    monkeypatch.setattr(columns, "pays", lambda *asked: True)
+    monkeypatch.setattr(columns, "direct_cost", lambda job: math.inf)
+    monkeypatch.setattr(nvidia, "capable", lambda profile: True)
     job = job_of(plans.FORWARD, (1, 4, 9, 8), (4, 4, 3, 3), 2)
     named = KernelConfig(variant, extra={"tier": "simt"})
     by_policy = KernelConfig(variant, extra={"tier": "simt", "why": "a rule"})

@@ -94,8 +94,10 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether there is room, and columns were asked for or may pay where a policy decides."""
     variant = job.variant(config)
-    policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD) and may_pay(job, profile)
-    return (variant is V.CONV2D_IM2COL or policy) and has_room(job, profile)
+    policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
+    units = policy and job.dtype == "float32" and nvidia.capable(profile)
+    may_pay = units and columns_cost(job, 0, profile.max_compute_units) < direct_cost(job)
+    return (variant is V.CONV2D_IM2COL or may_pay) and has_room(job, profile)
 
 
 def has_room(job: Job, profile: DeviceProfile) -> bool:
@@ -104,11 +106,6 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
         return True
     values = job.g.c * job.g.taps * _pixel_count(job.g)
     return values <= MOST_VALUES and dtypes.DTYPES[job.accumulator].itemsize * values <= profile.max_alloc_size // 4
-
-
-def may_pay(job: Job, profile: DeviceProfile) -> bool:
-    """Whether a device has matrix units for float32, and all but the product takes less time than a direct sum."""
-    return job.dtype == "float32" and nvidia.capable(profile) and columns_cost(job, 0, profile.max_compute_units) < direct_cost(job)
 
 
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:

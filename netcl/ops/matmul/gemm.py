@@ -7,7 +7,7 @@ The selector gives a configuration; :func:`algorithm_of` finds the algorithm tha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -168,23 +168,10 @@ def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     return Plan((Launch(compiled(queue, "naive.cl", "gemm_naive", p), total, config.local_size_1d, "abdrc", args),))
 
 
-class Shape(Protocol):
-    """What the cost model asks of a block."""
-
-    @property
-    def m(self) -> int: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def splits(self) -> int: ...
-    @property
-    def resident(self) -> int: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def fill(self) -> int: ...
+def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    total = p.batches * -(-p.m // 4) * -(-p.n // 4)
+    args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
+    return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, config.local_size_1d, "abdrc", args),))
 
 
 class Block(NamedTuple):
@@ -303,13 +290,13 @@ def _best_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Blo
     return min(choices, key=lambda block: cost(p, block, units))
 
 
-def useful_splits(p: Product, block: Shape, units: int) -> list[int]:
+def useful_splits(p: Product, block: Any, units: int) -> list[int]:
     """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
     most, groups = p.k // SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
-def cost(p: Product, block: Shape, units: int) -> float:
+def cost(p: Product, block: Any, units: int) -> float:
     """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
     groups, at_once = max(1, groups_of(p, block.m, block.n) * block.splits), units * block.resident
     waves, left = divmod(groups, at_once)
@@ -349,9 +336,14 @@ NAIVE = algorithms.add(
     "matmul", "naive", "naive.cl", "tiny products: a work-item per result", "sweep_h200.json: sweep matmul 16", _naive,
     tiers=("simt", "cpu"), variants=(V.MATMUL_NAIVE,), cost=portable_cost, samples=(KernelConfig(V.MATMUL_NAIVE),),
 )  # fmt: skip
+algorithms.add(
+    "matmul", "vectorized", "naive.cl", "configurations without local memory: 4 x 4 results per work-item", "", _vectorized,
+    device="gpu", tiers=("simt",), variants=VARIANTS[3:], cost=portable_cost,
+    samples=(KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),),
+)  # fmt: skip
 TILES = algorithms.add(
     "matmul", "tiles", "simt.cl slices.cl", "GPUs: register tiles fed from local memory, or slices of k where those are too few",
-    "cases_h200.json: linear 64x784x128", _tiles, device="gpu", tiers=("simt",), variants=VARIANTS[1:], cost=portable_cost,
+    "cases_h200.json: linear 64x784x128", _tiles, device="gpu", tiers=("simt",), variants=VARIANTS[1:3], cost=portable_cost,
     configurations=lambda problem: [block.config() for block in BLOCKS],
     samples=(
         KernelConfig(V.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"}),
@@ -386,12 +378,13 @@ def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """A configuration that was named without local memory or vectors, as the kernel that needs neither."""
+    """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
     usual = "cpu" if profile.device_type == "cpu" else "simt"
-    tiled = config.extra.get("tier", usual) == "simt" and config.variant in (V.MATMUL_TILED, V.MATMUL_REGISTER_TILED)
+    tiled = config.extra.get("tier", usual) == "simt" and config.variant in TILES.variants
     if not is_named(config) or (config.use_local_memory and (config.use_vectorization or tiled)):
         return config
-    return replace(config, variant=V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
+    vectors = not config.use_local_memory and config.use_vectorization and config.variant is not V.MATMUL_NAIVE
+    return replace(config, variant=V.MATMUL_VECTORIZED if vectors else V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
 
 
 def algorithm_of(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
