@@ -66,17 +66,16 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
     return made
 
 
-def choose(family: str, queue: Any, problem: Any, config: KernelConfig | None, profile: Any) -> Algorithm | None:
+def choose(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
     """The algorithm of a problem: of those that apply the one the configuration names, else the cheapest, else the first."""
-    meant = [a for a in ALGORITHMS[family] if a.answers(config, profile)]
-    if config is not None and not meant:
+    meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
+    if not meant:
         known = sorted({name for a in ALGORITHMS[family] for name in (*a.tiers, *(variant.name for variant in a.variants))})
-        what = "no kernel has the tier and the variant of the configuration"
-        raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=config.extra.get("tier")))
+        what = "tier and variant of a configuration must be those of one kernel"
+        raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]
     if len(fitting) > 1:
-        named = config.extra.get("tier") if config else None
-        fitting.sort(key=lambda a: 0.0 if a.name == named else a.cost(problem, profile))
+        fitting.sort(key=lambda a: 0.0 if a.name == tier else a.cost(problem, profile))  # stable: the first of equals
     return next((a for a in fitting if a.probe(queue, problem, config)), None)
 
 
@@ -111,7 +110,7 @@ class Family:
         return Problem(self.op, sizes, dtypes.lookup(dtype, self.op).name, chosen, profile)
 
     def problem_class(self, problem: Problem) -> tuple[Any, ...]:
-        """What neighbouring shapes share: sizes rounded to powers of two, the dtype, the flags (a batch rounded likewise)."""
+        """What neighboring shapes share: sizes rounded to powers of two, the dtype, the flags (a batch rounded likewise)."""
         rounded = {**problem.flags, **({"batches": _nearest_power(problem.flags["batches"])} if "batches" in problem.flags else {})}
         flags = tuple(f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items()))
         sizes = (*map(_nearest_power, problem.shape[: self.rounded]), *problem.shape[self.rounded :])

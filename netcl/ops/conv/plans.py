@@ -422,15 +422,9 @@ def _ceil_to(n: int, step: int) -> int:
 
 
 def _panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
-    weights = problem.op == WEIGHT_GRAD
     for (rows, vectors), depth in itertools.product(cpu.REGISTER_TILES[problem.profile.vector_registers], cpu.PANEL_DEPTHS[1:]):
-        block = {"KB": depth // 4} if weights else {}
+        block = {"KB": depth // 4} if problem.op == WEIGHT_GRAD else {}
         yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": form, "MR": rows, "NV": vectors, "KC": depth, **block})
-
-
-def _simt_space(problem: Problem) -> Iterator[KernelConfig]:
-    for m, n, k, per_item in SIMT_TILES:
-        yield KernelConfig(V.CONV2D_IMPLICIT_GEMM, m, n, k, per_item, extra={"tier": "simt", "form": "gemm"})
 
 
 def _named(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
@@ -475,7 +469,8 @@ algorithms.add(
 )  # fmt: skip
 algorithms.add(
     "conv2d", "gemm", "simt.cl", "GPUs: an implicit product, gathered tile by tile",
-    "cases_h200.json: conv 3x3 128x3x32x32 to 64 forward", _simt_gemm, **_GPU, configurations=_simt_space,
+    "cases_h200.json: conv 3x3 128x3x32x32 to 64 forward", _simt_gemm, **_GPU,
+    configurations=lambda problem: [KernelConfig(V.CONV2D_IMPLICIT_GEMM, *t, extra={"tier": "simt", "form": "gemm"}) for t in SIMT_TILES],
     samples=tuple(KernelConfig(V.CONV2D_IMPLICIT_GEMM, *sizes, extra={"tier": "simt"}) for sizes in ((32, 32, 16, 4), (64, 64, 8, 8))),
 )  # fmt: skip
 
@@ -499,6 +494,5 @@ def _tuned_case(problem: Problem) -> algorithms.Case:
     return algorithms.Case((first, second), depth, measured, exact)
 
 
-for op in KINDS:
-    flags: dict[str, Any] = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
-    algorithms.FAMILIES[op] = algorithms.Family(op, "conv2d", flags, 7, 5, _tuned_case)
+_FLAGS = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
+algorithms.FAMILIES.update({op: algorithms.Family(op, "conv2d", _FLAGS, 7, 5, _tuned_case) for op in KINDS})
