@@ -110,10 +110,6 @@ def _work(p: Problem) -> int:
     return math.prod(p.shape)
 
 
-def _is_pointwise_conv(p: Problem) -> bool:
-    return p.shape[5:7] == (1, 1)
-
-
 def _suits_winograd(p: Problem) -> bool:
     plain = p.flags["stride"] == (1, 1) and p.flags["dilation"] == (1, 1) and p.flags["groups"] == 1
     return plain and p.shape[5:7] == (3, 3) and env.value("NETCL_CONV_WINOGRAD")
@@ -140,7 +136,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "conv2d": (
         Rule(V.CONV2D_IM2COL, lambda p: p.is_cpu, WAVE, "CPUs: one matmul over unfolded patches"),
-        Rule(V.CONV2D_IMPLICIT_GEMM, _is_pointwise_conv, {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
+        Rule(V.CONV2D_IMPLICIT_GEMM, lambda p: p.shape[5:7] == (1, 1), {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
         Rule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, WAVE, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
         Rule(V.CONV2D_WINOGRAD, _suits_winograd, WAVE, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
         Rule(V.CONV2D_IMPLICIT_GEMM, _always, {**WAVE, "tile_k": 16}, "everything else"),

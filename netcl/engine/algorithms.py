@@ -39,7 +39,7 @@ class Algorithm:
     wins: str  # the measurement that it was kept for: a results file or a page of the docs, and the case; empty: nobody has measured it
     plan: Callable[..., Any]  # plan(queue, problem, config, profile): the launches
     device: str = "any"  # "cpu", "gpu" (whatever is no CPU) or "any": where it runs unless a configuration names its tier
-    tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that ask for it
+    tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that ask for it; empty: those of its device
     variants: tuple[KernelVariant, ...] = ()  # what it carries out; empty: all of the family
     needs: str = ""  # what else a device must have
     when: Callable[[Any, Any, Any], bool] = lambda problem, config, profile: True
@@ -48,10 +48,15 @@ class Algorithm:
     configurations: Callable[[Problem], Iterable[KernelConfig]] = lambda problem: ()  # what a tuner tries
     samples: tuple[KernelConfig, ...] = ()  # configurations by which tests run it on every device
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tiers by which a configuration asks for it."""
+        return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
+
     def answers(self, config: KernelConfig | None, profile: Any) -> bool:
         """Whether a configuration may mean this algorithm on a device."""
         tier = config.extra.get("tier") if config else None
-        meant = tier in self.tiers if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
+        meant = tier in self.names if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
         return meant and (config is None or not self.variants or config.variant in self.variants)
 
 
@@ -70,7 +75,7 @@ def choose(family: str, queue: Any, problem: Any, config: KernelConfig, profile:
     """The algorithm of a problem: of those that apply the one the configuration names, else the cheapest, else the first."""
     meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
     if not meant:
-        known = sorted({name for a in ALGORITHMS[family] for name in (*a.tiers, *(variant.name for variant in a.variants))})
+        known = sorted({name for a in ALGORITHMS[family] for name in (*a.names, *(variant.name for variant in a.variants))})
         what = "tier and variant of a configuration must be those of one kernel"
         raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]

@@ -181,7 +181,7 @@ def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> 
 _SAMPLE = KernelConfig(V.CONV2D_IM2COL, extra={"tier": "simt"})
 algorithms.add(
     "conv2d", "columns", "columns.cl", "strided float32 convolutions, where products run on matrix units: one over unfolded windows",
-    "cases_h200.json: conv 3x3/2 128x128x16x16 to 256 weight gradient", plan, device="gpu", tiers=("simt",),
+    "cases_h200.json: conv 3x3/2 128x128x16x16 to 256 weight gradient", plan, device="gpu",
     when=suits, configurations=lambda problem: [_SAMPLE], samples=(_SAMPLE,),
     probe=lambda queue, job, config: job.variant(config) is V.CONV2D_IM2COL or pays(queue, job, handle_of(queue).profile),
 )  # fmt: skip

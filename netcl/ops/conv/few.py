@@ -4,6 +4,7 @@ as the product. Which of the two, with which tiles, and how many lines of result
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
@@ -12,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.ending import Ending, widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch, named
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
@@ -187,20 +188,17 @@ def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profi
     return go
 
 
-def _named(form: str, **extra: int) -> KernelConfig:
-    return KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": form, **extra})
-
-
+_named = partial(named, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")
 algorithms.add(
     "conv2d", "filters", "filters.cl", "few filters, or channels of a weight gradient: filters in the lanes, nothing unfolded",
-    "cases_intel.json: conv 3x3/2 8x64x32x32 to 128 weight gradient", _filters, device="cpu", tiers=("cpu",),
+    "cases_intel.json: conv 3x3/2 8x64x32x32 to 128 weight gradient", _filters, device="cpu",
     when=lambda job, config, profile: form_of(job, config, profile) == "filters",
-    configurations=lambda problem: [_named("filters")], samples=(_named("filters"), _named("filters", VW=8)),
+    configurations=lambda problem: [_named(form="filters")], samples=(_named(form="filters"), _named(form="filters", VW=8)),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "pixels", "pixels.cl", "filters too few to fill a vector: pixels in the lanes",
-    "cases_intel.json: conv 3x3 8x3x32x32 to 64 input gradient", _pixels, device="cpu", tiers=("cpu",),
+    "cases_intel.json: conv 3x3 8x3x32x32 to 64 input gradient", _pixels, device="cpu",
     when=lambda job, config, profile: form_of(job, config, profile) == "pixels",
-    configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_named("pixels")],
-    samples=(_named("pixels"), _named("pixels", VW=8)),
+    configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_named(form="pixels")],
+    samples=(_named(form="pixels"), _named(form="pixels", VW=8)),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
@@ -14,6 +14,11 @@ from netcl.ops.finish import Finish
 THIN = 2  # filters of a group up to which tiles are mostly empty
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 Launch = Callable[..., None]
+
+
+def named(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
+    """A configuration of a tier's kernels."""
+    return KernelConfig(variant, extra={"tier": tier, **extra})
 
 
 class Job(NamedTuple):

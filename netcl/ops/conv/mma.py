@@ -232,7 +232,7 @@ def _space(problem: Problem) -> list[KernelConfig]:
 
 algorithms.add(
     "conv2d", "mma", "mma.cl", "convolutions of float16 and bfloat16 from 4 million multiply-adds on",
-    "cases_h200.json: conv 3x3 128x3x32x32 to 64 weight gradient bfloat16", plan, device="gpu", tiers=("simt",),
+    "cases_h200.json: conv 3x3 128x3x32x32 to 64 weight gradient bfloat16", plan, device="gpu",
     needs="NVIDIA, compute capability 8.0 or more", when=suits, cost=algorithms.first, configurations=_space,
     probe=lambda queue, job, config: _trusted(queue, job.dtype),
 )  # fmt: skip

@@ -28,7 +28,7 @@ from netcl.engine.algorithms import Algorithm
 from netcl.ops.conv import arrays, columns, ending, few, mma, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
 from netcl.ops.conv.ending import Ending, widened
 from netcl.ops.conv.geometry import Geometry, geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, Job, Launch, named
 from netcl.ops.matmul import cpu
 
 __all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
@@ -427,49 +427,43 @@ def _panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
         yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": form, "MR": rows, "NV": vectors, "KC": depth, **block})
 
 
-def _named(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
-    return KernelConfig(variant, extra={"tier": tier, **extra})
-
-
-_CPU: dict[str, Any] = {"device": "cpu", "tiers": ("cpu",)}
-_GPU: dict[str, Any] = {"device": "gpu", "tiers": ("simt",)}
 _MEANT = {V.CONV2D_WINOGRAD: "winograd", V.CONV2D_IM2COL: "columns", V.CONV2D_TILED_LOCAL: "tiled"}  # where they suit
 algorithms.add(
-    "conv2d", "rows", "cpu.cl", "groups of one or two filters, and kernels of more taps than a panel has rows", "", _cpu_rows, **_CPU,
-    when=_suits_rows, samples=(_named(V.CONV2D_NAIVE, "cpu"),),
+    "conv2d", "rows", "cpu.cl", "groups of one or two filters, and kernels of more taps than a panel has rows", "", _cpu_rows, device="cpu",
+    when=_suits_rows, samples=(named(V.CONV2D_NAIVE, "cpu"),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "weights", "weights.cl", "weight gradients with vectors of 32 bytes and more: channels last, nothing packed",
-    "cases_intel.json: conv 3x3/2 8x256x8x8 to 512 weight gradient", _cpu_weights, **_CPU, when=_suits_weights,
+    "cases_intel.json: conv 3x3/2 8x256x8x8 to 512 weight gradient", _cpu_weights, device="cpu", when=_suits_weights,
     configurations=lambda problem: _panel_space(problem, "rows") if problem.op == WEIGHT_GRAD else (),
-    samples=(_named(V.CONV2D_IM2COL, "cpu", form="rows", VW=8, NV=2, KB=32),),
+    samples=(named(V.CONV2D_IM2COL, "cpu", form="rows", VW=8, NV=2, KB=32),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "panel", "cpu.cl", "CPUs: an implicit product over unfolded panels",
-    "cases_intel.json: conv 1x1/2 8x64x32x32 to 128 forward", _cpu_panel, **_CPU,
+    "cases_intel.json: conv 1x1/2 8x64x32x32 to 128 forward", _cpu_panel, device="cpu",
     configurations=lambda problem: _panel_space(problem, "panel"),
     samples=(
-        _named(V.CONV2D_IMPLICIT_GEMM, "cpu", form="panel"),
-        _named(V.CONV2D_IM2COL, "cpu", form="panel", KC=64, ROWS=12, NT=2),
-        _named(V.CONV2D_IM2COL, "cpu", form="panel", VW=16, NV=2, MR=4),
+        named(V.CONV2D_IMPLICIT_GEMM, "cpu", form="panel"),
+        named(V.CONV2D_IM2COL, "cpu", form="panel", KC=64, ROWS=12, NT=2),
+        named(V.CONV2D_IM2COL, "cpu", form="panel", VW=16, NV=2, MR=4),
     ),
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "naive", "simt.cl", "groups of one or two filters: a work-item per result", "", _simt_naive, **_GPU,
-    when=lambda job, config, profile: job.variant(config) is V.CONV2D_NAIVE, samples=(_named(V.CONV2D_NAIVE, "simt"),),
+    "conv2d", "naive", "simt.cl", "groups of one or two filters: a work-item per result", "", _simt_naive, device="gpu",
+    when=lambda job, config, profile: job.variant(config) is V.CONV2D_NAIVE, samples=(named(V.CONV2D_NAIVE, "simt"),),
 )  # fmt: skip
 algorithms.add(
-    "conv2d", "tiled", "simt.cl", "small outputs, where NETCL_CONV_TILED_LOCAL=1 allows it", "", _simt_tiled, **_GPU,
-    when=_suits_tiled, samples=(_named(V.CONV2D_TILED_LOCAL, "simt"),),
+    "conv2d", "tiled", "simt.cl", "small outputs, where NETCL_CONV_TILED_LOCAL=1 allows it", "", _simt_tiled, device="gpu",
+    when=_suits_tiled, samples=(named(V.CONV2D_TILED_LOCAL, "simt"),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "taps", "taps.cl", "GPUs, 32 channels and filters and more: a product per tap",
-    "cases_h200.json: conv 1x1/2 128x64x32x32 to 128 weight gradient", _taps, **_GPU, when=_suits_taps,
-    configurations=lambda problem: [_named(V.CONV2D_IMPLICIT_GEMM, "simt", form="taps", BM=m, BN=n) for m, n in TAPS_TILES],
+    "cases_h200.json: conv 1x1/2 128x64x32x32 to 128 weight gradient", _taps, device="gpu", when=_suits_taps,
+    configurations=lambda problem: [named(V.CONV2D_IMPLICIT_GEMM, "simt", form="taps", BM=m, BN=n) for m, n in TAPS_TILES],
 )  # fmt: skip
 algorithms.add(
     "conv2d", "gemm", "simt.cl", "GPUs: an implicit product, gathered tile by tile",
-    "cases_h200.json: conv 3x3 128x3x32x32 to 64 forward", _simt_gemm, **_GPU,
+    "cases_h200.json: conv 3x3 128x3x32x32 to 64 forward", _simt_gemm, device="gpu",
     configurations=lambda problem: [KernelConfig(V.CONV2D_IMPLICIT_GEMM, *t, extra={"tier": "simt", "form": "gemm"}) for t in SIMT_TILES],
     samples=tuple(KernelConfig(V.CONV2D_IMPLICIT_GEMM, *sizes, extra={"tier": "simt"}) for sizes in ((32, 32, 16, 4), (64, 64, 8, 8))),
 )  # fmt: skip

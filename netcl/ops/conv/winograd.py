@@ -201,6 +201,6 @@ def _tile_products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bo
 algorithms.add(
     "conv2d", "winograd", "winograd.cl transforms.cl", "3 x 3 kernels with stride 1, where the model says that it pays",
     "cases_h200.json: conv 3x3 64x64x56x56 to 64 forward", plan,
-    device="gpu", tiers=("simt",), when=suits, configurations=space,
+    device="gpu", when=suits, configurations=space,
     samples=(KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1}),),
 )  # fmt: skip

@@ -161,6 +161,6 @@ def plan(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProf
 SAMPLE = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1})
 algorithms.add(
     "conv2d", "winograd_cpu", "winograd_cpu.cl transforms.cl", "3 x 3 kernels with stride 1 and 32 channels and filters or more",
-    "cases_intel.json: conv 3x3 8x64x32x32 to 64 input gradient", plan, device="cpu", tiers=("cpu",),
+    "cases_intel.json: conv 3x3 8x64x32x32 to 64 input gradient", plan, device="cpu",
     when=suits, cost=algorithms.first, configurations=space, samples=(SAMPLE,),
 )  # fmt: skip

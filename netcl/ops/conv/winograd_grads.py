@@ -67,6 +67,6 @@ def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> 
 algorithms.add(
     "conv2d", "winograd_grads", "winograd_grads.cl transforms.cl", "weight gradients of the same, from 32 tiles on",
     "cases_intel.json: conv 3x3 8x64x56x56 to 64 weight gradient", plan,
-    device="cpu", tiers=("cpu",), when=suits, cost=algorithms.first, samples=(SAMPLE,),
+    device="cpu", when=suits, cost=algorithms.first, samples=(SAMPLE,),
     configurations=lambda problem: space(problem) if problem.op == WEIGHT_GRAD else [],
 )  # fmt: skip

@@ -206,7 +206,7 @@ def _panel_space(problem: Problem) -> Iterator[KernelConfig]:
 
 
 _DOT, _UNPACKED = (KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form}) for form in ("dot", "unpacked"))
-_CPU: dict[str, Any] = {"device": "cpu", "tiers": ("cpu",), "variants": gemm.VARIANTS[1:]}
+_CPU: dict[str, Any] = {"device": "cpu", "variants": gemm.VARIANTS[1:]}
 algorithms.add(
     "matmul", "dot", "dot.cl", "few rows times a transposed matrix: dot products, nothing packed",
     "cases_intel.json: linear 8x512x1000", _dot, **_CPU, when=_suits_dot,

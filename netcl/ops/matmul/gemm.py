@@ -334,16 +334,15 @@ def _working_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> 
 VARIANTS = (V.MATMUL_NAIVE, V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED)
 NAIVE = algorithms.add(
     "matmul", "naive", "naive.cl", "tiny products: a work-item per result", "sweep_h200.json: sweep matmul 16", _naive,
-    tiers=("simt", "cpu"), variants=(V.MATMUL_NAIVE,), cost=portable_cost, samples=(KernelConfig(V.MATMUL_NAIVE),),
+    variants=(V.MATMUL_NAIVE,), cost=portable_cost, samples=(KernelConfig(V.MATMUL_NAIVE),),
 )  # fmt: skip
 algorithms.add(
     "matmul", "vectorized", "naive.cl", "configurations without local memory: 4 x 4 results per work-item", "", _vectorized,
-    device="gpu", tiers=("simt",), variants=VARIANTS[3:], cost=portable_cost,
-    samples=(KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),),
+    device="gpu", variants=VARIANTS[3:], cost=portable_cost, samples=(KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),),
 )  # fmt: skip
 TILES = algorithms.add(
     "matmul", "tiles", "simt.cl slices.cl", "GPUs: register tiles fed from local memory, or slices of k where those are too few",
-    "cases_h200.json: linear 64x784x128", _tiles, device="gpu", tiers=("simt",), variants=VARIANTS[1:3], cost=portable_cost,
+    "cases_h200.json: linear 64x784x128", _tiles, device="gpu", variants=VARIANTS[1:3], cost=portable_cost,
     configurations=lambda problem: [block.config() for block in BLOCKS],
     samples=(
         KernelConfig(V.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"}),
@@ -405,7 +404,7 @@ def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     algorithm, config = algorithm_of(queue, p, config, profile)
     # Only where policy decides: a configuration that was measured or named means the kernel as it is.
-    on_cpu = profile.device_type == "cpu" and "cpu" in algorithm.tiers
+    on_cpu = profile.device_type == "cpu" and "cpu" in algorithm.names
     if on_cpu and not is_named(config) and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
         return Plan((), widens=True)
     return algorithm.plan(queue, p, config, profile)
