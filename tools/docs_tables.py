@@ -168,6 +168,22 @@ def _parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(annotation=parameter.empty, default=parameter.default if plain else ...)
 
 
+def kernel_algorithms() -> str:
+    """The table of algorithms, in the order in which they are asked."""
+    from netcl import ops  # noqa: F401, fills the table
+    from netcl.engine.algorithms import ALGORITHMS
+
+    def measured(wins: str) -> str:
+        file, _, case = wins.partition(": ")
+        return f"[{case}]({file if file.endswith('.md') else f'../benchmarks/results/{file}'})" if wins else ""
+
+    found = [a for table in ALGORITHMS.values() for a in table]
+    places = ("; ".join(filter(None, (a.device, a.needs))) for a in found)
+    names = ((a.family, _code(a.name), ", ".join(map(_code, a.kernels.split()))) for a in found)
+    rows = ((*name, place, a.doc, measured(a.wins)) for a, name, place in zip(found, names, places, strict=True))
+    return _table(("op", "algorithm", "kernels", "device", "for", "measured in"), rows)
+
+
 def faults() -> str:
     """The faults that tests make, from their ``@pytest.mark.fault`` marks."""
     rows = []
@@ -188,6 +204,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ops": op_table,
     "amp_policy": amp_policy,
     "reference": reference,
+    "algorithms": kernel_algorithms,
     "faults": faults,
     "torch_names": torch_names,
 }

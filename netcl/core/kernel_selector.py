@@ -93,16 +93,6 @@ class Rule:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class VendorRow:
-    """Fields that differ on the devices of a family, for one variant; the last matching row wins."""
-
-    brand: str
-    families: tuple[str, ...]
-    variant: KernelVariant
-    change: Mapping[str, Any]
-
-
 V = KernelVariant
 TINY_MATMUL = 16**3  # multiply-adds
 LARGE_MATMUL = 512**3
@@ -118,10 +108,6 @@ WAVE = {"local_size_1d": 64}  # where the variant has one work-item per result: 
 
 def _work(p: Problem) -> int:
     return math.prod(p.shape)
-
-
-def _is_pointwise_conv(p: Problem) -> bool:
-    return p.shape[5:7] == (1, 1)
 
 
 def _suits_winograd(p: Problem) -> bool:
@@ -150,7 +136,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "conv2d": (
         Rule(V.CONV2D_IM2COL, lambda p: p.is_cpu, WAVE, "CPUs: one matmul over unfolded patches"),
-        Rule(V.CONV2D_IMPLICIT_GEMM, _is_pointwise_conv, {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
+        Rule(V.CONV2D_IMPLICIT_GEMM, lambda p: p.shape[5:7] == (1, 1), {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
         Rule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, WAVE, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
         Rule(V.CONV2D_WINOGRAD, _suits_winograd, WAVE, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
         Rule(V.CONV2D_IMPLICIT_GEMM, _always, {**WAVE, "tile_k": 16}, "everything else"),
@@ -175,16 +161,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
 ON_CPU: dict[str, Mapping[str, Any]] = {"elementwise": WAVE, "reduction": {**WAVE, "use_local_memory": False}}
 _WIDE_TILES = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "work_per_thread": 8}
 _WIDE_PIXELS = {"tile_m": 64, "tile_n": 128, "tile_k": 8, "work_per_thread": 8}
-VENDORS: tuple[VendorRow, ...] = (
-    *(
-        VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), variant, _WIDE_PIXELS)
-        for variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
-    ),
-    VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), V.MATMUL_REGISTER_TILED, _WIDE_TILES),
-    VendorRow("nvidia", ("ampere", "ada", "hopper", "blackwell"), V.MATMUL_TILED, {"tile_k": 32, "work_per_thread": 4}),
-    VendorRow("nvidia", ("turing",), V.MATMUL_REGISTER_TILED, {"tile_m": 128, "tile_n": 64, "tile_k": 8, "work_per_thread": 8}),
-    VendorRow("amd", ("rdna2", "rdna3"), V.MATMUL_REGISTER_TILED, {"tile_n": 128, "work_per_thread": 8, "extra": {"wave": 32}}),
-    VendorRow("amd", ("rdna2", "rdna3"), V.MATMUL_TILED, {"tile_k": 32, "extra": {"wave": 32}}),
+_RECENT = ("ampere", "ada", "hopper", "blackwell")
+#: Brand, families, variant, and the fields that differ on those devices; the last match wins.
+VENDORS: tuple[tuple[str, tuple[str, ...], KernelVariant, Mapping[str, Any]], ...] = (
+    *(("nvidia", _RECENT, variant, _WIDE_PIXELS) for variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)),
+    ("nvidia", _RECENT, V.MATMUL_REGISTER_TILED, _WIDE_TILES),
+    ("nvidia", _RECENT, V.MATMUL_TILED, {"tile_k": 32, "work_per_thread": 4}),
+    ("nvidia", ("turing",), V.MATMUL_REGISTER_TILED, {"tile_m": 128, "tile_n": 64, "tile_k": 8, "work_per_thread": 8}),
+    ("amd", ("rdna2", "rdna3"), V.MATMUL_REGISTER_TILED, {"tile_n": 128, "work_per_thread": 8, "extra": {"wave": 32}}),
+    ("amd", ("rdna2", "rdna3"), V.MATMUL_TILED, {"tile_k": 32, "extra": {"wave": 32}}),
 )
 
 # Gradients are measured apart from the op they belong to; what a program registers for the op holds for them, unless it names them.
@@ -230,9 +215,9 @@ def decide(problem: Problem) -> KernelConfig:
     rule = next(rule for rule in RULES[problem.op] if rule.when(problem))
     change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.is_cpu else {})}
     if kernel_strategy(problem.profile) == "optimized":
-        for row in VENDORS:
-            if row.variant is rule.variant and row.brand == problem.profile.brand and problem.profile.family in row.families:
-                change.update(row.change)
+        for brand, families, variant, fields in VENDORS:
+            if variant is rule.variant and brand == problem.profile.brand and problem.profile.family in families:
+                change.update(fields)
     change["extra"] = {"why": rule.why, **change.get("extra", {})}
     return fit(KernelConfig(rule.variant, **change), problem.profile, dtypes.lookup(problem.dtype).itemsize)
 
@@ -246,11 +231,7 @@ def _two(value: int | Sequence[int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def _unmeasured(op: str, key: tuple[Hashable, ...]) -> KernelConfig | None:
-    return None
-
-
-def _untuned(problem: Problem) -> KernelConfig | None:
+def _nothing(*asked: Any) -> None:
     return None
 
 
@@ -266,8 +247,8 @@ class KernelSelector:
         self.profile = profile
         self.revision = 0  # grows when an answer may have changed: plans made before do not count any more
         self.named = 0  # grows with every kernel that is measured or registered by hand: a recorded step rests on it
-        self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _unmeasured
-        self.tuned: Callable[[Problem], KernelConfig | None] = _untuned  # the tuning store's lookup, asked after ``measured``
+        self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _nothing
+        self.tuned: Callable[[Problem], KernelConfig | None] = _nothing  # the tuning store's lookup, asked after ``measured``
         self._registered: dict[str, list[tuple[Callable[[Any, DeviceProfile], bool], Any]]] = {}
         self._cache: dict[Hashable, KernelConfig] = {}
 
@@ -437,26 +418,5 @@ def get_kernel_selector() -> KernelSelector:
     return _selector
 
 
-def select_matmul_config(M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
-    """The configuration for an (M, K) x (K, N) product on the active device."""
-    return _selector.select_matmul_kernel(M, N, K, dtype, **flags)
-
-
-def select_conv2d_config(*sizes: Any, **options: Any) -> KernelConfig:
-    """The configuration for a convolution on the active device; arguments as :meth:`KernelSelector.select_conv2d_kernel`."""
-    return _selector.select_conv2d_kernel(*sizes, **options)
-
-
-def register(op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
-    """:meth:`KernelSelector.register` of the process-wide selector."""
-    _selector.register(op, condition, kernel)
-
-
-def select(op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None) -> Any:
-    """:meth:`KernelSelector.select` of the process-wide selector."""
-    return _selector.select(op, shapes, profile)
-
-
-def clear_cache() -> None:
-    """:meth:`KernelSelector.clear_cache` of the process-wide selector."""
-    _selector.clear_cache()
+select_matmul_config, select_conv2d_config = _selector.select_matmul_kernel, _selector.select_conv2d_kernel
+register, select, clear_cache = _selector.register, _selector.select, _selector.clear_cache

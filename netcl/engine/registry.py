@@ -379,7 +379,6 @@ class Op(_WithFunction):
     amp: Amp = "keep"
     samples: Sequence[Sample] = ()
     errors: Sequence[tuple[Sample, str]] = ()
-    variants: Sequence[Any] = ()
     differentiable: bool = True
     tol: float = 1.0
     doc: str = ""

@@ -1,6 +1,6 @@
 """The tuner: which of a problem's configurations is fastest on a device, among those that compute what they should.
 
-A search takes the candidates of the problem's family (:mod:`netcl.ops.families`), compares each result with a float64 reference before
+A search takes the candidates of the problem's family (:mod:`netcl.engine.algorithms`), compares each result with a float64 reference before
 its time may count, and keeps the winner per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
 finds it, also for neighbouring shapes. Nothing is measured unless asked for: by the functions here, by ``netcl tune``, or by
 ``NETCL_AUTOTUNE=on`` at the first use of a shape, for at most its budget of seconds per process.
@@ -22,10 +22,11 @@ import numpy as np
 from netcl.core import dispatch, env, platforms, recording
 from netcl.core.device import CPUQueue, get_active_device, handle_of, queue_of
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, get_matmul_precision
+from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, get_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.families import FAMILIES, Family
+from netcl.engine.algorithms import FAMILIES, Family
+from netcl.ops import conv, matmul  # noqa: F401, fill the table of algorithms
 from netcl.profiling import timing
 from netcl.runtime import tuning
 
@@ -41,7 +42,6 @@ SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
 CHECKED_PRODUCTS = 1 << 28  # multiply-adds above which the reference is taken of a part of the problem
 NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbours
 _TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
-_SIZES = {"matmul": 3}
 _FAILURES = (KernelBuildError, OutOfMemoryError, ShapeError, DtypeError, DeviceError, ValueError, LookupError)
 
 
@@ -110,8 +110,8 @@ class Autotuner:
         """Search for ``(M, N, K)`` of a ``matmul`` or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
         if op not in self.families:
             raise ShapeError(message("autotune", "there is nothing to tune for this op", f"known: {', '.join(self.families)}", op=repr(op)))
-        if len(sizes) != _SIZES.get(op, 7) or min(sizes) < 1:
-            raise ShapeError(message("autotune", f"{op} has {_SIZES.get(op, 7)} sizes, each at least 1", sizes=sizes))
+        if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:
+            raise ShapeError(message("autotune", f"{op} has {count} sizes, each at least 1", sizes=sizes))
         problem = self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags)
         if problem.dtype not in _TUNED_DTYPES:
             raise DtypeError(message("autotune", f"only {', '.join(_TUNED_DTYPES)} are tuned", dtype=dtype))
@@ -165,7 +165,7 @@ class _Search:
     def __init__(self, tuner: Autotuner, problem: Problem):
         self.tuner, self.problem = tuner, problem
         self.family = tuner.families[problem.op]
-        self.candidates = _known_first(tuner, _allowed(self.family.configurations(problem)), _store_key(self.family, problem))
+        self.candidates = _known_first(tuner, self.family.configurations(problem), _store_key(self.family, problem))
         self.check = _Check(self.family, problem, tuner.queue)
         self.trials: list[Trial] = []
 
@@ -264,12 +264,6 @@ def _known_first(tuner: Autotuner, candidates: list[KernelConfig], key: str) -> 
     """The policy's choice, then the winner of an earlier search that ran out of time, then the others."""
     earlier = tuner.store.entries(tuner.profile).get(key, {}).get("config")
     return sorted(candidates, key=lambda c: 0 if c is candidates[0] else 1 if earlier and tuning.to_json(c) == earlier else 2)
-
-
-def _allowed(candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
-    if env.value("NETCL_CONV_WINOGRAD"):
-        return list(candidates)
-    return [config for config in candidates if config.variant is not KernelVariant.CONV2D_WINOGRAD]
 
 
 # ---- asked for by name
@@ -445,7 +439,7 @@ def _usable_entry(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | 
         config = tuning.from_json(entry["config"])
     except ValueError:
         return None
-    return config if config in _allowed(FAMILIES[problem.op].configurations(problem)) else None
+    return config if config in FAMILIES[problem.op].configurations(problem) else None
 
 
 dispatch.fill("tuned_kernel", tuned)

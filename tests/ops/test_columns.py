@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
+import math
 
 import numpy as np
 import pytest
 
+from netcl.core.device import handle_of
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
 from netcl.ops.conv import arrays, columns, plans
@@ -83,9 +84,9 @@ def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
 
 def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):
     job = job_of(plans.FORWARD, (2, 4, 8, 8), (4, 4, 3, 3))
-    assert columns.has_room(job, cl_queue) and plans.plan(job, cl_queue, CONFIG).prepare is not None
+    assert columns.has_room(job, handle_of(cl_queue).profile) and plans.plan(job, cl_queue, CONFIG).prepare is not None
     monkeypatch.setattr(columns, "MOST_VALUES", 4 * 9 * 2 * 36 - 1)
-    assert not columns.has_room(job, cl_queue)
+    assert not columns.has_room(job, handle_of(cl_queue).profile)
     other = dataclasses.replace(CONFIG, local_size_1d=64)  # a plan that was not made before
     assert plans.plan(job, cl_queue, other).prepare is None
 
@@ -98,8 +99,8 @@ def chosen(cl_device, monkeypatch):
 
     def takes(job, capability):
         profile = dataclasses.replace(cl_device.profile, compute_capability=capability, **GPU)
-        monkeypatch.setattr(columns, "handle_of", lambda queue: SimpleNamespace(profile=profile))
-        return columns.pays(job, cl_device.queue)
+        policy = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"why": "a rule"})
+        return columns.suits(job, policy, profile) and columns.pays(cl_device.queue, job, profile)
 
     return takes
 
@@ -122,7 +123,9 @@ def test_few_channels_have_their_weight_gradient_by_it(chosen):
 @pytest.mark.parametrize("variant", [KernelVariant.CONV2D_IMPLICIT_GEMM, KernelVariant.CONV2D_WINOGRAD])
 def test_only_policy_is_overruled(cl_queue, monkeypatch, variant):
     """What was measured or named is done as it is."""
-    monkeypatch.setattr(columns, "pays", lambda job, queue: True)
+    monkeypatch.setattr(columns, "pays", lambda *asked: True)
+    monkeypatch.setattr(columns, "direct_cost", lambda job: math.inf)
+    monkeypatch.setattr(nvidia, "capable", lambda profile: True)
     job = job_of(plans.FORWARD, (1, 4, 9, 8), (4, 4, 3, 3), 2)
     named = KernelConfig(variant, extra={"tier": "simt"})
     by_policy = KernelConfig(variant, extra={"tier": "simt", "why": "a rule"})

@@ -17,6 +17,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_s
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import registry
+from netcl.engine.algorithms import ALGORITHMS
 from netcl.ops.matmul import nvidia
 
 _spec = importlib.util.spec_from_file_location("image_cases", Path(__file__).parents[1] / "golden" / "image_cases.py")
@@ -26,22 +27,9 @@ _spec.loader.exec_module(golden)
 OPS = ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")
 V = KernelVariant
 KERNELS = {
-    "cpu-panel": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "panel"}),
-    "cpu-panel-in-pieces": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "panel", "KC": 64, "ROWS": 12, "NT": 2}),
-    "cpu-panel-wide": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "panel", "VW": 16, "NV": 2, "MR": 4}),
-    "cpu-taps": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": "rows", "VW": 8, "NV": 2, "KB": 32}),
-    "cpu-filters": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "filters"}),
-    "cpu-filters-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "filters", "VW": 8}),
-    "cpu-pixels": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "pixels"}),
-    "cpu-pixels-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "cpu", "form": "pixels", "VW": 8}),
-    "cpu-rows": KernelConfig(V.CONV2D_NAIVE, extra={"tier": "cpu"}),
-    "simt-gemm": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_k=16, extra={"tier": "simt"}),
-    "simt-gemm-wide": KernelConfig(V.CONV2D_IMPLICIT_GEMM, tile_m=64, tile_n=64, tile_k=8, work_per_thread=8, extra={"tier": "simt"}),
-    "simt-im2col": KernelConfig(V.CONV2D_IM2COL, extra={"tier": "simt"}),
-    "simt-tiled": KernelConfig(V.CONV2D_TILED_LOCAL, extra={"tier": "simt"}),
-    "simt-winograd": KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1}),
-    "cpu-winograd": KernelConfig(V.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1}),
-    "simt-naive": KernelConfig(V.CONV2D_NAIVE, extra={"tier": "simt"}),
+    f"{config.extra['tier']}-{algorithm.name}-{i}": config
+    for algorithm in ALGORITHMS["conv2d"]
+    for i, config in enumerate(algorithm.samples)
 }
 
 
@@ -83,7 +71,7 @@ def test_every_kernel_meets_the_samples(cl_device, name, kernel, in_turn):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("kernel", ["cpu-panel", "cpu-filters", "cpu-pixels", "simt-gemm", "simt-im2col", "simt-winograd"])
+@pytest.mark.parametrize("kernel", ["cpu-panel-0", "cpu-filters-0", "cpu-pixels-0", "simt-gemm-0", "simt-columns-0", "simt-winograd-0"])
 def test_kernels_take_every_dtype(cl_queue, kernel, dtype, tol):
     if dtype == "float64" and not handle_of(cl_queue).profile.has_fp64:
         pytest.skip("the device has no float64")
@@ -214,8 +202,8 @@ def test_a_variant_that_does_not_fit_is_replaced_and_said(cl_queue, caplog):
     with caplog.at_level("INFO", "netcl"), forced(KernelConfig(V.CONV2D_TILED_LOCAL, extra={"tier": "simt", "mark": 1})):
         F.conv2d(x, w)
         F.conv2d(x, w)
-    assert [r.message for r in caplog.records if "does not fit" in r.message] == [
-        "[conv2d] a tile with its rim does not fit: implicit GEMM instead; x.shape=(1, 3, 40, 40), w.shape=(3, 3, 33, 33)"
+    assert [r.message for r in caplog.records if "does not suit" in r.message] == [
+        "[conv2d] tiled does not suit this convolution: gemm instead; x.shape=(1, 3, 40, 40), w.shape=(3, 3, 33, 33)"
     ]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
+from netcl.engine.algorithms import ALGORITHMS
 from netcl.ops.conv import mma
 from netcl.ops.conv.geometry import geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job
@@ -69,17 +72,19 @@ def test_nothing_and_too_much_do_not_fit():
 
 def test_other_devices_and_dtypes_keep_their_kernels(cl_device, monkeypatch):
     monkeypatch.setattr(mma.nvidia, "capable", lambda profile: False)
-    assert not mma.suits(job(FORWARD, 128, 64, 32, 64), NAMED, cl_device.queue)
+    assert not mma.suits(job(FORWARD, 128, 64, 32, 64), NAMED, cl_device.profile)
     monkeypatch.setattr(mma.nvidia, "capable", lambda profile: True)
-    monkeypatch.setattr(mma, "_trusted", lambda queue, dtype: True)
-    assert mma.suits(job(FORWARD, 128, 64, 32, 64), NAMED, cl_device.queue)
-    assert mma.suits(job(FORWARD, 128, 64, 32, 64), POLICY, cl_device.queue)
-    assert not mma.suits(job(FORWARD, 128, 64, 32, 64, dtype="float32"), NAMED, cl_device.queue)
+    assert mma.suits(job(FORWARD, 128, 64, 32, 64), NAMED, cl_device.profile)
+    assert mma.suits(job(FORWARD, 128, 64, 32, 64), POLICY, cl_device.profile)
+    assert not mma.suits(job(FORWARD, 128, 64, 32, 64, dtype="float32"), NAMED, cl_device.profile)
     other = KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra={"form": "taps"})
-    assert not mma.suits(job(FORWARD, 128, 64, 32, 64), other, cl_device.queue)
+    assert not mma.suits(job(FORWARD, 128, 64, 32, 64), other, cl_device.profile)
 
 
 def test_a_tuner_is_offered_the_tiles_where_there_are_units(monkeypatch):
     monkeypatch.setattr(mma.nvidia, "capable", lambda profile: True)
-    offered = {(config.extra["BM"], config.extra["BN"]) for config in mma.configurations(None, "float16")}
-    assert offered == {(tile.m, tile.n) for tile in mma.TILES} and not mma.configurations(None, "float32")
+    problem = Problem("conv2d", (8, 64, 32, 32, 64, 3, 3), "float16", {}, None)
+    (algorithm,) = (a for a in ALGORITHMS["conv2d"] if a.name == "mma")
+    offered = {(config.extra["BM"], config.extra["BN"]) for config in algorithm.configurations(problem)}
+    assert offered == {(tile.m, tile.n) for tile in mma.TILES}
+    assert not algorithm.configurations(dataclasses.replace(problem, dtype="float32"))

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-import netcl.ops as F
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.device import handle_of
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, decide
 from netcl.core.tensor import Tensor
 from netcl.engine import registry
 from netcl.engine.launch import on_cpu_device
 from netcl.ops.conv import arrays, plans, winograd_cpu, winograd_grads
 from netcl.ops.conv.geometry import geometry
+from netcl.ops.conv.job import THIN
 
 # The device's own and others; 16 lanes are tried by test_oclgrind.py, too.
 TILES = [
@@ -33,7 +34,7 @@ def job_of(kind, n, c, h, w, f, padding, **options):
 
 def run(job, queue, *arrays, **extra):
     config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **extra})
-    assert winograd_cpu.suits(job, config.variant, config, queue)
+    assert job.filters <= THIN or winograd_cpu.suits(job, config, handle_of(queue).profile)
     first, second, *bias = (Tensor.from_host(queue, array) for array in arrays)
     result = Tensor.empty(job.g.x_shape if job.kind == plans.INPUT_GRAD else job.g.y_shape, queue=queue)
     plans.run(job, queue, first, second, *(bias or [second]), result, config=config)
@@ -95,14 +96,13 @@ def test_it_is_taken_where_it_pays(cl_device, sizes, expected):
 def test_the_policy_leaves_it_to_the_plan_and_a_switch_forbids_it(cl_queue, monkeypatch):
     if not on_cpu_device(cl_queue):
         pytest.skip("another device has other kernels")
-    taken = []
-    monkeypatch.setattr(winograd_cpu, "plan", lambda job, config, queue: taken.append(job.kind) or (lambda queue, *tensors: None))
-    x, w = Tensor.zeros((2, 64, 16, 16), queue=cl_queue), Tensor.zeros((64, 64, 3, 3), queue=cl_queue)
+    profile = handle_of(cl_queue).profile
     for switch in ("1", "0"):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
-        F.conv2d(x, w, padding=1)
-        F.conv2d_input_grad(x, w, size=(16, 16), padding=1)
-        assert taken == [plans.FORWARD, plans.INPUT_GRAD]
+        for kind in (plans.FORWARD, plans.INPUT_GRAD):
+            job = job_of(kind, 2, 64, 16, 16, 64, 1)
+            chosen, _ = plans.algorithm_of(cl_queue, job, decide(plans.conv_problem(job, profile)), profile)
+            assert (chosen.name == "winograd_cpu") == (switch == "1")
 
 
 # ---- weight gradients
@@ -116,7 +116,7 @@ GRADS = [
 
 def weight_grad(job, queue, x, dy, **extra):
     config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **extra})
-    assert winograd_grads.suits(job, config.variant, config, queue)
+    assert winograd_grads.suits(job, config, handle_of(queue).profile)
     result = Tensor.empty(job.g.w_shape, queue=queue)
     plans.run(job, queue, Tensor.from_host(queue, x), Tensor.from_host(queue, dy), result, config=config)
     return result.to_host()

@@ -13,7 +13,7 @@ import netcl.ops as F
 from netcl.core.errors import DeviceError, DtypeError, ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.ops import families
+from netcl.engine import algorithms
 from netcl.profiling import autotuner
 from netcl.profiling.autotuner import Autotuner, autotune, autotune_conv2d, autotune_matmul
 from netcl.runtime import tuning
@@ -46,8 +46,18 @@ def planted(monkeypatch):
     def choices(self, problem):
         return [POLICY, WRONG, NAIVE, SLOW]
 
-    monkeypatch.setattr(families.Family, "configurations", choices)
-    return {"matmul": replace(families.FAMILIES["matmul"], run=run)}
+    monkeypatch.setattr(algorithms.Family, "configurations", choices)
+    return {"matmul": running(run)}
+
+
+def running(run):
+    """The family of products with another way to run one: ``run(config, problem, operands)``."""
+    family = algorithms.FAMILIES["matmul"]
+
+    def case(problem):
+        return family.case(problem)._replace(run=lambda config, *operands: run(config, problem, operands))
+
+    return replace(family, case=case)
 
 
 def test_a_fast_but_wrong_configuration_is_rejected(cl_device, planted):
@@ -61,9 +71,9 @@ def test_one_that_cannot_run_is_rejected(cl_device, planted):
     def run(config, problem, operands):
         if config is NAIVE:
             raise ShapeError("no such tile")
-        return planted["matmul"].run(config, problem, operands)
+        return planted["matmul"].run_with(config, problem, *operands)
 
-    found = Autotuner(cl_device, families={"matmul": replace(planted["matmul"], run=run)}).tune("matmul", 16, 24, 32)
+    found = Autotuner(cl_device, families={"matmul": running(run)}).tune("matmul", 16, 24, 32)
     assert found.config is POLICY and "ShapeError: no such tile" in [trial.rejected for trial in found.trials]
 
 
@@ -73,10 +83,10 @@ def test_large_problems_are_checked_by_a_part_and_as_a_whole(cl_device, planted,
 
     def run(config, problem, operands):
         sizes.append(problem.shape)
-        result = planted["matmul"].run(NAIVE, problem, operands)
+        result = planted["matmul"].run_with(NAIVE, problem, *operands)
         return result + 1.0 if config is WRONG and problem.shape[0] == 16 else result
 
-    found = Autotuner(cl_device, families={"matmul": replace(planted["matmul"], run=run)}).tune("matmul", 16, 24, 32)
+    found = Autotuner(cl_device, families={"matmul": running(run)}).tune("matmul", 16, 24, 32)
     assert {(4, 24, 32), (16, 24, 32)} == set(sizes) and [trial.config for trial in found.rejected] == [WRONG]
 
 
@@ -86,7 +96,7 @@ def test_the_budget_is_kept(cl_device, planted):
 
 
 def test_a_winner_is_found_again_also_by_neighbours(cl_device, monkeypatch):
-    family = families.FAMILIES["matmul"]
+    family = algorithms.FAMILIES["matmul"]
     problem = family.problem(64, 32, 32, profile=cl_device.profile)
     winner = family.configurations(problem)[-1]
     tuning.store.put(cl_device.profile, autotuner._store_key(family, problem), {"config": tuning.to_json(winner), "seconds": 1.0})
@@ -105,7 +115,7 @@ def test_a_winner_is_found_again_also_by_neighbours(cl_device, monkeypatch):
 
 
 def test_what_a_family_does_not_offer_is_not_taken_from_a_store(cl_device, monkeypatch):
-    family = families.FAMILIES["conv2d"]
+    family = algorithms.FAMILIES["conv2d"]
     problem = family.problem(1, 8, 9, 9, 8, 3, 3, pad=1, profile=cl_device.profile)
     key = autotuner._store_key(family, problem)
     for config in ({"variant": "CONV2D_NAIVE", "extra": {"MR": 999}}, {"variant": "GONE"}, [1], 5):
@@ -139,7 +149,7 @@ def test_nothing_is_written_unasked(cl_device, empty_store, monkeypatch):
 def test_first_use_is_measured_when_asked_for_and_within_the_budget(cl_device, empty_store, monkeypatch, planted):
     from netcl.core.device import device
 
-    monkeypatch.setitem(families.FAMILIES, "matmul", planted["matmul"])
+    monkeypatch.setitem(algorithms.FAMILIES, "matmul", planted["matmul"])
     monkeypatch.setenv("NETCL_AUTOTUNE", "on:60")
     family = planted["matmul"]
     problems = [family.problem(*sizes, profile=cl_device.profile) for sizes in ((16, 24, 32), (512, 24, 32))]
@@ -156,9 +166,8 @@ def test_first_use_is_measured_when_asked_for_and_within_the_budget(cl_device, e
 
 def test_by_name(cl_device, empty_store):
     config = autotune_matmul(8, 16, 32, "float32", cl_device.queue, budget=0.0)
-    assert (
-        config == families.FAMILIES["matmul"].configurations(families.FAMILIES["matmul"].problem(8, 16, 32, profile=cl_device.profile))[0]
-    )
+    family = algorithms.FAMILIES["matmul"]
+    assert config == family.configurations(family.problem(8, 16, 32, profile=cl_device.profile))[0]
     assert isinstance(autotune_conv2d(1, 2, 4, 4, 3, 3, 3, 1, 1, "float32", cl_device.queue, budget=0.0), KernelConfig)
     assert sorted(json.loads(key)[0] for key in stored(empty_store)) == ["conv2d", "matmul"]
     with pytest.raises(ShapeError, match=r"\[autotune\] there is nothing to tune for this op; op='relu'"):
@@ -170,7 +179,7 @@ def test_by_name(cl_device, empty_store):
 
 
 def test_a_function_is_tuned_as_a_whole_and_goes_on_where_time_ran_out(cl_device, planted, monkeypatch):
-    monkeypatch.setitem(families.FAMILIES, "matmul", planted["matmul"])
+    monkeypatch.setitem(algorithms.FAMILIES, "matmul", planted["matmul"])
     told = []
 
     def work():

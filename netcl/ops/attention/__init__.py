@@ -15,7 +15,7 @@ from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
 from netcl.engine.registry import S, composite, op
 from netcl.ops.attention.dense import (
     attention_cpu,
@@ -74,10 +74,19 @@ def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
     if chosen is not None:
         return chosen
-    wide = q.dtype == "float64"
-    if profile.device_type == "cpu":
-        return cpu_config(profile.vector_width, wide, sizes.bucket)
-    return simt_config(profile.local_mem_size, profile.max_work_group_size, wide, sizes.bucket, sizes.n)
+    algorithm = next(a for a in algorithms.ALGORITHMS["attention"] if a.answers(None, profile))
+    return algorithm.plan(q.queue, sizes, q.dtype == "float64", profile)
+
+
+algorithms.add(
+    "attention", "lanes", "cpu.cl", "CPUs: a vector lane per query", "cases_intel.json: GPT step, batch 4",
+    lambda queue, sizes, wide, profile: cpu_config(profile.vector_width, wide, sizes.bucket), device="cpu",
+)  # fmt: skip
+algorithms.add(
+    "attention", "blocks", "simt.cl", "GPUs: a work-group per block of queries", "cases_h200.json: GPT step, batch 64",
+    lambda queue, sizes, wide, profile: simt_config(profile.local_mem_size, profile.max_work_group_size, wide, sizes.bucket, sizes.n),
+    device="gpu",
+)  # fmt: skip
 
 
 class _Call(NamedTuple):

@@ -114,7 +114,7 @@ _ERRORS: list[Any] = [
 ]  # fmt: skip
 
 
-@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", variants=plans.VARIANTS, samples=_SAMPLES, errors=_ERRORS)
+@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", samples=_SAMPLES, errors=_ERRORS)
 def conv2d(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -138,7 +138,7 @@ def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilati
     return _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
 
 
-@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", variants=plans.VARIANTS, samples=_SAMPLES[1:5])
+@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", samples=_SAMPLES[1:5])
 def conv2d_relu(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -156,7 +156,7 @@ def _input_grad_vjp(F, g, dy, w, needs, stride, padding, dilation, groups):
     return back, F.conv2d_weight_grad(dy, g, kernel=w.shape[2:], **options) if needs[1] else None
 
 
-@op(vjp=_input_grad_vjp, ref=arrays.ref_input_grad, cpu=arrays.input_grad, amp="half", variants=plans.VARIANTS,
+@op(vjp=_input_grad_vjp, ref=arrays.ref_input_grad, cpu=arrays.input_grad, amp="half",
     samples=[
         S((1, 1, 1, 1), (1, 1, 1, 1), size=(1, 1)),
         S((2, 4, 7, 6), (4, 3, 3, 3), size=(7, 6), padding=1),
@@ -198,7 +198,7 @@ def _weight_grad_vjp(F, g, dy, x, needs, stride, padding, dilation, groups):
     return back, F.conv2d_input_grad(dy, g, size=x.shape[2:], **options) if needs[1] else None
 
 
-@op(vjp=_weight_grad_vjp, ref=arrays.ref_weight_grad, cpu=arrays.weight_grad, amp="half", variants=plans.VARIANTS, tol=4.0,
+@op(vjp=_weight_grad_vjp, ref=arrays.ref_weight_grad, cpu=arrays.weight_grad, amp="half", tol=4.0,
     samples=[
         S((1, 1, 1, 1), (1, 1, 1, 1), kernel=(1, 1)),
         S((2, 4, 7, 6), (2, 3, 7, 6), kernel=(3, 3), padding=1),

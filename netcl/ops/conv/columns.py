@@ -18,15 +18,18 @@ from dataclasses import replace
 from typing import Any
 
 from netcl.core import dtype as dtypes
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, is_named
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment, dense, take_block
 from netcl.ops.conv import ending, winograd
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
-from netcl.ops.matmul import gemm, mma, nvidia, wgmma
+from netcl.ops.matmul import gemm, nvidia
 
+V = KernelVariant
 MOST_VALUES = 1 << 27  # of columns: what a convolution may take beside its operands
 ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that are enough for any device, and loads that one should have under way
 # In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
@@ -88,22 +91,28 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 # ---- convolutions: when
 
 
-def has_room(job: Job, queue: Any) -> bool:
+def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+    """Whether there is room, and columns were asked for or may pay where a policy decides."""
+    variant = job.variant(config)
+    policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
+    units = policy and job.dtype == "float32" and nvidia.capable(profile)
+    may_pay = units and columns_cost(job, 0, profile.max_compute_units) < direct_cost(job)
+    return (variant is V.CONV2D_IM2COL or may_pay) and has_room(job, profile)
+
+
+def has_room(job: Job, profile: DeviceProfile) -> bool:
     """Whether the device, and the bound on what a convolution may take, have room for the columns."""
     if _apart(job) and _is_image(job.g):
         return True
     values = job.g.c * job.g.taps * _pixel_count(job.g)
-    return values <= MOST_VALUES and dtypes.DTYPES[job.accumulator].itemsize * values <= handle_of(queue).profile.max_alloc_size // 4
+    return values <= MOST_VALUES and dtypes.DTYPES[job.accumulator].itemsize * values <= profile.max_alloc_size // 4
 
 
-def pays(job: Job, queue: Any) -> bool:
-    """Whether products of float32 run on matrix units, and with what else is to do take less time than a direct sum."""
-    profile = handle_of(queue).profile
-    if job.dtype != "float32" or not nvidia.capable(profile) or not has_room(job, queue):
-        return False
-    p, best = columns_product(job), {wgmma.TIER: wgmma.best_tile, mma.TIER: mma.best}
-    tier = gemm.vendor_of(queue, p, profile) if columns_cost(job, 0, profile.max_compute_units) < direct_cost(job) else None
-    return tier in best and columns_cost(job, best[tier](p, profile.max_compute_units)[1], profile.max_compute_units) < direct_cost(job)
+def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
+    """Whether the product runs on matrix units, and with what else is to do takes less time than a direct sum."""
+    p = columns_product(job)
+    product, _ = gemm.algorithm_of(queue, p, gemm.PORTABLE, profile)
+    return product is not gemm.TILES and columns_cost(job, product.cost(p, profile), profile.max_compute_units) < direct_cost(job)
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
@@ -159,13 +168,23 @@ def _pixel_count(g: Geometry) -> int:
 # ---- convolutions: plans
 
 
-def plan(job: Job, queue: Any) -> Launch:
+@ending.widened
+def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
     """The launches of a convolution or a gradient."""
     if _apart(job) and job.kind == FORWARD:
         return _by_product(job, queue, lambda queue, x, w: (w, _columns(x, job.g, together=False)))
     if _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:
         return _by_product(job, queue, lambda queue, dy, w: (_turned(w, job.g), dy))
     return {FORWARD: _forward_columns, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _columns_weight_grad}[job.kind](job, queue)
+
+
+_SAMPLE = KernelConfig(V.CONV2D_IM2COL, extra={"tier": "simt"})
+algorithms.add(
+    "conv2d", "columns", "columns.cl", "strided float32 convolutions, where products run on matrix units: one over unfolded windows",
+    "cases_h200.json: conv 3x3/2 128x128x16x16 to 256 weight gradient", plan, device="gpu",
+    when=suits, configurations=lambda problem: [_SAMPLE], samples=(_SAMPLE,),
+    probe=lambda queue, job, config: job.variant(config) is V.CONV2D_IM2COL or pays(queue, job, handle_of(queue).profile),
+)  # fmt: skip
 
 
 def _by_product(job: Job, queue: Any, operands: Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]]) -> Launch:

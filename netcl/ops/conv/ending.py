@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from netcl.core.dtype import DTYPES, HALVES
@@ -11,7 +11,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.opencl_text import loose_halves
-from netcl.ops.conv.job import INPUT_GRAD, Job
+from netcl.ops.conv.job import INPUT_GRAD, Job, Launch
 from netcl.ops.pointwise import cast
 
 
@@ -36,6 +36,32 @@ class Ending:
         read = (source, weight) if self.prepare is None else self.prepare(queue, source, weight)
         added = result if residual is None else residual
         self.kernel(queue, self.size, self.local, *read, bias, added, result, *self.numbers, scale)
+
+
+def widened(plan: Callable[..., Launch]) -> Callable[..., Launch]:
+    """A plan for every dtype, of one for the type sums are kept in.
+
+    Half and bfloat16 are storage only there: a pass widens them, and the kernels know one type. Results are rounded as they are stored,
+    or in one pass more where the kernel cannot.
+    """
+
+    def make(queue: Any, job: Job, config: Any, profile: Any) -> Launch:
+        go = plan(queue, job.wide, config, profile)
+        if job.dtype == job.accumulator:
+            return go
+        if isinstance(go, Ending):
+            return replace(go, widen=job.accumulator)
+
+        def wide(queue: Any, *tensors: Tensor) -> None:
+            *inputs, result = tensors
+            known = {id(t): cast(t, job.accumulator) for t in inputs}
+            exact = Tensor.empty(result.shape, job.accumulator, queue=queue)
+            go(queue, *(known[id(t)] for t in inputs), exact)
+            cast(exact, job.dtype, out=result)
+
+        return wide
+
+    return make
 
 
 def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:

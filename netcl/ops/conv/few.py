@@ -4,15 +4,16 @@ as the product. Which of the two, with which tiles, and how many lines of result
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from netcl.core.device import handle_of
-from netcl.core.kernel_selector import KernelConfig
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
-from netcl.ops.conv.ending import Ending
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.ending import Ending, widened
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch, named
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
@@ -44,55 +45,61 @@ class LineShare(NamedTuple):
         return self.tiles["VW"] * self.tiles["NV"]
 
 
-def vectors(job: Job, queue: Any) -> tuple[int, int, int]:
+def vectors(job: Job, profile: DeviceProfile) -> tuple[int, int, int]:
     """Bytes of an element, lanes of a vector and number of vector registers."""
-    size, profile = 8 if job.compute == "double" else 4, handle_of(queue).profile
+    size = 8 if job.compute == "double" else 4
     return size, profile.lanes * 4 // size, profile.vector_registers
 
 
-def plan(job: Job, config: KernelConfig, queue: Any) -> Launch | None:
-    """The launch of a convolution that suits one of the two, or was told to; None for others."""
-    form, weights, lanes = config.extra.get("form"), job.kind == WEIGHT_GRAD, config.extra.get("VW") or vectors(job, queue)[1]
-    if job.classes > 1 or form not in (None, "filters", "pixels") or (form is None and job.g.taps == 1):
-        return None
+def form_of(job: Job, config: KernelConfig, profile: DeviceProfile) -> str:
+    """``"filters"`` or ``"pixels"`` for a convolution that suits one of the two, or was told to; nothing for others."""
+    form, weights, lanes = config.extra.get("form"), job.kind == WEIGHT_GRAD, _lanes(job, config, profile)
+    if config.variant is KernelVariant.CONV2D_NAIVE or job.classes > 1 or form not in (None, "filters", "pixels"):
+        return ""
+    if form is None and job.g.taps == 1:
+        return ""
     if form == "pixels" or (form is None and job.filters < FILLED * lanes and not weights):
-        share = pixel_share(job, lanes, queue) if not weights and job.g.stride == (1, 1) else None
+        share = pixel_share(job, lanes, profile) if not weights and job.g.stride == (1, 1) else None
         suits = share and share.lines and (form or job.class_size[1] >= LONG * lanes)
-        return _pixels(job, share, queue) if share and suits else None
-    share = filter_share(job, lanes, queue)
+        return "pixels" if suits else ""
+    share = filter_share(job, lanes, profile)
     c, blocks = job.sizes[1], -(-job.filters // share.width)
     terms = c * job.g.taps
     few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS[terms >= LONG_SUM] and terms * share.width <= WEIGHTS
     filled = (FILLED_MORE if weights else FILLED) * blocks * share.width <= job.filters
-    if not share.lines or not (form or (few and filled)):
-        return None
-    return (_filter_gradients if weights else _filter_blocks)(job, share, blocks, queue)
+    return "filters" if share.lines and (form or (few and filled)) else ""
 
 
-def _fitting(job: Job, queue: Any, room: int, held: Callable[[int], int]) -> int:
+def _lanes(job: Job, config: KernelConfig, profile: DeviceProfile) -> int:
+    return config.extra.get("VW") or vectors(job, profile)[1]
+
+
+def _fitting(job: Job, profile: DeviceProfile, room: int, held: Callable[[int], int]) -> int:
     """Most lines of results for which what is ``held`` has room and all cores have work."""
-    wanted = GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units
+    wanted = GROUPS_PER_UNIT * profile.max_compute_units
     most = max(1, job.class_size[0] // -(-wanted // (job.g.n * job.g.groups)))
     return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
 
 
-def _local_bytes(job: Job, queue: Any) -> int:
-    return min(ROOM, handle_of(queue).profile.local_mem_size // 2 - 512) // vectors(job, queue)[0]
+def _local_bytes(job: Job, profile: DeviceProfile) -> int:
+    return min(ROOM, profile.local_mem_size // 2 - 512) // vectors(job, profile)[0]
 
 
 # ---- pixels in the lanes
 
 
-def pixel_share(job: Job, lanes: int, queue: Any) -> LineShare:
+def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
     """As many filters as there are, up to 8, times the vectors that registers leave."""
-    g, wide, registers, room = job.g, job.class_size[1], vectors(job, queue)[2], _local_bytes(job, queue)
+    g, wide, registers, room = job.g, job.class_size[1], vectors(job, profile)[2], _local_bytes(job, profile)
     few = -(-job.filters // -(-job.filters // 8))
     across = max(wide, lanes) + (g.kw - 1) * g.dilation[1]
-    lines = _fitting(job, queue, room, lambda n: job.sizes[1] * (n + (g.kh - 1) * g.dilation[0]) * across)
+    lines = _fitting(job, profile, room, lambda n: job.sizes[1] * (n + (g.kh - 1) * g.dilation[0]) * across)
     return LineShare({"VW": lanes, "NV": max(1, min(8, (registers - 3) // (few + 1))), "FEW": few, "ROOM": room}, lines)
 
 
-def _pixels(job: Job, share: LineShare, queue: Any) -> Launch:
+@widened
+def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+    share = pixel_share(job, _lanes(job, config, profile), profile)
     kernel = ending.kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
     return Ending(kernel, (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups), None, (*job.sizes, share.lines))
 
@@ -122,10 +129,10 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
     return v, min(numbers[v], key=lambda n: (-(-total // n) * cost(v, n), n)), numbers[v]
 
 
-def filter_share(job: Job, lanes: int, queue: Any) -> LineShare:
+def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
     """Vectors of filters times pixels of a row, or times rows of the kernel for a weight gradient."""
-    g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, queue)
-    size, _, registers = vectors(job, queue)
+    g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, profile)
+    size, _, registers = vectors(job, profile)
     v, n, widths = filter_tile(job, lanes, registers)
     down, across = (1, 1) if job.kind == INPUT_GRAD else g.stride
     tiles: dict[str, Any] = {"VW": lanes, "NV": v, "ROOM": room}
@@ -134,7 +141,7 @@ def filter_share(job: Job, lanes: int, queue: Any) -> LineShare:
     else:
         tiles |= {
             "IN_STEP": across,
-            "STAGED": STAGED[4 * size * STAGED[1] * v * lanes <= handle_of(queue).profile.local_mem_size],
+            "STAGED": STAGED[4 * size * STAGED[1] * v * lanes <= profile.local_mem_size],
             **{f"PX{i}": width for i, width in enumerate(widths)},
         }
     long = (wide if weights else max(wide, n)) * across + (g.kw - 1) * g.dilation[1]
@@ -143,10 +150,15 @@ def filter_share(job: Job, lanes: int, queue: Any) -> LineShare:
         seen = job.sizes[1] * ((lines - 1) * down + (g.kh - 1) * g.dilation[0] + 1) * long
         return max(seen, lines * wide * v * lanes) if weights else seen
 
-    return LineShare(tiles, _fitting(job, queue, room, held), n)
+    return LineShare(tiles, _fitting(job, profile, room, held), n)
 
 
-def _filter_blocks(job: Job, share: LineShare, blocks: int, queue: Any) -> Launch:
+@widened
+def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+    share = filter_share(job, _lanes(job, config, profile), profile)
+    blocks = -(-job.filters // share.width)
+    if job.kind == WEIGHT_GRAD:
+        return _filter_gradients(queue, job, share, blocks, profile)
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
     names = ("pack_filters", "conv_filters")
@@ -160,9 +172,9 @@ def _filter_blocks(job: Job, share: LineShare, blocks: int, queue: Any) -> Launc
     return Ending(multiply, size, None, (*job.sizes, share.lines, share.pixels), packed)
 
 
-def _filter_gradients(job: Job, share: LineShare, blocks: int, queue: Any) -> Launch:
+def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile) -> Launch:
     g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
-    splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units)
+    splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * profile.max_compute_units)
     multiply, collect = (
         launch.kernel(queue, __file__, f"{BEFORE} filters.cl", name, {}, {"REAL": job.compute, "PART": 2, **share.tiles})
         for name in ("filter_gradients", "collect_filters")
@@ -174,3 +186,19 @@ def _filter_gradients(job: Job, share: LineShare, blocks: int, queue: Any) -> La
         collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, dw, m, blocks, weights, splits)
 
     return go
+
+
+_named = partial(named, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")
+algorithms.add(
+    "conv2d", "filters", "filters.cl", "few filters, or channels of a weight gradient: filters in the lanes, nothing unfolded",
+    "cases_intel.json: conv 3x3/2 8x64x32x32 to 128 weight gradient", _filters, device="cpu",
+    when=lambda job, config, profile: form_of(job, config, profile) == "filters",
+    configurations=lambda problem: [_named(form="filters")], samples=(_named(form="filters"), _named(form="filters", VW=8)),
+)  # fmt: skip
+algorithms.add(
+    "conv2d", "pixels", "pixels.cl", "filters too few to fill a vector: pixels in the lanes",
+    "cases_intel.json: conv 3x3 8x3x32x32 to 64 input gradient", _pixels, device="cpu",
+    when=lambda job, config, profile: form_of(job, config, profile) == "pixels",
+    configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_named(form="pixels")],
+    samples=(_named(form="pixels"), _named(form="pixels", VW=8)),
+)  # fmt: skip

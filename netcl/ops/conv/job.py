@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
+from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.finish import Finish
 
-FORWARD, INPUT_GRAD, WEIGHT_GRAD = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
+THIN = 2  # filters of a group up to which tiles are mostly empty
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 Launch = Callable[..., None]
+
+
+def named(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
+    """A configuration of a tier's kernels."""
+    return KernelConfig(variant, extra={"tier": tier, **extra})
 
 
 class Job(NamedTuple):
@@ -66,3 +73,12 @@ class Job(NamedTuple):
     def accumulator(self) -> str:
         """The dtype of sums."""
         return dtypes.sum_dtype(self.dtype)
+
+    def variant(self, config: KernelConfig) -> KernelVariant:
+        """What a configuration means for this convolution; groups of one or two filters (depthwise) would leave tiles mostly empty."""
+        return KernelVariant.CONV2D_NAIVE if self.filters <= THIN and config.extra.get("form") != "tiles" else config.variant
+
+    @property
+    def wide(self) -> Job:
+        """The same with inputs of the type sums are kept in, that ends as it did."""
+        return self if self.dtype == self.accumulator else self._replace(dtype=self.accumulator, finish=self.ending)

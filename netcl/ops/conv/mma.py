@@ -14,10 +14,10 @@ import numpy as np
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.dtype import HALVES
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment
 from netcl.ops.conv import arrays, ending
 from netcl.ops.conv.geometry import geometry
@@ -72,13 +72,6 @@ TILES = (
 )
 
 
-def configurations(profile: DeviceProfile, dtype: str) -> list[KernelConfig]:
-    """What a tuner may try on a device."""
-    tiles = TILES if dtype in HALVES and nvidia.capable(profile) else ()
-    named = ({"tier": "simt", "form": "mma", "BM": tile.m, "BN": tile.n} for tile in tiles)
-    return [KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra=extra) for extra in named]
-
-
 def chunks(job: Job) -> int:
     """Chunks of a pixel of the gathered input."""
     return -(-job.sizes[1] // CHUNK)
@@ -89,10 +82,10 @@ def chunk_run(whole: int, step: int) -> int:
     return step if whole % step == 0 else whole
 
 
-def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
-    """Whether a device has matrix units that are right, and this convolution may use them: by name, or by policy where they pay."""
+def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+    """Whether a device has matrix units, and this convolution may use them: by name, or by policy where they pay."""
     wanted = config.extra.get("form") == "mma" or ("why" in config.extra and pays(job))
-    return job.dtype in HALVES and wanted and nvidia.capable(handle_of(queue).profile) and fits(job) and _trusted(queue, job.dtype)
+    return job.dtype in HALVES and wanted and nvidia.capable(profile) and fits(job)
 
 
 def pays(job: Job) -> bool:
@@ -111,9 +104,9 @@ def fits(job: Job) -> bool:
     return min(values) > 0 and max(values) < MOST_INT and max(g.kh, g.kw) <= MOST_TAPS
 
 
-def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
     """The launches of a convolution or a gradient."""
-    return (_mma_weight_grad if job.kind == WEIGHT_GRAD else _mma_convolution)(job, config, queue)
+    return (_mma_weight_grad if job.kind == WEIGHT_GRAD else _mma_convolution)(queue, job, *tile_of(job, config, profile.max_compute_units))
 
 
 def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
@@ -171,8 +164,7 @@ def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
     return prepare
 
 
-def _mma_convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    tile, _ = tile_of(job, config, handle_of(queue).profile.max_compute_units)
+def _mma_convolution(queue: Any, job: Job, tile: ConvTile, splits: int) -> Launch:
     stored, whole = job.ending.stored, chunks(job)
     run = chunk_run(whole, tile.step)
     macros = tile.macros(job.dtype) | {"PART": 2, "EVEN": run == tile.step, "Y_EIGHT": stored in HALVES}
@@ -182,9 +174,8 @@ def _mma_convolution(job: Job, config: KernelConfig, queue: Any) -> Launch:
     return ending.Ending(kernel, size, (tile.items, 1), (*job.sizes, whole, run), _channels_last(job, queue, packs=True))
 
 
-def _mma_weight_grad(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int) -> Launch:
     g, c8 = job.g, chunks(job)
-    tile, splits = tile_of(job, config, handle_of(queue).profile.max_compute_units)
     width, plane = g.taps * c8 * CHUNK, g.oh * g.ow
     padded, planes = -(-plane // CHUNK) * CHUNK, g.n * g.f
     prepare = _channels_last(job, queue, packs=False)
@@ -228,6 +219,20 @@ def _convolves_right(queue: Any, dtype: str) -> bool:
 
 def _is_close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
     result = Tensor.empty(shape, job.dtype, queue=queue)
-    plan(job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), queue)(queue, *given, result)
+    plan(queue, job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), handle_of(queue).profile)(queue, *given, result)
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]
     return bool(np.abs(result.to_host() - exact).max() <= unit * np.abs(exact).max())
+
+
+def _space(problem: Problem) -> list[KernelConfig]:
+    tiles = TILES if problem.dtype in HALVES and nvidia.capable(problem.profile) else ()
+    named = ({"tier": "simt", "form": "mma", "BM": tile.m, "BN": tile.n} for tile in tiles)
+    return [KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra=extra) for extra in named]
+
+
+algorithms.add(
+    "conv2d", "mma", "mma.cl", "convolutions of float16 and bfloat16 from 4 million multiply-adds on",
+    "cases_h200.json: conv 3x3 128x3x32x32 to 64 weight gradient bfloat16", plan, device="gpu",
+    needs="NVIDIA, compute capability 8.0 or more", when=suits, cost=algorithms.first, configurations=_space,
+    probe=lambda queue, job, config: _trusted(queue, job.dtype),
+)  # fmt: skip

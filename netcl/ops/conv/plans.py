@@ -1,55 +1,46 @@
 """From a convolution's sizes to launches: which kernel, with which tiles, over how many work-groups.
 
-A plan is made once per (sizes, dtype, configuration) and kept with the context. What the selector's variants mean:
-
-===============  ==========================================  ==================================================
-variant          CPU devices (``cpu.cl``)                    others (``simt.cl``)
-===============  ==========================================  ==================================================
-NAIVE            one output row at a time                    one work-item per result
-IM2COL           unfolded a panel at a time in local memory  unfolded in global memory, around a product
-IMPLICIT_GEMM    the same                                    gathered into local memory tile by tile
-TILED_LOCAL      as others                                   image patches with their rim in local memory
-WINOGRAD         transforms and products in one kernel       transforms around a batched product
-===============  ==========================================  ==================================================
-
-With few filters or channels CPUs unfold nothing (``few.py``). Other groups of one or two filters (depthwise) take the NAIVE kernels: a
-tile would be mostly empty. Winograd needs a 3x3 kernel, stride 1
-and channels and tiles enough to pay for its transforms; else it is IMPLICIT_GEMM. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or
-"simt"), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file. A registered configuration without
-``use_local_memory`` takes the NAIVE kernels, one without ``use_vectorization`` those that load value by value. On CPUs
-the policy's IM2COL is Winograd where that pays (``winograd_cpu.py``, ``winograd_grads.py``).
+A plan is made once per (sizes, dtype, configuration) and kept with the context. Which kernel runs is a matter of the table of algorithms
+(:mod:`netcl.engine.algorithms`), which the modules of this folder fill. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"),
+``form`` (the algorithm), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file. A registered
+configuration without ``use_local_memory`` takes kernels that need none, one without ``use_vectorization`` those that load value by value.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from netcl.core import dtype as dtypes
 from netcl.core import recording
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
-from netcl.ops.conv import columns, ending, few, mma, winograd, winograd_cpu, winograd_grads
-from netcl.ops.conv.ending import Ending
-from netcl.ops.conv.geometry import Geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
-from netcl.ops.pointwise import cast
+from netcl.engine import algorithms, launch
+from netcl.engine.algorithms import Algorithm
+from netcl.ops.conv import arrays, columns, ending, few, mma, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
+from netcl.ops.conv.ending import Ending, widened
+from netcl.ops.conv.geometry import Geometry, geometry
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, Job, Launch, named
+from netcl.ops.matmul import cpu
 
-__all__ = ["FORWARD", "INPUT_GRAD", "VARIANTS", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
+__all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
 
 log = logging.getLogger("netcl")
 
 V = KernelVariant
-VARIANTS = (V.CONV2D_NAIVE, V.CONV2D_IM2COL, V.CONV2D_IMPLICIT_GEMM, V.CONV2D_TILED_LOCAL, V.CONV2D_WINOGRAD)
-THIN = 2  # filters of a group up to which tiles are mostly empty
 TAPS_CHANNELS = 32  # channels and filters of a group from which the tiles of taps.cl are full enough
 TAPS_DEPTH = 16  # terms of a step there
+TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))  # a tuner tries: filters and pixels
+SIMT_TILES = ((32, 32, 16, 2), (64, 64, 16, 4), (64, 64, 16, 8), (128, 64, 16, 8), (128, 128, 8, 8), (128, 128, 16, 8))
+RIM_MAX = 2048  # pixels of a tile with its rim, in local memory
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
 LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of long sums grow with their length
 SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
@@ -82,7 +73,7 @@ def plan(job: Job, queue: Any, config: KernelConfig | None = None) -> Launch:
     slot = job if config is None else (job, repr(config))
     known = state.get(slot)
     if known is None or known[0] != stamp:
-        known = state[slot] = (stamp, _launch_of(job, config or _chosen_config(job, queue), queue))
+        known = state[slot] = (stamp, _launch_of(job, config, queue))
     return known[1]
 
 
@@ -93,65 +84,40 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
     return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
 
 
-def _chosen_config(job: Job, queue: Any) -> KernelConfig:
+def _chosen_config(job: Job, profile: ExtendedDeviceProfile) -> KernelConfig:
     g = job.g
     shapes = (g.x_shape, g.w_shape, g.stride, g.pad, g.dilation)
-    return get_kernel_selector().choose(conv_problem(job, handle_of(queue).profile), shapes)
+    return get_kernel_selector().choose(conv_problem(job, profile), shapes)
 
 
-def _plain_launch(job: Job, config: KernelConfig, queue: Any, tier: str) -> Launch:
-    """The launch of a configuration without local memory or without vectors."""
+def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
+    """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
+    if not is_named(config) or (config.use_local_memory and config.use_vectorization):
+        return config
+    tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
     if config.use_local_memory and tier != "cpu" and config.variant is not V.CONV2D_NAIVE:
-        return _simt_gemm(job, replace(config, extra={**config.extra, "form": "tiles"}), queue)
-    if config.use_vectorization and tier == "cpu":
-        return _widened_launch(job, _cpu_rows(_wide_job(job), config, queue))
-    return _simt_naive(job, config, queue)
+        return replace(config, variant=V.CONV2D_IMPLICIT_GEMM, extra={**config.extra, "form": "tiles"})
+    kept = tier if config.use_vectorization and tier == "cpu" else "simt"
+    return replace(config, variant=V.CONV2D_NAIVE, extra={**config.extra, "tier": kept})
 
 
-def _launch_of(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    tier = config.extra.get("tier") or ("cpu" if launch.on_cpu_device(queue) else "simt")
-    if is_named(config) and not (config.use_local_memory and config.use_vectorization):
-        return _plain_launch(job, config, queue, tier)
-    if tier != "cpu" and mma.suits(job, config, queue):
-        return mma.plan(job, config, queue)
-    variant = V.CONV2D_NAIVE if job.filters <= THIN else config.variant
-    if tier == "cpu" and winograd_cpu.suits(job, variant, config, queue):
-        return _widened_launch(job, winograd_cpu.plan(_wide_job(job), config, queue))
-    if tier == "cpu" and winograd_grads.suits(job, variant, config, queue):
-        return _widened_launch(job, winograd_grads.plan(_wide_job(job), config, queue))
-    if variant is V.CONV2D_WINOGRAD:
-        if tier != "cpu" and winograd.suits(job, config, queue):
-            return winograd.plan(job, queue)
-        _say_once(queue, job, "Winograd does not suit this convolution: implicit GEMM instead")
-    if tier != "cpu" and not is_named(config) and variant in _GATHERING and columns.pays(job, queue):
-        variant = V.CONV2D_IM2COL
-    if tier == "cpu" and variant is not V.CONV2D_TILED_LOCAL:
-        make = _cpu_rows if config.variant is V.CONV2D_NAIVE else _cpu_gemm
-        return _widened_launch(job, make(_wide_job(job), config, queue))
-    return _SIMT.get(variant, _simt_gemm)(job, config, queue)
+def algorithm_of(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
+    """The algorithm of a convolution and the configuration it is planned with."""
+    config = _without_local_memory_or_vectors(config, profile)
+    if job.variant(config) is V.CONV2D_TILED_LOCAL:  # which has no kernel for CPUs
+        config = replace(config, extra={**config.extra, "tier": "simt"})
+    found = algorithms.choose("conv2d", queue, job, config, profile)
+    assert found is not None, "panel and gemm take every convolution"
+    return found, config
 
 
-def _wide_job(job: Job) -> Job:
-    """A job with inputs of the type sums are kept in, that ends as it did."""
-    return job if job.dtype == job.accumulator else job._replace(dtype=job.accumulator, finish=job.ending)
-
-
-def _widened_launch(job: Job, go: Launch) -> Launch:
-    """Half and bfloat16 are storage only: on CPUs a pass widens them, and the kernels know one type. Results are rounded as they are
-    stored, or in one pass more where the kernel cannot."""
-    if job.dtype == job.accumulator:
-        return go
-    if isinstance(go, Ending):
-        return replace(go, widen=job.accumulator)
-
-    def wide(queue: Any, *tensors: Tensor) -> None:
-        *inputs, result = tensors
-        known = {id(t): cast(t, job.accumulator) for t in inputs}
-        exact = Tensor.empty(result.shape, job.accumulator, queue=queue)
-        go(queue, *(known[id(t)] for t in inputs), exact)
-        cast(exact, job.dtype, out=result)
-
-    return wide
+def _launch_of(job: Job, config: KernelConfig | None, queue: Any) -> Launch:
+    profile = handle_of(queue).profile
+    algorithm, config = algorithm_of(queue, job, config or _chosen_config(job, profile), profile)
+    meant = _MEANT.get(job.variant(config), "")
+    if not algorithm.name.startswith((meant, "mma")) and (algorithm.device == "gpu" or meant == "winograd"):
+        _say_once(queue, job, f"{meant} does not suit this convolution: {algorithm.name} instead")
+    return algorithm.plan(queue, job, config, profile)
 
 
 def _say_once(queue: Any, job: Job, what: str) -> None:
@@ -173,8 +139,8 @@ def _ending(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any],
     return Ending(ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines), size, local, numbers)
 
 
-def _busy_groups(queue: Any) -> int:
-    return GROUPS_PER_UNIT * handle_of(queue).profile.max_compute_units
+def _busy_groups(profile: DeviceProfile) -> int:
+    return GROUPS_PER_UNIT * profile.max_compute_units
 
 
 def _direct(kernel: program.Kernel, size: Any, local: Any, *numbers: int) -> Launch:
@@ -187,9 +153,9 @@ def _direct(kernel: program.Kernel, size: Any, local: Any, *numbers: int) -> Lau
 # ---- CPU devices
 
 
-def cpu_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, Any]:
+def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[str, Any]:
     """Macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
-    profile, (size, lanes, registers) = handle_of(queue).profile, few.vectors(job, queue)
+    size, lanes, registers = few.vectors(job, profile)
     vectors = registers // 8
     columns = {"rows": _tap_span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
     while vectors > 1 and vectors // 2 * lanes >= columns:
@@ -236,31 +202,37 @@ def _form(job: Job, config: KernelConfig, width: int) -> str:
     return config.extra.get("form") or ("rows" if width >= WIDE and 2 * 4 * _tap_span(job.g)[1] >= width else "panel")
 
 
-def _cpu_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    return few.plan(job, config, queue) or (_cpu_rows if job.filters <= THIN else _cpu_panel)(job, config, queue)
+def _suits_rows(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+    """Whether it was asked for, tiles would be mostly empty, or the kernel has more taps than a panel has rows."""
+    if config.variant is V.CONV2D_NAIVE or job.filters <= THIN:
+        return True
+    return job.kind != WEIGHT_GRAD and job.g.taps > cpu_tiles(job, config, profile)["KC"]
 
 
-def _cpu_panel(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    tiles = cpu_tiles(job, config, queue)
+def _suits_weights(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+    size, lanes, _ = few.vectors(job, profile)
+    return _form(job, config, config.extra.get("VW", lanes) * size) == "rows"
+
+
+@widened
+def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+    tiles = cpu_tiles(job, config, profile)
     if job.kind == WEIGHT_GRAD:
-        form = _form(job, config, tiles["VW"] * dtypes.DTYPES[job.accumulator].itemsize)
-        return (_cpu_weights if form == "rows" else _cpu_panel_weights)(job, tiles, queue)
-    if job.g.taps > tiles["KC"]:
-        _say_once(queue, job, "the kernel has more taps than a panel has rows: one output row at a time instead")
-        return _cpu_rows(job, config, queue)
+        return _cpu_panel_weights(queue, job, tiles, profile)
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
-    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(queue) // max(1, strips * third))))
+    blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third))))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
     return _ending(queue, job, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
 
 
-def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
+@widened
+def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
     """Channels of a pixel side by side, then a product per row of the kernel; see weights.cl."""
-    g, channels, m = job.g, job.g.c // job.g.groups, job.filters
+    tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
     apart, span = _tap_span(g)
     skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels no tap ever sees
     stride = tuple(step // by for step, by in zip(g.stride, skip, strict=True))
@@ -268,7 +240,7 @@ def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
     strip, taps = tiles["NT"] * tiles["NV"] * tiles["VW"], g.kh * apart
     strips = -(-span // strip)
     # Pixels are divided before filters: every block of filters reads all pixels again.
-    alike, wanted = strips * taps * g.groups, 2 * _busy_groups(queue)
+    alike, wanted = strips * taps * g.groups, 2 * _busy_groups(profile)
     splits = max(1, min(-(-wanted // alike), job.pixels // 1024))
     rows = _ceil_to(-(-m // max(1, min(m // (2 * tiles["MR"]), -(-wanted // (alike * splits))))), tiles["MR"])
     blocks = -(-m // rows)
@@ -288,19 +260,20 @@ def _cpu_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
     return go
 
 
-def _cpu_panel_weights(job: Job, tiles: dict[str, Any], queue: Any) -> Launch:
+def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile) -> Launch:
     g, strip = job.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
     blocks = -(-job.filters // tiles["ROWS"])
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
-    splits = max(1, min(-(-_busy_groups(queue) // math.prod(size)), job.pixels // 256))
+    splits = max(1, min(-(-_busy_groups(profile) // math.prod(size)), job.pixels // 256))
     return _split(job, queue, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
 
 
-def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    tiles, g = cpu_tiles(job, config, queue), job.g
+@widened
+def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+    tiles, g = cpu_tiles(job, config, profile), job.g
     lines = math.prod(g.w_shape) if job.kind == WEIGHT_GRAD else g.n * g.groups * job.filters * job.class_size[0]
-    rows = max(1, lines // (4 * _busy_groups(queue)))
+    rows = max(1, lines // (4 * _busy_groups(profile)))
     size = (-(-lines // rows), 1, job.classes)
     if job.kind == WEIGHT_GRAD:
         return _direct(_conv_kernel(queue, job, "cpu.cl", "conv_direct_weights", tiles), size, None, *job.sizes, rows, 1)
@@ -310,7 +283,7 @@ def _cpu_rows(job: Job, config: KernelConfig, queue: Any) -> Launch:
 # ---- other devices
 
 
-def simt_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, int]:
+def simt_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[str, int]:
     """Macros of ``simt.cl`` from a configuration, made to fit each other, the problem and the device."""
     per_item = config.work_per_thread
     tiles = {"BM": config.tile_m, "BN": config.tile_n, "BK": config.tile_k, "TM": per_item, "TN": per_item}
@@ -319,7 +292,7 @@ def simt_tiles(job: Job, config: KernelConfig, queue: Any) -> dict[str, int]:
         tiles["BM"] //= 2
     while tiles["BM"] % (tiles["TM"] * tiles["TN"]):
         tiles["TM" if tiles["TM"] >= tiles["TN"] else "TN"] //= 2
-    limit = handle_of(queue).profile.max_work_group_size
+    limit = profile.max_work_group_size
     while _work_items(tiles) > limit and tiles["BM"] > tiles["TM"] * tiles["TN"]:
         tiles["BM"] //= 2
     while _work_items(tiles) % tiles["BK"]:
@@ -333,48 +306,47 @@ def _work_items(tiles: dict[str, int]) -> int:
     return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
 
 
-def _simt_gemm(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    if _suits_taps(job, config, queue):
-        return (_taps_weights if job.kind == WEIGHT_GRAD else _taps)(job, config, queue)
-    tiles, g = simt_tiles(job, config, queue), job.g
+def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+    tiles, g = simt_tiles(job, config, profile), job.g
     items, rows = _work_items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
-        splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
+        splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
         return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
     return _ending(queue, job, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
 
 
-def _pixel_splits(job: Job, queue: Any, groups: int, depth: int) -> int:
+def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
     """In how many parts a GPU sums over the pixels: as many as occupy it, and more where one part would be too long a sum."""
-    busy = min(-(-_busy_groups(queue) // groups), job.pixels // (16 * depth), 256)
+    busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), 256)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 
 
-def _suits_taps(job: Job, config: KernelConfig, queue: Any) -> bool:
+def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether channels and filters fill the tiles of ``taps.cl``, and the device has room for them.
 
     Never on a CPU, not even for who asks for its GPU kernels: PoCL 3.0 and 3.1 crash in it, where Oclgrind and others find nothing wrong.
     """
-    if launch.on_cpu_device(queue):
+    if profile.device_type == "cpu":
         return False
-    profile = handle_of(queue).profile
     roomy = profile.local_mem_size >= 2 * 4 * TAPS_DEPTH * 2 * (128 + 4) and profile.max_work_group_size >= 256
     filled = min(job.sizes[1], job.filters) >= TAPS_CHANNELS
     return config.extra.get("form", "taps") == "taps" and filled and roomy and job.compute == "float"
 
 
-def _taps_tiles(job: Job, config: KernelConfig, queue: Any, columns: int) -> dict[str, Any]:
+def _taps_tiles(job: Job, config: KernelConfig, profile: DeviceProfile, columns: int) -> dict[str, Any]:
     """Macros of ``taps.cl``: large tiles, unless they are too few to keep the device busy."""
     tiles: dict[str, Any] = {"BM": 128 if job.filters > 64 else 64, "BN": 128, "BK": TAPS_DEPTH, "TM": 8, "TN": 8}
-    if -(-job.filters // tiles["BM"]) * columns // 128 * job.g.groups * job.classes < handle_of(queue).profile.max_compute_units:
+    if -(-job.filters // tiles["BM"]) * columns // 128 * job.g.groups * job.classes < profile.max_compute_units:
         tiles |= {"BM": 64, "BN": 64}
     return tiles | {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4"}
 
 
-def _taps(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    tiles, c, m = _taps_tiles(job, config, queue, job.pixels), job.sizes[1], job.filters
+def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+    if job.kind == WEIGHT_GRAD:
+        return _taps_weights(queue, job, config, profile)
+    tiles, c, m = _taps_tiles(job, config, profile, job.pixels), job.sizes[1], job.filters
     deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _work_items(tiles)
     n = job.g.groups * job.g.taps * deep * wide
     pack = _conv_kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
@@ -389,18 +361,18 @@ def _taps(job: Job, config: KernelConfig, queue: Any) -> Launch:
     return replace(made, prepare=packed)
 
 
-def _taps_weights(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
     tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
     items, g = _work_items(tiles), job.g
     columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
-    splits = _pixel_splits(job, queue, columns * rows * g.groups, tiles["BK"])
+    splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
     return _split(job, queue, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
 
 
-def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:
+def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
     if job.kind == WEIGHT_GRAD:
-        most = min(config.local_size_1d, handle_of(queue).profile.max_work_group_size) if config.use_local_memory else 1
+        most = min(config.local_size_1d, profile.max_work_group_size) if config.use_local_memory else 1
         lanes = 1 << (max(1, most).bit_length() - 1)
         kernel = _conv_kernel(queue, job, "simt.cl", "conv_naive_weights", {"LANES": lanes})
         return _direct(kernel, (math.prod(job.g.w_shape) * lanes,), (lanes,), *job.sizes, 1)
@@ -408,26 +380,21 @@ def _simt_naive(job: Job, config: KernelConfig, queue: Any) -> Launch:
     return _ending(queue, job, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
 
 
-def _simt_tiled(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    if job.kind == WEIGHT_GRAD:
-        return _simt_gemm(job, config, queue)
+def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+    """Whether tiles were asked for, and one with its rim fits."""
     g, (wide, high) = job.g, config.local_size_2d
-    tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": 2048}
     steps = g.stride if job.kind == FORWARD else (1, 1)
     rim = math.prod((n - 1) * step + (k - 1) * d + 1 for n, step, k, d in zip((high, wide), steps, (g.kh, g.kw), g.dilation, strict=True))
-    if rim > tiles["RIM_MAX"] or wide * high > handle_of(queue).profile.max_work_group_size:
-        _say_once(queue, job, "a tile with its rim does not fit: implicit GEMM instead")
-        return _simt_gemm(job, config, queue)
+    fits = job.kind != WEIGHT_GRAD and rim <= RIM_MAX and wide * high <= profile.max_work_group_size
+    return fits and job.variant(config) is V.CONV2D_TILED_LOCAL
+
+
+def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+    g, (wide, high) = job.g, config.local_size_2d
+    tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": RIM_MAX}
     down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
     size = (down * across * wide, -(-job.filters // tiles["FILTERS"]) * high, g.n * g.groups * job.classes)
     return _ending(queue, job, "simt.cl", "conv_tiled", tiles, size, (wide, high, 1), *job.sizes, across)
-
-
-def _simt_im2col(job: Job, config: KernelConfig, queue: Any) -> Launch:
-    if columns.has_room(job, queue):
-        return _widened_launch(job, columns.plan(_wide_job(job), queue))
-    _say_once(queue, job, "columns would take too much memory: implicit GEMM instead")
-    return _simt_gemm(job, config, queue)
 
 
 # ---- shared
@@ -451,5 +418,75 @@ def _ceil_to(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-_GATHERING = (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)  # variants that end in _simt_gemm
-_SIMT = {V.CONV2D_NAIVE: _simt_naive, V.CONV2D_IM2COL: _simt_im2col, V.CONV2D_TILED_LOCAL: _simt_tiled}
+# ---- the table
+
+
+def _panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
+    for (rows, vectors), depth in itertools.product(cpu.REGISTER_TILES[problem.profile.vector_registers], cpu.PANEL_DEPTHS[1:]):
+        block = {"KB": depth // 4} if problem.op == WEIGHT_GRAD else {}
+        yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": form, "MR": rows, "NV": vectors, "KC": depth, **block})
+
+
+_MEANT = {V.CONV2D_WINOGRAD: "winograd", V.CONV2D_IM2COL: "columns", V.CONV2D_TILED_LOCAL: "tiled"}  # where they suit
+algorithms.add(
+    "conv2d", "rows", "cpu.cl", "groups of one or two filters, and kernels of more taps than a panel has rows", "", _cpu_rows, device="cpu",
+    when=_suits_rows, samples=(named(V.CONV2D_NAIVE, "cpu"),),
+)  # fmt: skip
+algorithms.add(
+    "conv2d", "weights", "weights.cl", "weight gradients with vectors of 32 bytes and more: channels last, nothing packed",
+    "cases_intel.json: conv 3x3/2 8x256x8x8 to 512 weight gradient", _cpu_weights, device="cpu", when=_suits_weights,
+    configurations=lambda problem: _panel_space(problem, "rows") if problem.op == WEIGHT_GRAD else (),
+    samples=(named(V.CONV2D_IM2COL, "cpu", form="rows", VW=8, NV=2, KB=32),),
+)  # fmt: skip
+algorithms.add(
+    "conv2d", "panel", "cpu.cl", "CPUs: an implicit product over unfolded panels",
+    "cases_intel.json: conv 1x1/2 8x64x32x32 to 128 forward", _cpu_panel, device="cpu",
+    configurations=lambda problem: _panel_space(problem, "panel"),
+    samples=(
+        named(V.CONV2D_IMPLICIT_GEMM, "cpu", form="panel"),
+        named(V.CONV2D_IM2COL, "cpu", form="panel", KC=64, ROWS=12, NT=2),
+        named(V.CONV2D_IM2COL, "cpu", form="panel", VW=16, NV=2, MR=4),
+    ),
+)  # fmt: skip
+algorithms.add(
+    "conv2d", "naive", "simt.cl", "groups of one or two filters: a work-item per result", "", _simt_naive, device="gpu",
+    when=lambda job, config, profile: job.variant(config) is V.CONV2D_NAIVE, samples=(named(V.CONV2D_NAIVE, "simt"),),
+)  # fmt: skip
+algorithms.add(
+    "conv2d", "tiled", "simt.cl", "small outputs, where NETCL_CONV_TILED_LOCAL=1 allows it", "", _simt_tiled, device="gpu",
+    when=_suits_tiled, samples=(named(V.CONV2D_TILED_LOCAL, "simt"),),
+)  # fmt: skip
+algorithms.add(
+    "conv2d", "taps", "taps.cl", "GPUs, 32 channels and filters and more: a product per tap",
+    "cases_h200.json: conv 1x1/2 128x64x32x32 to 128 weight gradient", _taps, device="gpu", when=_suits_taps,
+    configurations=lambda problem: [named(V.CONV2D_IMPLICIT_GEMM, "simt", form="taps", BM=m, BN=n) for m, n in TAPS_TILES],
+)  # fmt: skip
+algorithms.add(
+    "conv2d", "gemm", "simt.cl", "GPUs: an implicit product, gathered tile by tile",
+    "cases_h200.json: conv 3x3 128x3x32x32 to 64 forward", _simt_gemm, device="gpu",
+    configurations=lambda problem: [KernelConfig(V.CONV2D_IMPLICIT_GEMM, *t, extra={"tier": "simt", "form": "gemm"}) for t in SIMT_TILES],
+    samples=tuple(KernelConfig(V.CONV2D_IMPLICIT_GEMM, *sizes, extra={"tier": "simt"}) for sizes in ((32, 32, 16, 4), (64, 64, 8, 8))),
+)  # fmt: skip
+
+
+def _tuned_case(problem: Problem) -> algorithms.Case:
+    (n, c, h, w, f, *kernel), flags, back = problem.shape, problem.flags, problem.op == WEIGHT_GRAD
+    weights = (f, c // flags["groups"], *kernel)
+    g = geometry(problem.op, (n, c, h, w), weights, *(flags[name] for name in ("stride", "pad", "dilation", "groups")))
+    first, second, shape, depth, exact = {
+        FORWARD: (g.x_shape, g.w_shape, g.y_shape, g.c // g.groups * g.taps, partial(arrays.forward, bias=None, g=g)),
+        INPUT_GRAD: (g.y_shape, g.w_shape, g.x_shape, g.f // g.groups * g.taps, partial(arrays.input_grad, bias=None, g=g)),
+        WEIGHT_GRAD: (g.y_shape, g.x_shape, g.w_shape, g.n * g.oh * g.ow, partial(arrays.weight_grad, g=g)),
+    }[problem.op]
+
+    def measured(config: KernelConfig, one: Tensor, other: Tensor) -> Tensor:
+        result = Tensor.empty(shape, problem.dtype, queue=one.queue)
+        given = (other, one) if back else (one, other, other)
+        run(Job(problem.op, g, problem.dtype), one.queue, *given, result, config=config)
+        return result
+
+    return algorithms.Case((first, second), depth, measured, exact)
+
+
+_FLAGS = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
+algorithms.FAMILIES.update({op: algorithms.Family(op, "conv2d", _FLAGS, 7, 5, _tuned_case) for op in KINDS})

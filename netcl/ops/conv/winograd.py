@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from netcl.core.device import handle_of
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core import env
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment
 from netcl.ops.conv import ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
@@ -87,12 +88,22 @@ def literal(value: Fraction) -> str:
 # ---- when
 
 
-def suits(job: Job, config: KernelConfig, queue: Any) -> bool:
+def space(problem: Problem) -> list[KernelConfig]:
+    """What a tuner tries for a convolution."""
+    flags = problem.flags
+    plain = problem.shape[5:] == (3, 3) and flags["groups"] == 1 and flags["stride"] == flags["dilation"] == (1, 1)
+    allowed = plain and env.value("NETCL_CONV_WINOGRAD")
+    return [KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"winograd_channels": 1})] if allowed else []
+
+
+def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether it can be done and, unless the configuration names how many channels are enough, is likely faster than a direct sum."""
+    if job.variant(config) is not KernelVariant.CONV2D_WINOGRAD:
+        return False
     g, least = job.g, config.extra.get("winograd_channels")
     plain = g.is_plain_3x3 and job.compute == "float"
     most = PARTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values of what is between the transforms
-    fits = most < 2**30 and 4 * most <= handle_of(queue).profile.max_alloc_size // 4
+    fits = most < 2**30 and 4 * most <= profile.max_alloc_size // 4
     return plain and fits and (pays(job) if least is None else min(g.c, g.f) >= least)
 
 
@@ -115,12 +126,10 @@ def tiles(job: Job) -> tuple[int, int, int]:
 # ---- the plan of GPUs
 
 
-def plan(job: Job, queue: Any) -> Launch:
+def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
     """Transformed, a convolution is a product of matrices for each element of a tile: filters x channels x tiles."""
-    return (_winograd_weight_grad if job.kind == WEIGHT_GRAD else _winograd_convolution)(job, queue)
-
-
-def _winograd_convolution(job: Job, queue: Any) -> Launch:
+    if job.kind == WEIGHT_GRAD:
+        return _winograd_weight_grad(queue, job, profile)
     (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
     span, back, pairs = places[-1], job.kind == INPUT_GRAD, m * c
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
@@ -138,10 +147,10 @@ def _winograd_convolution(job: Job, queue: Any) -> Launch:
     return ending.Ending(outputs, (span, m), (launch.LOCAL_1D, 1), (n, m, oh, ow, *places), multiplied)
 
 
-def _winograd_weight_grad(job: Job, queue: Any) -> Launch:
+def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile) -> Launch:
     """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
-    depth = -(-span // _useful_parts(m, c, span, handle_of(queue).profile.max_compute_units) // 16) * 16
+    depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
     product = _tile_products(queue, PARTS * parts, m, c, depth, trans_b=True)
     quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
@@ -187,3 +196,11 @@ def _tile_products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bo
         return gemm.plan_for(queue, p)
     extra = {"why": "one for every element of a tile"}
     return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 64, 64, 16, 8, extra=extra))
+
+
+algorithms.add(
+    "conv2d", "winograd", "winograd.cl transforms.cl", "3 x 3 kernels with stride 1, where the model says that it pays",
+    "cases_h200.json: conv 3x3 64x64x56x56 to 64 forward", plan,
+    device="gpu", when=suits, configurations=space,
+    samples=(KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1}),),
+)  # fmt: skip

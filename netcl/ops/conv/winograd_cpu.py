@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from netcl.core import env
-from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
-from netcl.ops.conv import ending
-from netcl.ops.conv.ending import Ending
+from netcl.engine import algorithms, launch
+from netcl.ops.conv import ending, winograd
+from netcl.ops.conv.ending import Ending, widened
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, TILE, constants
 
@@ -27,6 +26,7 @@ LEAST_PER_UNIT = 2  # as many where strips are few: every group of a strip trans
 APART = 16  # elements between the parts of transformed values, as in the kernel
 CHANNELS, DEPTH = 16, 64  # whose weights are transformed by a work-group, and by a group of the convolution at a time
 FILES = "ends.cl lanes.cl transforms.cl winograd_cpu.cl"
+TUNED_TILES = {32: ({"MR": 8, "NV": 3}, {"MR": 16, "NV": 1}), 16: ({"MR": 4, "NV": 3}, {"MR": 8, "NV": 1})}  # by vector registers
 LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, what comes after them, results
 
 
@@ -40,8 +40,9 @@ class Share(NamedTuple):
     rooms: int
 
 
-def wanted(job: Job, variant: KernelVariant, config: KernelConfig, pays: Callable[[], bool]) -> bool:
+def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
     """Whether it can be done and was asked for, or pays: to the policy every convolution of a CPU is a panel, which leaves how to us."""
+    variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False
     if variant is not KernelVariant.CONV2D_WINOGRAD:
@@ -51,10 +52,16 @@ def wanted(job: Job, variant: KernelVariant, config: KernelConfig, pays: Callabl
     return pays() if least is None else min(job.g.c, job.g.f) >= least
 
 
-def suits(job: Job, variant: KernelVariant, config: KernelConfig, queue: Any) -> bool:
+def space(problem: Problem) -> list[KernelConfig]:
+    """What a tuner tries: its own tiles, and others that fill the registers."""
+    found = winograd.space(problem) if problem.op != WEIGHT_GRAD else []
+    named = [{"tier": "cpu", "winograd_channels": 1, **tiles} for tiles in TUNED_TILES[problem.profile.vector_registers]] if found else []
+    return found + [KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra=extra) for extra in named]
+
+
+def suits(job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> bool:
     """Whether a convolution or an input gradient is to be computed like this, and there is room for it."""
-    profile = handle_of(queue).profile
-    if job.kind == WEIGHT_GRAD or not wanted(job, variant, config, lambda: pays(job, profile)):
+    if job.kind == WEIGHT_GRAD or not wanted(job, config, lambda: pays(job, profile)):
         return False
     share = share_of(job, profile, config.extra)
     return 4 * max(share.weights, share.rooms) <= profile.max_alloc_size and local_size(share.tiles) <= profile.local_mem_size
@@ -130,9 +137,10 @@ def local_size(tiles: Mapping[str, int]) -> int:
     return 4 * _strip(tiles) * (PARTS * tiles["MR"] + LINES * OUT)
 
 
-def plan(job: Job, config: KernelConfig, queue: Any) -> Ending:
+@widened
+def plan(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> Ending:
     """The transform of weights, unless they are FRESH, then the convolution in one kernel."""
-    share, (n, c, h, w, m, oh, ow) = share_of(job, handle_of(queue).profile, config.extra), job.sizes[:7]
+    share, (n, c, h, w, m, oh, ow) = share_of(job, profile, config.extra), job.sizes[:7]
     fresh, back = bool(share.tiles["FRESH"]), int(job.kind == INPUT_GRAD)
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
@@ -148,3 +156,11 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Ending:
         return source, u, rooms
 
     return Ending(convolve, (share.groups,), None, numbers, transformed)
+
+
+SAMPLE = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1})
+algorithms.add(
+    "conv2d", "winograd_cpu", "winograd_cpu.cl transforms.cl", "3 x 3 kernels with stride 1 and 32 channels and filters or more",
+    "cases_intel.json: conv 3x3 8x64x32x32 to 64 input gradient", plan, device="cpu",
+    when=suits, cost=algorithms.first, configurations=space, samples=(SAMPLE,),
+)  # fmt: skip

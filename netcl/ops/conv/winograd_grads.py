@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from netcl.core.device import handle_of
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.kernel_selector import KernelConfig
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
+from netcl.ops.conv.ending import widened
 from netcl.ops.conv.job import WEIGHT_GRAD, Job, Launch
-from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, constants
-from netcl.ops.conv.winograd_cpu import APART, tiles_of, wanted
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, constants, space
+from netcl.ops.conv.winograd_cpu import APART, SAMPLE, tiles_of, wanted
 
 WASTE = 2  # times as many pixels in tiles as in the gradient take away what is gained
 TILES = 32  # transformed at a time
@@ -18,11 +19,11 @@ BLOCKS = (32, 64)  # filters of a work-group
 GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others; each has sums of its own
 
 
-def suits(job: Job, variant: KernelVariant, config: KernelConfig, queue: Any) -> bool:
+def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether a weight gradient is to be computed like this, and there is room for its sums."""
-    if job.kind != WEIGHT_GRAD or not wanted(job, variant, config, lambda: pays(job)):
+    if job.kind != WEIGHT_GRAD or not wanted(job, config, lambda: pays(job)):
         return False
-    return 4 * PARTS * (job.g.f + BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= handle_of(queue).profile.max_alloc_size
+    return 4 * PARTS * (job.g.f + BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= profile.max_alloc_size
 
 
 def pays(job: Job) -> bool:
@@ -32,9 +33,10 @@ def pays(job: Job) -> bool:
     return filled and min(g.n * high * wide, g.c, g.f) >= LEAST_TERMS
 
 
-def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
+@widened
+def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
     """Channels last, in x and in dy; the sums, by blocks of filters and shares of the tiles; the way back to weights."""
-    g, (high, wide), profile = job.g, tiles_of(job), handle_of(queue).profile
+    g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
     tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "BLOCK": BLOCKS[g.f > BLOCKS[0]], "TILES": TILES}
     block, across, blocks = tiles["BLOCK"], -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // tiles["BLOCK"])
@@ -60,3 +62,11 @@ def plan(job: Job, config: KernelConfig, queue: Any) -> Launch:
         collect(queue, (g.f,), None, sums, dw, g.c, g.f, across, shares)
 
     return go
+
+
+algorithms.add(
+    "conv2d", "winograd_grads", "winograd_grads.cl transforms.cl", "weight gradients of the same, from 32 tiles on",
+    "cases_intel.json: conv 3x3 8x64x56x56 to 64 weight gradient", plan,
+    device="cpu", when=suits, cost=algorithms.first, samples=(SAMPLE,),
+    configurations=lambda problem: space(problem) if problem.op == WEIGHT_GRAD else [],
+)  # fmt: skip

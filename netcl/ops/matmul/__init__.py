@@ -16,9 +16,9 @@ from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.ops.finish import Finish, activation_vjp, apart
-from netcl.ops.matmul import amx, mma, wgmma  # noqa: F401, add their tiers
+from netcl.ops.matmul import amx, cpu, mma, wgmma  # noqa: F401, add their algorithms
 from netcl.ops.matmul.einsum import einsum
-from netcl.ops.matmul.gemm import ACTIVATIONS, VARIANTS, Extras, product
+from netcl.ops.matmul.gemm import ACTIVATIONS, Extras, product
 from netcl.ops.movement import sum_to
 
 __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum", "linear", "matmul", "outer"]
@@ -104,7 +104,6 @@ def _matmul_ref(a, b, transpose_a=False, transpose_b=False):
     vjp=_vjp,
     ref=_matmul_ref,
     amp="half",
-    variants=VARIANTS,
     samples=[
         S((1, 1), (1, 1)),
         S((3, 5), (5, 2)),
@@ -252,7 +251,6 @@ _LINEAR_ERRORS = [
     vjp=_affine_vjp,
     ref=_affine_ref,
     amp="half",
-    variants=VARIANTS,
     samples=[
         S((3, 5), (2, 5)),
         S((3, 5), (2, 5), (2,)),
@@ -285,7 +283,6 @@ _PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     vjp=_activated_vjp,
     ref=lambda x, w, bias=None, *, activation: _PLAIN_ACTIVATIONS[activation](_affine_ref(x, w, bias)),
     amp="half",
-    variants=VARIANTS,
     samples=[S((3, 5), (20, 5), (20,), activation=name) for name in ACTIVATIONS] + [S((70, 40), (19, 40), activation="relu")],
     errors=_LINEAR_ERRORS[:0],
 )

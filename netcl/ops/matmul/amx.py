@@ -24,15 +24,15 @@ from netcl.core import env
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.errors import KernelBuildError
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.matmul import gemm
+from netcl.engine import algorithms
+from netcl.ops.matmul import cpu, gemm
 from netcl.ops.matmul.gemm import Launch, Plan, Product
 
 log = logging.getLogger("netcl")
 
-V = KernelVariant
 SPLIT_DEPTH = 1024
 LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than is won
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
@@ -63,11 +63,11 @@ def terms_for(p: Product) -> int:
     return 1 if precision == "medium" else 2 if precision == "high" or p.k >= SPLIT_DEPTH else 0
 
 
-def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
-    """``"amx"`` for a product that this tier takes over."""
-    if not env.value("NETCL_AMX") or profile.device_type != "cpu" or p.batches * p.m * p.n * p.k < LEAST_WORK or not terms_for(p):
-        return None
-    return "amx" if granted() and _driver_works(queue) else None
+def wants(p: Product, config: KernelConfig, profile: DeviceProfile) -> bool:
+    """Whether a product is computed on AMX: by name, or where ``NETCL_AMX`` asks for it and it is exact enough and pays."""
+    if config.extra.get("tier") == "amx":
+        return True
+    return bool(env.value("NETCL_AMX") and p.batches * p.m * p.n * p.k >= LEAST_WORK and terms_for(p))
 
 
 def _driver_works(queue: Any) -> bool:
@@ -109,7 +109,7 @@ def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
     direct = int(p.plain(p.c) and not p.has_bias and p.ending.plain and not p.scaled)
     macros: dict[str, Any] = {"TERMS": terms, "DIRECT": direct, "A_PLAIN": p.plain(p.a), "B_PLAIN": p.plain(p.b)}
     pack_a, pack_b, repair = (gemm.compiled(queue, "amx.cl", f"amx_{name}", p, **macros) for name in ("pack_a", "pack_b", "repair"))
-    ends, functions = gemm.vector_ends(p, _LANES)
+    ends, functions = cpu.vector_ends(p, _LANES)
     multiply = gemm.compiled(queue, "vectors.cl line.cl amx.cl", "amx_multiply", p, _LANES, "".join(functions), VW=_LANES, **macros, **ends)
     batch = p.batch[1]
     share = max(1, -(-4 * units // (columns // 2 * p.batches)))
@@ -130,5 +130,8 @@ def _amx_planner(queue: Any, p: Product, config: KernelConfig, profile: DevicePr
     return plan(queue, p, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
 
 
-gemm.TIERS["amx"] = gemm.for_all(_amx_planner)
-gemm.VENDORS.append(tier)
+algorithms.add(
+    "matmul", "amx", "amx.cl", "products of 128^3 multiply-adds and more, where NETCL_AMX=1 asks for it", "amx_intel.txt: matmul 1024",
+    _amx_planner, device="cpu", tiers=("amx",), variants=gemm.VARIANTS, needs="the tile registers of amx_bf16", when=wants,
+    probe=lambda queue, p, config: granted() and _driver_works(queue), cost=algorithms.first,
+)  # fmt: skip

@@ -1,15 +1,13 @@
 """Plans and launches of matrix products: which kernel, with which tiles, over which groups.
 
-The selector names a variant; a *tier* says whose kernels carry it out: ``cpu`` (cpu.cl) on CPUs, ``simt`` (simt.cl) on everything
-else, and either by name in a configuration's ``extra["tier"]``. Further tiers (matrix units of one vendor) are further rows of
-:data:`TIERS`.
+The selector gives a configuration; :func:`algorithm_of` finds the algorithm that carries it out. A configuration may name a *tier* in
+``extra["tier"]``: ``cpu`` (cpu.cl and what belongs to it), ``simt`` (kernels of every GPU) or the name of a vendor's algorithm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +20,8 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
+from netcl.engine.algorithms import Algorithm
 from netcl.engine.opencl_text import loose_halves
 from netcl.engine.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
 from netcl.ops.finish import Finish
@@ -31,32 +30,8 @@ from netcl.ops.pointwise import cast
 V = KernelVariant
 #: Activations by the names users give them, as rows.
 ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "gelu": "gelu_erf"}
-#: Every way a product can be computed; each passes the same samples.
-VARIANTS = (
-    KernelConfig(V.MATMUL_NAIVE),
-    KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),
-    KernelConfig(V.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"}),
-    KernelConfig(V.MATMUL_REGISTER_TILED, 64, 64, 16, 4, extra={"tier": "simt", "slices": 2}),
-    KernelConfig(V.MATMUL_REGISTER_TILED, 8, 8, extra={"tier": "simt", "form": "slices"}),
-    KernelConfig(V.MATMUL_REGISTER_TILED, 128, 128, 16, 8, extra={"tier": "simt"}),
-    KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"}),
-    KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "dot"}),
-    KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": "unpacked"}),
-)
-_CPU_PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
-_CPU_DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
-_PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
-_PACK_PANELS = 8  # that a work-item packs side by side of an A that is not transposed
-_PACK_BYTES = 64 * 1024  # of a transposed A that a work-item packs, in whole rows of it
-_PACK_STREAMS = {64: 32}  # rows of it that are read side by side, by bytes of a vector; else 16
-_CPU_COLUMNS = 64  # of a panel
-_CPU_ROWS = 256  # that a panel is worth packing for: a thirtieth of the work
-_DOT_ROWS = 64
-_DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
-_UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
-_UNPACKED_VALUES, _UNPACKED_MOST = 64 * 1024, 512  # of B, and rows: it stays in the second cache, and is not read often enough to pack
 _WIDEN_FROM = 64**3  # multiply-adds; below, two more launches cost more
-_SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
+SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 
 @dataclass(frozen=True)
@@ -199,25 +174,6 @@ def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DevicePro
     return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, config.local_size_1d, "abdrc", args),))
 
 
-class Shape(Protocol):
-    """What the cost model asks of a block."""
-
-    @property
-    def m(self) -> int: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def splits(self) -> int: ...
-    @property
-    def resident(self) -> int: ...
-    @property
-    def rate(self) -> float: ...
-    @property
-    def fill(self) -> int: ...
-
-
 class Block(NamedTuple):
     """What a work-group computes: m x n values over blocks k deep (0: operands are read in place), rows x columns in a work-item.
 
@@ -334,13 +290,13 @@ def _best_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Blo
     return min(choices, key=lambda block: cost(p, block, units))
 
 
-def useful_splits(p: Product, block: Shape, units: int) -> list[int]:
+def useful_splits(p: Product, block: Any, units: int) -> list[int]:
     """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
-    most, groups = p.k // _SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
+    most, groups = p.k // SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
-def cost(p: Product, block: Shape, units: int) -> float:
+def cost(p: Product, block: Any, units: int) -> float:
     """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
     groups, at_once = max(1, groups_of(p, block.m, block.n) * block.splits), units * block.resident
     waves, left = divmod(groups, at_once)
@@ -372,189 +328,43 @@ def _working_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> 
     return Block(bm, bn, bk, rows, per_item, slices)
 
 
-# ---- CPUs: cpu.cl
+# ---- the table
 
 
-_NOTHING: Mapping[str, Any] = {}
+VARIANTS = (V.MATMUL_NAIVE, V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED)
+NAIVE = algorithms.add(
+    "matmul", "naive", "naive.cl", "tiny products: a work-item per result", "sweep_h200.json: sweep matmul 16", _naive,
+    variants=(V.MATMUL_NAIVE,), cost=portable_cost, samples=(KernelConfig(V.MATMUL_NAIVE),),
+)  # fmt: skip
+algorithms.add(
+    "matmul", "vectorized", "naive.cl", "configurations without local memory: 4 x 4 results per work-item", "", _vectorized,
+    device="gpu", variants=VARIANTS[3:], cost=portable_cost, samples=(KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),),
+)  # fmt: skip
+TILES = algorithms.add(
+    "matmul", "tiles", "simt.cl slices.cl", "GPUs: register tiles fed from local memory, or slices of k where those are too few",
+    "cases_h200.json: linear 64x784x128", _tiles, device="gpu", variants=VARIANTS[1:3], cost=portable_cost,
+    configurations=lambda problem: [block.config() for block in BLOCKS],
+    samples=(
+        KernelConfig(V.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"}),
+        KernelConfig(V.MATMUL_REGISTER_TILED, 64, 64, 16, 4, extra={"tier": "simt", "slices": 2}),
+        KernelConfig(V.MATMUL_REGISTER_TILED, 8, 8, extra={"tier": "simt", "form": "slices"}),
+        KernelConfig(V.MATMUL_REGISTER_TILED, 128, 128, 16, 8, extra={"tier": "simt"}),
+    ),
+)  # fmt: skip
 
 
-class _Tile(NamedTuple):
-    """A register tile, and how many lie side by side in a panel."""
-
-    rows: int
-    vectors: int
-    lanes: int
-    strips: int
-
-    @property
-    def columns(self) -> int:
-        return self.vectors * self.lanes
-
-    def macros(self) -> dict[str, int]:
-        return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
+def _tuned_case(problem: Problem) -> algorithms.Case:
+    (m, n, k), (trans_a, trans_b, batches) = problem.shape, (problem.flags[name] for name in ("trans_a", "trans_b", "batches"))
+    batch = () if batches == 1 else (batches,)
+    return algorithms.Case(
+        ((*batch, *((k, m) if trans_a else (m, k))), (*batch, *((n, k) if trans_b else (k, n)))), k,
+        lambda config, a, b: product(a, b, (*batch, m, n), Extras(Finish(problem.dtype)), trans_a, trans_b, config),
+        lambda a, b: np.matmul(np.swapaxes(a, -1, -2) if trans_a else a, np.swapaxes(b, -1, -2) if trans_b else b),
+    )  # fmt: skip
 
 
-def _register_tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
-    """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
-    lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
-    rows, vectors = (6, 2) if few else (6, 4)
-    if p.n <= 2 * lanes:
-        rows, vectors = 6 if few else 12, 1 if p.n <= lanes else 2
-    rows, vectors = extra.get("MR", rows), extra.get("NV", vectors)
-    return _Tile(rows, vectors, lanes, max(1, min(_CPU_COLUMNS // (vectors * lanes), -(-p.n // (vectors * lanes)))))
-
-
-def _group_rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
-    """Rows of a work-group, in whole tiles: as many as leave four groups per core, or sixteen where that hardly packs B more often."""
-    per_block, units = panels * p.batches, profile.max_compute_units
-    few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
-    blocks = max(few, min(many, p.m // _CPU_ROWS))
-    return max(1, -(-p.m // blocks // tile.rows)) * tile.rows
-
-
-def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits.
-
-    Where the result gives fewer groups than there are cores, k is split: its parts are batches of a product whose results are added.
-    """
-    tile = _register_tile(p, profile, config.extra)
-    room = min(_CPU_PANEL, profile.local_mem_size or _CPU_PANEL)
-    wanted = config.extra.get("KC", _CPU_DEPTH.get(tile.lanes * p.itemsize, 512))
-    depth = min(wanted, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
-    panels = -(-p.n // (tile.columns * tile.strips))
-    packed = (p.trans_a and p.m * p.k >= _PACK_A_FROM) or (not p.plain(p.a) and panels > 2)
-    splits = 1 if packed else _cpu_splits(p, panels * -(-p.m // tile.rows), profile)
-    if splits > 1:
-        return _split_panels(queue, p, tile, depth, splits, profile)
-    inner = replace(p, a=sum_dtype(p.c)) if packed else p
-    rows = _group_rows(p, tile, panels, profile)
-    sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
-    size = -(-p.m // tile.rows) * tile.rows * p.k
-    strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
-    main = Launch(_panel_kernel(queue, inner, tile, KC=depth, PACKED_A=int(packed)), panels * -(-p.m // rows) * p.batches, 1,
-                  ("p" if packed else "a") + "bdrc" + ("s" if sums else "c"),
-                  (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
-    if not packed:
-        return Plan((main,), sums=sums)
-    return Plan((_pack(queue, p, tile), main), packed=p.batches * size, sums=sums)
-
-
-def _pack(queue: Any, p: Product, tile: _Tile) -> Launch:
-    """A into panels of a tile's rows: some streams at a time along the rows of a transposed one, else some panels after another."""
-    panels = -(-p.m // tile.rows)
-    if p.trans_a:
-        step = _PACK_STREAMS.get(tile.lanes * p.itemsize, 16)
-        depth, side = step * max(1, _PACK_BYTES // (step * p.m * p.itemsize)), panels
-    else:
-        depth, side, step = p.k, _PACK_PANELS, 64
-    groups = -(-p.k // depth) * -(-panels // side) * p.batches
-    kernel = compiled(queue, "pack.cl", "pack_a", p, MR=tile.rows)
-    return Launch(kernel, groups, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides, depth, side, step))
-
-
-def vector_ends(p: Product, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
-    """How kernels read biases and residuals and store results in vectors, and the functions it takes; less for other dtypes than floats."""
-    macros: dict[str, str] = {}
-    functions: dict[str, None] = {}
-    for name, dtype in (("BIAS", p.bias), ("ADDED", p.ending.residual)):
-        macro, text = p.lanes(name, dtype, lanes) if dtype != "" else ({}, "")
-        macros |= macro
-        functions[text] = None
-    if p.plain(p.c):
-        macros["C_LANES(x, p)"] = "G_STORE(x, p)"
-    elif p.c in HALVES and p.real == "float":
-        macros["C_LANES(x, p)"] = f"store_{p.c}_{lanes}(x, p)"
-        functions[loose_halves(p.c, lanes)] = None
-    return macros, functions
-
-
-def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
-    """``gemm_panel`` with the ways in which it reads and writes vectors of the operands' dtypes."""
-    ends, functions = vector_ends(p, tile.lanes)
-    read, text = p.lanes("B", p.b, tile.lanes)
-    functions[text] = None
-    if read:
-        read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"
-        functions["" if p.plain(p.b) else loose_halves(p.b, 4)] = None
-    macros |= {"FETCHES": int(launch.fetches(queue)), **tile.macros()}
-    return compiled(queue, "vectors.cl line.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **macros, **ends, **read)
-
-
-def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
-    """Into how many equal parts k goes: as many as give every core a register tile, if the result has not that many itself."""
-    wanted = min(-(-profile.max_compute_units // max(1, tiles)), p.k // _SPLIT_DEPTH)
-    return 1 if p.batches > 1 else next((n for n in range(wanted, 1, -1) if p.k % n == 0), 1)
-
-
-def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile) -> Plan:
-    part, panels = p.k // splits, -(-p.n // (tile.columns * tile.strips))
-    inner = p.bare(batch=(1, splits))
-    rows, steps = _group_rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
-    kernel = _panel_kernel(queue, inner, tile, KC=depth)
-    main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdrss",
-                  (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps), ends=False)  # fmt: skip
-    return Plan((main, add_parts(queue, p, splits)), sums=splits * p.m * p.n)
-
-
-def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
-    """Rows and columns of a tile of dot products; few rows want one that they fill."""
-    if profile.vector_registers == 16:
-        return min(rows, 2), 4
-    return (rows, 8) if rows <= 2 else (4, 4) if rows % 4 == 0 and rows <= 16 else (3, 8)
-
-
-def _dot(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
-    """Dot products along k; both operands as they lie."""
-    lanes = _register_tile(p, profile).lanes
-    height, width = _dot_tile(p.m, profile)
-    blocks = max(1, 4 * profile.max_compute_units // p.batches)
-    columns = max(width, -(-p.n // blocks // width) * width)
-    kernel = compiled(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes, TM=height, TN=width)
-    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdrc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
-
-
-def _unpacked(queue: Any, p: Product, profile: DeviceProfile) -> Plan:
-    """B read where it lies, a tile of all rows at once."""
-    lanes = _register_tile(p, profile).lanes
-    height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
-    if p.m > 12 and -(-p.m // 8) * 8 < -(-p.m // 12) * 12:
-        height = 8
-    tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
-    rows = _group_rows(p, tile, -(-p.n // tile.columns), profile)
-    kernel = _panel_kernel(queue, p, tile, KC=1 << 30, PACKED_B=0)
-    groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
-    return Plan((Launch(kernel, groups, 1, "abdrcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
-
-
-def _for_shape(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    """The form that suits the shape, or the one the configuration names: ``extra["form"]``."""
-    form = config.extra.get("form", "")
-    plain = p.plain(p.a) and p.plain(p.b)
-    lanes = _register_tile(p, profile).lanes
-    can_dot = plain and p.trans_b and not p.trans_a
-    can_unpack = p.plain(p.b) and not p.trans_b and p.n >= (2 if lanes == 16 else 4) * lanes
-    if can_dot and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= _DOT_DEPTH * lanes)):
-        return _dot(queue, p, profile)
-    small = lanes == 16 and p.n % (2 * lanes) == 0 and p.k * p.n <= _UNPACKED_VALUES and p.m <= _UNPACKED_MOST
-    if can_unpack and (form == "unpacked" or (not form and (small or p.m <= _UNPACKED_ROWS.get(lanes, 24)))):
-        return _unpacked(queue, p, profile)
-    return _panels(queue, p, config, profile)
-
-
-Planner = Callable[[Any, Product, KernelConfig, DeviceProfile], Plan]
-TIERS: dict[str, dict[KernelVariant, Planner]] = {
-    "simt": {V.MATMUL_NAIVE: _naive, V.MATMUL_TILED: _tiles, V.MATMUL_REGISTER_TILED: _tiles, V.MATMUL_VECTORIZED: _vectorized},
-    "cpu": dict.fromkeys((V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED), _for_shape) | {V.MATMUL_NAIVE: _naive},
-}
-
-
-def for_all(planner: Planner) -> dict[KernelVariant, Planner]:
-    """The row of a tier that has one way for every variant."""
-    return dict.fromkeys(TIERS["simt"], planner)
-
-
-#: Tiers of one vendor's hardware: each is asked, with queue, product and profile, and names itself where it would take the product.
-VENDORS: list[Callable[[Any, Product, DeviceProfile], str | None]] = []
+_FLAGS = {"trans_a": False, "trans_b": False, "batches": 1}
+algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _FLAGS, 3, 3, _tuned_case)
 
 
 # ---- doing it
@@ -566,37 +376,38 @@ def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
-def vendor_of(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
-    """The tier of one vendor's hardware that takes a product over."""
-    return next(filter(None, (tier(queue, p, profile) for tier in VENDORS)), None)
+def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
+    """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
+    usual = "cpu" if profile.device_type == "cpu" else "simt"
+    tiled = config.extra.get("tier", usual) == "simt" and config.variant in TILES.variants
+    if not is_named(config) or (config.use_local_memory and (config.use_vectorization or tiled)):
+        return config
+    vectors = not config.use_local_memory and config.use_vectorization and config.variant is not V.MATMUL_NAIVE
+    return replace(config, variant=V.MATMUL_VECTORIZED if vectors else V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
 
 
-def _plain_kernel(config: KernelConfig, tier: str) -> Planner | None:
-    """The kernel for a configuration without local memory or without vectors; ``None`` where the variant's own can do without."""
-    if not config.use_local_memory:
-        return _vectorized if config.use_vectorization and config.variant is not V.MATMUL_NAIVE else _naive
-    tiled = tier == "simt" and config.variant in (V.MATMUL_TILED, V.MATMUL_REGISTER_TILED)
-    return None if config.use_vectorization or tiled else _naive
+def algorithm_of(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
+    """The algorithm of a product and the configuration it is planned with.
+
+    A configuration that names a vendor's algorithm where that cannot run (a measurement of another driver) is done portably.
+    """
+    config = _without_local_memory_or_vectors(config, profile)
+    found = algorithms.choose("matmul", queue, p, config, profile)
+    if not p.k:
+        return NAIVE, config
+    return (found, config) if found else (TILES, PORTABLE)
 
 
 def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
     """The selector's choice for a product, or a given configuration, as launches."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
-    usual = "cpu" if profile.device_type == "cpu" else "simt"
-    if is_named(config) and (plain := _plain_kernel(config, config.extra.get("tier", usual))):
-        return (plain if p.k else _naive)(queue, p, config, profile)
-    tier = config.extra.get("tier") or vendor_of(queue, p, profile) or usual
-    kinds = TIERS.get(tier)
-    planner = None if kinds is None else kinds.get(config.variant)
-    if planner is None:
-        known = ", ".join(TIERS if kinds is None else (variant.name for variant in kinds))
-        what = f"the selected {'tier' if kinds is None else 'variant'} is not one of products"
-        raise ShapeError(message("matmul", what, f"known are {known}", variant=config.variant.name, tier=tier))
+    algorithm, config = algorithm_of(queue, p, config, profile)
     # Only where policy decides: a configuration that was measured or named means the kernel as it is.
-    if tier == "cpu" and not is_named(config) and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
+    on_cpu = profile.device_type == "cpu" and "cpu" in algorithm.names
+    if on_cpu and not is_named(config) and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
         return Plan((), widens=True)
-    return (planner if p.k else _naive)(queue, p, config, profile)
+    return algorithm.plan(queue, p, config, profile)
 
 
 def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Product | None:

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
-from netcl.engine import launch
+from netcl.engine import algorithms, launch
 from netcl.ops.matmul import gemm, nvidia
 from netcl.ops.matmul.gemm import Launch, Plan, Product
 
@@ -67,12 +66,6 @@ TILES = {
     4: (Tile(64, 128, 32, 64, 32, 2, 1.54, 2, 40), Tile(64, 64, 32, 32, 32, 3, 1.37, 3, 30)),
 }
 SPLIT_DEPTH = 64  # terms from which on the largest error of split float32 is well within four times that of a plain sum
-
-
-def configurations(profile: DeviceProfile, dtype: str) -> Iterator[KernelConfig]:
-    """What a tuner may try on a device, for operands of a dtype."""
-    if nvidia.capable(profile) and dtype in _FLOATS:
-        yield from (tile.config() for tile in TILES[DTYPES[dtype].itemsize])
 
 
 class _Side(NamedTuple):
@@ -178,21 +171,14 @@ def _mma_macros(p: Product, tile: Tile) -> dict[str, Any]:
     return tile.macros() | macros | stores
 
 
-def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
-    """``"mma"`` for a product that this tier takes over: where the device can, and it is faster than the portable kernels."""
-    dtype = nvidia.capable(profile) and unit_dtype(p)
-    if not dtype or best(p, profile.max_compute_units)[1] >= gemm.portable_cost(p, profile):
-        return None
-    return TIER if nvidia.trusted(queue, TIER, dtype, plan) else None
-
-
-def _mma_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    """What the configuration names, or the best; the portable kernels for a product or a device that the units are not for."""
-    dtype = unit_dtype(p)
-    if not (dtype and nvidia.capable(profile) and nvidia.trusted(queue, TIER, dtype, plan)):
-        return gemm.TIERS["simt"][V.MATMUL_REGISTER_TILED](queue, p, gemm.PORTABLE, profile)
-    return plan(queue, p, best(p, profile.max_compute_units, config)[0])
-
-
-gemm.TIERS[TIER] = gemm.for_all(_mma_planner)
-gemm.VENDORS.append(tier)
+algorithms.add(
+    "matmul", "mma", "mma.cl ptx.cl pad.cl", "products of floats that are large by the cost model",
+    "performance.md: Matrix units of NVIDIA GPUs",
+    lambda queue, p, config, profile: plan(queue, p, best(p, profile.max_compute_units, config)[0]),
+    device="gpu", tiers=(TIER, "wgmma"), variants=gemm.VARIANTS, needs="NVIDIA, compute capability 8.0 or more",
+    when=lambda p, config, profile: nvidia.capable(profile) and unit_dtype(p) is not None,
+    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, unit_dtype(p) or "float32", plan),
+    cost=lambda p, profile: best(p, profile.max_compute_units)[1],
+    configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, TILES)],
+    samples=tuple(tile.config() for tile in TILES[4]),
+)  # fmt: skip

@@ -4,21 +4,22 @@ They are reached by inline PTX (ptx.cl), which is no part of OpenCL C. So a devi
 by its compute capability, and *trusted*: once per context and kind of operand, the driver has built the tier's kernels and a product
 of odd sizes was right. Where either fails, the portable kernels do the work.
 
-A tier is a row of ``gemm.TIERS`` and a function in ``gemm.VENDORS``, which are asked in their order: a tier of newer hardware puts
-itself in front. Its function asks :func:`capable` first, which costs nothing, then whether it pays, and :func:`trusted` last.
+An algorithm's ``when`` asks :func:`capable`, which costs nothing; its ``probe`` asks :func:`trusted`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile
+from netcl.core.dtype import DTYPES
 from netcl.core.errors import KernelBuildError
+from netcl.core.kernel_selector import Problem
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops.matmul import gemm
@@ -36,6 +37,12 @@ def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple
     if capability is None or not least <= capability <= most:
         return False
     return env.value("NETCL_MATRIX_UNITS") and env.value("NETCL_KERNEL_STRATEGY") != "portable"
+
+
+def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilities: tuple[int, int]) -> Sequence[Any]:
+    """The tiles a tuner may try, out of those by bytes of a value."""
+    suited = problem.dtype in BOUNDS and capable(problem.profile, *capabilities)
+    return tiles[DTYPES[problem.dtype].itemsize] if suited else ()
 
 
 def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[], bool]) -> bool:

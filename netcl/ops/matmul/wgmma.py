@@ -8,12 +8,13 @@ The kernels (wgmma.cl) copy 16 bytes at a time, so rows and batches of both oper
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.engine import algorithms
 from netcl.ops.matmul import gemm, mma, nvidia
 from netcl.ops.matmul.gemm import Launch, Plan, Product
 
@@ -67,12 +68,6 @@ TILES = {
 }
 _BEGIN = 700_000  # multiply-adds of a unit in the time that it takes the first stages to be filled
 _TURNING = 0.82  # what is left of a rate where float32 does not lie along k and copiers turn it
-
-
-def configurations(profile: DeviceProfile, dtype: str) -> Iterator[KernelConfig]:
-    """What a tuner may try on a device, for operands of a dtype."""
-    if nvidia.capable(profile, CAPABILITY, CAPABILITY) and dtype in _INSTRUCTION:
-        yield from (tile.config() for tile in TILES[DTYPES[dtype].itemsize])
 
 
 def takes(p: Product) -> bool:
@@ -159,22 +154,16 @@ def _width(p: Product) -> int:
     return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 
-def tier(queue: Any, p: Product, profile: DeviceProfile) -> str | None:
-    """``"wgmma"`` for a product that this tier takes over: where the device can, and it is faster than the tiers below."""
-    if not nvidia.capable(profile, CAPABILITY, CAPABILITY) or not takes(p):
-        return None
-    units = profile.max_compute_units
-    if best_tile(p, units)[1] >= min(mma.best(p, units)[1], gemm.portable_cost(p, profile)):
-        return None
-    return TIER if nvidia.trusted(queue, TIER, p.a, plan) else None
-
-
 def _wgmma_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    """What the configuration names, or the best; the tier below for a product or a device that these instructions are not for."""
-    if not (takes(p) and nvidia.capable(profile, CAPABILITY, CAPABILITY) and nvidia.trusted(queue, TIER, p.a, plan)):
-        return gemm.TIERS[mma.TIER][V.MATMUL_REGISTER_TILED](queue, p, config, profile)
     return plan(queue, p, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
-gemm.TIERS[TIER] = gemm.for_all(_wgmma_planner)
-gemm.VENDORS.insert(0, tier)
+algorithms.add(
+    "matmul", "wgmma", "wgmma.cl ptx.cl", "products whose rows begin at multiples of 16 bytes, large by the cost model",
+    "cases_h200.json: matmul 4096", _wgmma_planner, device="gpu", tiers=(TIER,), variants=gemm.VARIANTS,
+    needs="NVIDIA, compute capability 9.0",
+    when=lambda p, config, profile: nvidia.capable(profile, CAPABILITY, CAPABILITY) and takes(p),
+    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, p.a, plan),
+    cost=lambda p, profile: best_tile(p, profile.max_compute_units)[1],
+    configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, TILES, CAPABILITY, CAPABILITY)],
+)  # fmt: skip

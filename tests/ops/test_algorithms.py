@@ -1,18 +1,72 @@
-"""What a tuner is offered: candidates that are right, classes that neighbours share, and measured kernels that are taken."""
+"""The table of algorithms, and what a tuner takes from it: candidates that are right, classes that neighbours share."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import netcl
 import netcl.ops as F
+from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.ops import families
+from netcl.engine import algorithms
+from netcl.ops.conv import plans
+from netcl.ops.conv.geometry import geometry
+from netcl.ops.matmul import gemm
 
 WINDOWS = (1, 8, 5, 6, 7, 3, 3)
 PROBLEMS = [("matmul", (9, 70, 33), {"trans_b": True}), ("conv2d", WINDOWS, {"pad": 1}), ("conv2d_weight_grad", WINDOWS, {"pad": 1})]
+
+
+#: Kernels that nobody has measured: of groups of one or two filters, and of configurations or switches that ask for them by name.
+UNMEASURED = {("matmul", "vectorized"), ("conv2d", "rows"), ("conv2d", "naive"), ("conv2d", "tiled")}
+TABLE = [algorithm for table in algorithms.ALGORITHMS.values() for algorithm in table]
+
+
+@pytest.mark.parametrize("algorithm", TABLE, ids=lambda a: f"{a.family}-{a.name}")
+def test_every_algorithm_is_documented_and_names_what_exists(algorithm):
+    folder = Path(netcl.__file__).parent / "ops" / algorithm.family.removesuffix("2d")
+    assert all((folder / file).exists() for file in algorithm.kernels.split()) and algorithm.doc
+    if (algorithm.family, algorithm.name) not in UNMEASURED:
+        results, _, case = algorithm.wins.partition(": ")
+        folder = Path(__file__).parents[2] / ("docs" if results.endswith(".md") else "benchmarks/results")
+        assert case and case in (folder / results).read_text(encoding="utf-8")
+    assert [a.name for a in algorithms.ALGORITHMS[algorithm.family]].count(algorithm.name) == 1
+
+
+def test_samples_run_the_algorithm_they_belong_to(cl_device):
+    """Each of them for one of the op's shapes at least, whatever the device."""
+    g = {k: geometry("conv2d", (2, 40, 9, 8), (40, 40, k, k), 1, k // 2, 1, 1) for k in (1, 3)}
+    for algorithm in algorithms.ALGORITHMS["conv2d"]:
+        for config in algorithm.samples:
+            jobs = [plans.Job(kind, sizes, "float32") for kind in plans.KINDS for sizes in g.values()]
+            assert algorithm in [plans.algorithm_of(cl_device.queue, job, config, cl_device.profile)[0] for job in jobs], algorithm.name
+    products = [gemm.Product(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
+    for algorithm in algorithms.ALGORITHMS["matmul"]:
+        for config in algorithm.samples if not algorithm.needs else ():
+            assert algorithm in [gemm.algorithm_of(cl_device.queue, p, config, cl_device.profile)[0] for p in products], algorithm.name
+
+
+def test_the_cheapest_that_applies_is_chosen_and_a_named_one_before_it(monkeypatch):
+    def made(name, cost, **columns):
+        return algorithms.Algorithm("toys", name, "", "", "", None, tiers=(name,), cost=lambda *asked: cost, **columns)
+
+    refused, cheap, dear, other = (
+        made("refused", 1, probe=lambda *asked: False), made("cheap", 2), made("dear", 3), made("other", 0, device="cpu"),
+    )  # fmt: skip
+    monkeypatch.setitem(algorithms.ALGORITHMS, "toys", [dear, other, cheap, refused])
+
+    def chosen(**extra):
+        gpu = SimpleNamespace(device_type="gpu")
+        return algorithms.choose("toys", None, None, KernelConfig(KernelVariant.MATMUL_NAIVE, extra=extra), gpu)
+
+    assert chosen() is cheap and chosen(tier="dear") is dear and chosen(tier="refused") is None
+    with pytest.raises(ShapeError, match=r"\[toys\] tier and variant of a configuration must be those of one kernel; .*tier=x"):
+        chosen(tier="x")
 
 
 @pytest.fixture
@@ -23,7 +77,7 @@ def precision():
 
 @pytest.mark.parametrize("op, sizes, flags", PROBLEMS)
 def test_candidates_are_right(op, sizes, flags, cl_device):
-    family = families.FAMILIES[op]
+    family = algorithms.FAMILIES[op]
     problem = family.problem(*sizes, profile=cl_device.profile, **flags)
     operands = family.operands(problem, cl_device.queue)
     exact, bound = family.reference(problem, *operands), family.tolerance(problem, *operands)
@@ -34,7 +88,7 @@ def test_candidates_are_right(op, sizes, flags, cl_device):
 
 
 def test_neighbours_share_a_class(cl_device):
-    family = families.FAMILIES["matmul"]
+    family = algorithms.FAMILIES["matmul"]
     near, same, far, turned = (
         family.problem_class(family.problem(*sizes, profile=cl_device.profile, **flags))
         for sizes, flags in (((500, 64, 70), {}), ((512, 64, 64), {}), ((512, 64, 128), {}), ((512, 64, 64), {"trans_a": True}))
@@ -48,12 +102,12 @@ def test_a_measured_gradient_is_its_own(cl_device, monkeypatch):
     dy, w = (Tensor.from_host(cl_device.queue, np.ones(shape, np.float32)) for shape in ((1, 2, 3, 3), (2, 2, 3, 3)))
     F.conv2d_input_grad(dy, w, size=(5, 5), dilation=1)
     assert [(key[0], key[1]) for key in asked] == [("conv2d_input_grad", (1, 2, 5, 5, 2, 3, 3))]
-    wanted = families.FAMILIES["conv2d_input_grad"].problem(1, 2, 5, 5, 2, 3, 3, profile=cl_device.profile)
+    wanted = algorithms.FAMILIES["conv2d_input_grad"].problem(1, 2, 5, 5, 2, 3, 3, profile=cl_device.profile)
     assert asked[0] == wanted.key
 
 
 def test_precision_names_what_may_be_lost(precision, cl_device):
-    selector, family = get_kernel_selector(), families.FAMILIES["matmul"]
+    selector, family = get_kernel_selector(), algorithms.FAMILIES["matmul"]
     problem, revision = family.problem(64, 64, 64, profile=cl_device.profile), selector.revision
     exact = family.tolerance(problem)
     netcl.set_matmul_precision("high")
@@ -78,10 +132,10 @@ def _plain_error(rows, columns):
     [("matmul", (48, 64, 3000)), ("conv2d", (1, 64, 9, 9, 24, 3, 3)), ("conv2d_weight_grad", (3, 8, 32, 32, 8, 1, 1))],
 )
 def test_the_chosen_kernel_is_as_exact_as_a_plain_sum(op, sizes, cl_device, rng):
-    family = families.FAMILIES[op]
+    family = algorithms.FAMILIES[op]
     problem = family.problem(*sizes, profile=cl_device.profile)
     operands = family.operands(problem, cl_device.queue)
     error = np.abs(family.run_with(family.configurations(problem)[0], problem, *operands).to_host() - family.reference(problem, *operands))
-    depth = family.depth(problem)
+    depth = family.case(problem).depth
     rows, columns = rng.standard_normal((32, depth), np.float32), rng.standard_normal((depth, 48), np.float32)
     assert error.max() <= 4 * _plain_error(rows, columns)

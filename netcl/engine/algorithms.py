@@ -1,0 +1,162 @@
+"""The table of kernel algorithms, read by selection, the tuner, the tests and the docs.
+
+An :class:`Algorithm` is one way to compute an op, added to :data:`ALGORITHMS` by the module beside its ``.cl`` file. Selection is pure:
+it reads sizes, dtypes, the configuration and the device's profile, and asks a probe only for kernels that drivers may refuse.
+A :class:`Family` is an op whose algorithms a tuner measures: the tuner takes :meth:`Family.configurations`, rejects those whose result is
+further from :meth:`Family.reference` than :meth:`Family.tolerance`, and gives the fastest to the kernel selector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core import kernel_selector
+from netcl.core.device_profile import ExtendedDeviceProfile
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
+from netcl.core.tensor import Tensor
+
+# A plain sum of k products of values around one is wrong by about k roundings at worst; four times that is the bound for every kernel.
+_ROUNDINGS = 4.0
+_UNIT = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_COARSE = {"highest": 1.0, "high": 16.0, "medium": 2.0**15}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to compute an op. ``problem`` below is the family's own description of a call (a product, a convolution)."""
+
+    family: str
+    name: str
+    kernels: str  # .cl files
+    doc: str  # what it is for
+    wins: str  # the measurement that it was kept for: a results file or a page of the docs, and the case; empty: nobody has measured it
+    plan: Callable[..., Any]  # plan(queue, problem, config, profile): the launches
+    device: str = "any"  # "cpu", "gpu" (whatever is no CPU) or "any": where it runs unless a configuration names its tier
+    tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that ask for it; empty: those of its device
+    variants: tuple[KernelVariant, ...] = ()  # what it carries out; empty: all of the family
+    needs: str = ""  # what else a device must have
+    when: Callable[[Any, Any, Any], bool] = lambda problem, config, profile: True
+    probe: Callable[[Any, Any, Any], bool] = lambda queue, problem, config: True  # whether the driver builds the kernels and they are right
+    cost: Callable[[Any, Any], float] = lambda problem, profile: math.inf  # by the family's model, of a problem on a device
+    configurations: Callable[[Problem], Iterable[KernelConfig]] = lambda problem: ()  # what a tuner tries
+    samples: tuple[KernelConfig, ...] = ()  # configurations by which tests run it on every device
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tiers by which a configuration asks for it."""
+        return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
+
+    def answers(self, config: KernelConfig | None, profile: Any) -> bool:
+        """Whether a configuration may mean this algorithm on a device."""
+        tier = config.extra.get("tier") if config else None
+        meant = tier in self.names if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
+        return meant and (config is None or not self.variants or config.variant in self.variants)
+
+
+#: By family, in the order in which they are asked.
+ALGORITHMS: dict[str, list[Algorithm]] = {}
+
+
+def add(family: str, *columns: Any, **more: Any) -> Algorithm:
+    """Append an :class:`Algorithm` of these columns to the table of its family."""
+    made = Algorithm(family, *columns, **more)
+    ALGORITHMS.setdefault(family, []).append(made)
+    return made
+
+
+def choose(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
+    """The algorithm of a problem: of those that apply the one the configuration names, else the cheapest, else the first."""
+    meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
+    if not meant:
+        known = sorted({name for a in ALGORITHMS[family] for name in (*a.names, *(variant.name for variant in a.variants))})
+        what = "tier and variant of a configuration must be those of one kernel"
+        raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
+    fitting = [a for a in meant if a.when(problem, config, profile)]
+    if len(fitting) > 1:
+        fitting.sort(key=lambda a: 0.0 if a.name == tier else a.cost(problem, profile))  # stable: the first of equals
+    return next((a for a in fitting if a.probe(queue, problem, config)), None)
+
+
+def first(problem: Any, profile: Any) -> float:
+    """The cost of an algorithm that is taken wherever it applies."""
+    return 0.0
+
+
+class Case(NamedTuple):
+    """A problem to measure: shapes of its operands, the number of products in a sum, ``run(config, *tensors)``, ``exact(*arrays)``."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    depth: int
+    run: Callable[..., Tensor]
+    exact: Callable[..., np.ndarray]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tuned op. ``sizes`` counts the numbers that describe a problem; the first ``rounded`` of them neighbors may differ in."""
+
+    op: str
+    family: str
+    flags: dict[str, Any]
+    sizes: int
+    rounded: int
+    case: Callable[[Problem], Case]
+
+    def problem(self, *sizes: int, profile: ExtendedDeviceProfile, dtype: str = "float32", **flags: Any) -> Problem:
+        """A problem of this family: ``(M, N, K)`` of a product, ``(N, C, H, W, F, KH, KW)`` of a convolution, and their flags."""
+        chosen = {name: _shaped_like(flags.get(name, value), value) for name, value in self.flags.items()}
+        return Problem(self.op, sizes, dtypes.lookup(dtype, self.op).name, chosen, profile)
+
+    def problem_class(self, problem: Problem) -> tuple[Any, ...]:
+        """What neighboring shapes share: sizes rounded to powers of two, the dtype, the flags (a batch rounded likewise)."""
+        rounded = {**problem.flags, **({"batches": _nearest_power(problem.flags["batches"])} if "batches" in problem.flags else {})}
+        flags = tuple(f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items()))
+        sizes = (*map(_nearest_power, problem.shape[: self.rounded]), *problem.shape[self.rounded :])
+        return (self.op, *sizes, problem.dtype, *flags)
+
+    def configurations(self, problem: Problem) -> list[KernelConfig]:
+        """Candidates without duplicates; the first is what the policy would take."""
+        found = [kernel_selector.decide(problem)]
+        for algorithm in ALGORITHMS[self.family]:
+            if algorithm.answers(None, problem.profile):
+                found += [config for config in algorithm.configurations(problem) if config not in found]
+        return found
+
+    def operands(self, problem: Problem, queue: Any, seed: int = 0) -> tuple[Tensor, ...]:
+        """Normal random operands of a problem."""
+        rng = np.random.default_rng(seed)
+        return tuple(Tensor.from_host(queue, rng.standard_normal(s, np.float32), problem.dtype) for s in self.case(problem).inputs)
+
+    def run_with(self, config: KernelConfig, problem: Problem, *operands: Tensor) -> Tensor:
+        """The result by one configuration; the first call compiles. The selector is not asked."""
+        return self.case(problem).run(config, *operands)
+
+    def reference(self, problem: Problem, *operands: Tensor) -> np.ndarray:
+        """The result in float64."""
+        return self.case(problem).exact(*(np.asarray(t.to_host(), np.float64) for t in operands))
+
+    def tolerance(self, problem: Problem, *operands: Tensor) -> float:
+        """How far an element may be from the reference: four times a plain float32 sum's error, more where precision was given up."""
+        depth, dtype = self.case(problem).depth, problem.dtype
+        sums = _ROUNDINGS * _COARSE[kernel_selector.get_matmul_precision()] * 2.0**-23 * (depth + 8)
+        largest = 8.0 * math.sqrt(depth)
+        return _ROUNDINGS * _UNIT[dtype] * (depth + 8) if dtype == "float64" else sums + _UNIT.get(dtype, 0.0) * largest
+
+
+#: By op, those a tuner knows.
+FAMILIES: dict[str, Family] = {}
+
+
+def _nearest_power(n: int) -> int:
+    return 1 << max(0, round(math.log2(max(1, n))))
+
+
+def _shaped_like(value: Any, default: Any) -> Any:
+    return (value, value) if isinstance(default, tuple) and isinstance(value, int) else value

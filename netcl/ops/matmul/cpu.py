@@ -1,0 +1,224 @@
+"""Products on CPUs (cpu.cl, dot.cl, pack.cl): a work-group is one work-item, tiles live in registers, vectors are explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from netcl.core.capabilities import DeviceProfile
+from netcl.core.dtype import HALVES, sum_dtype
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
+from netcl.engine import algorithms, launch
+from netcl.engine.opencl_text import loose_halves
+from netcl.ops.matmul import gemm
+from netcl.ops.matmul.gemm import Launch, Plan, Product
+
+V = KernelVariant
+_PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
+_DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
+_PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
+_PACK_PANELS = 8  # that a work-item packs side by side of an A that is not transposed
+_PACK_BYTES = 64 * 1024  # of a transposed A that a work-item packs, in whole rows of it
+_PACK_STREAMS = {64: 32}  # rows of it that are read side by side, by bytes of a vector; else 16
+_COLUMNS = 64  # of a panel
+_ROWS = 256  # that a panel is worth packing for: a thirtieth of the work
+_DOT_ROWS = 64
+_DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
+_UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
+_UNPACKED_VALUES, _UNPACKED_MOST = 64 * 1024, 512  # of B, and rows: it stays in the second cache, and is not read often enough to pack
+#: What a tuner tries on CPUs: rows and vectors of a register tile by the number of registers, and rows of a panel.
+REGISTER_TILES = {32: ((6, 4), (12, 2), (8, 3), (4, 4)), 16: ((6, 2), (4, 3), (12, 1))}
+PANEL_DEPTHS = (256, 512, 1024)
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class _Tile(NamedTuple):
+    """A register tile, and how many lie side by side in a panel."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    strips: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    def macros(self) -> dict[str, int]:
+        return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
+
+
+def _register_tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
+    """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
+    lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
+    rows, vectors = (6, 2) if few else (6, 4)
+    if p.n <= 2 * lanes:
+        rows, vectors = 6 if few else 12, 1 if p.n <= lanes else 2
+    rows, vectors = extra.get("MR", rows), extra.get("NV", vectors)
+    return _Tile(rows, vectors, lanes, max(1, min(_COLUMNS // (vectors * lanes), -(-p.n // (vectors * lanes)))))
+
+
+def _group_rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
+    """Rows of a work-group, in whole tiles: as many as leave four groups per core, or sixteen where that hardly packs B more often."""
+    per_block, units = panels * p.batches, profile.max_compute_units
+    few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
+    blocks = max(few, min(many, p.m // _ROWS))
+    return max(1, -(-p.m // blocks // tile.rows)) * tile.rows
+
+
+def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits.
+
+    Where the result gives fewer groups than there are cores, k is split: its parts are batches of a product whose results are added.
+    """
+    tile = _register_tile(p, profile, config.extra)
+    room = min(_PANEL, profile.local_mem_size or _PANEL)
+    wanted = config.extra.get("KC", _DEPTH.get(tile.lanes * p.itemsize, 512))
+    depth = min(wanted, max(8, room // (tile.columns * tile.strips * p.itemsize) // 8 * 8))
+    panels = -(-p.n // (tile.columns * tile.strips))
+    packed = (p.trans_a and p.m * p.k >= _PACK_A_FROM) or (not p.plain(p.a) and panels > 2)
+    splits = 1 if packed else _cpu_splits(p, panels * -(-p.m // tile.rows), profile)
+    if splits > 1:
+        return _split_panels(queue, p, tile, depth, splits, profile)
+    inner = replace(p, a=sum_dtype(p.c)) if packed else p
+    rows = _group_rows(p, tile, panels, profile)
+    sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
+    size = -(-p.m // tile.rows) * tile.rows * p.k
+    strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
+    main = Launch(_panel_kernel(queue, inner, tile, KC=depth, PACKED_A=int(packed)), panels * -(-p.m // rows) * p.batches, 1,
+                  ("p" if packed else "a") + "bdrc" + ("s" if sums else "c"),
+                  (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
+    if not packed:
+        return Plan((main,), sums=sums)
+    return Plan((_pack(queue, p, tile), main), packed=p.batches * size, sums=sums)
+
+
+def _pack(queue: Any, p: Product, tile: _Tile) -> Launch:
+    """A into panels of a tile's rows: some streams at a time along the rows of a transposed one, else some panels after another."""
+    panels = -(-p.m // tile.rows)
+    if p.trans_a:
+        step = _PACK_STREAMS.get(tile.lanes * p.itemsize, 16)
+        depth, side = step * max(1, _PACK_BYTES // (step * p.m * p.itemsize)), panels
+    else:
+        depth, side, step = p.k, _PACK_PANELS, 64
+    groups = -(-p.k // depth) * -(-panels // side) * p.batches
+    kernel = gemm.compiled(queue, "pack.cl", "pack_a", p, MR=tile.rows)
+    return Launch(kernel, groups, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides, depth, side, step))
+
+
+def vector_ends(p: Product, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
+    """How kernels read biases and residuals and store results in vectors, and the functions it takes; less for other dtypes than floats."""
+    macros: dict[str, str] = {}
+    functions: dict[str, None] = {}
+    for name, dtype in (("BIAS", p.bias), ("ADDED", p.ending.residual)):
+        macro, text = p.lanes(name, dtype, lanes) if dtype != "" else ({}, "")
+        macros |= macro
+        functions[text] = None
+    if p.plain(p.c):
+        macros["C_LANES(x, p)"] = "G_STORE(x, p)"
+    elif p.c in HALVES and p.real == "float":
+        macros["C_LANES(x, p)"] = f"store_{p.c}_{lanes}(x, p)"
+        functions[loose_halves(p.c, lanes)] = None
+    return macros, functions
+
+
+def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
+    """``gemm_panel`` with the ways in which it reads and writes vectors of the operands' dtypes."""
+    ends, functions = vector_ends(p, tile.lanes)
+    read, text = p.lanes("B", p.b, tile.lanes)
+    functions[text] = None
+    if read:
+        read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"
+        functions["" if p.plain(p.b) else loose_halves(p.b, 4)] = None
+    macros |= {"FETCHES": int(launch.fetches(queue)), **tile.macros()}
+    return gemm.compiled(queue, "vectors.cl line.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **macros, **ends, **read)
+
+
+def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
+    """Into how many equal parts k goes: as many as give every core a register tile, if the result has not that many itself."""
+    wanted = min(-(-profile.max_compute_units // max(1, tiles)), p.k // gemm.SPLIT_DEPTH)
+    return 1 if p.batches > 1 else next((n for n in range(wanted, 1, -1) if p.k % n == 0), 1)
+
+
+def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile) -> Plan:
+    part, panels = p.k // splits, -(-p.n // (tile.columns * tile.strips))
+    inner = p.bare(batch=(1, splits))
+    rows, steps = _group_rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
+    kernel = _panel_kernel(queue, inner, tile, KC=depth)
+    main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdrss",
+                  (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps), ends=False)  # fmt: skip
+    return Plan((main, gemm.add_parts(queue, p, splits)), sums=splits * p.m * p.n)
+
+
+def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
+    """Rows and columns of a tile of dot products; few rows want one that they fill."""
+    if profile.vector_registers == 16:
+        return min(rows, 2), 4
+    return (rows, 8) if rows <= 2 else (4, 4) if rows % 4 == 0 and rows <= 16 else (3, 8)
+
+
+def _dot(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    """Dot products along k; both operands as they lie."""
+    lanes = _register_tile(p, profile).lanes
+    height, width = _dot_tile(p.m, profile)
+    blocks = max(1, 4 * profile.max_compute_units // p.batches)
+    columns = max(width, -(-p.n // blocks // width) * width)
+    kernel = gemm.compiled(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes, TM=height, TN=width)
+    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdrc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
+
+
+def _unpacked(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+    """B read where it lies, a tile of all rows at once."""
+    lanes = _register_tile(p, profile).lanes
+    height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
+    if p.m > 12 and -(-p.m // 8) * 8 < -(-p.m // 12) * 12:
+        height = 8
+    tile = _Tile(height, 4 if lanes == 4 and height < 12 else 2, lanes, 1)
+    rows = _group_rows(p, tile, -(-p.n // tile.columns), profile)
+    kernel = _panel_kernel(queue, p, tile, KC=1 << 30, PACKED_B=0)
+    groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
+    return Plan((Launch(kernel, groups, 1, "abdrcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
+
+
+def _suits_dot(p: Product, config: KernelConfig, profile: DeviceProfile) -> bool:
+    form, lanes = config.extra.get("form"), _register_tile(p, profile).lanes
+    can = p.plain(p.a) and p.plain(p.b) and p.trans_b and not p.trans_a
+    return bool(can) and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= _DOT_DEPTH * lanes))
+
+
+def _suits_unpacked(p: Product, config: KernelConfig, profile: DeviceProfile) -> bool:
+    form, lanes = config.extra.get("form"), _register_tile(p, profile).lanes
+    can = p.plain(p.b) and not p.trans_b and p.n >= (2 if lanes == 16 else 4) * lanes
+    small = lanes == 16 and p.n % (2 * lanes) == 0 and p.k * p.n <= _UNPACKED_VALUES and p.m <= _UNPACKED_MOST
+    return bool(can) and (form == "unpacked" or (not form and (small or p.m <= _UNPACKED_ROWS.get(lanes, 24))))
+
+
+# ---- the table
+
+
+def _panel_space(problem: Problem) -> Iterator[KernelConfig]:
+    for rows, vectors in REGISTER_TILES[problem.profile.vector_registers]:
+        for depth in (d for d in PANEL_DEPTHS if d < 2 * problem.shape[2] or d == PANEL_DEPTHS[0]):
+            yield KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel", "MR": rows, "NV": vectors, "KC": depth})
+
+
+_DOT, _UNPACKED = (KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form}) for form in ("dot", "unpacked"))
+_CPU: dict[str, Any] = {"device": "cpu", "variants": gemm.VARIANTS[1:]}
+algorithms.add(
+    "matmul", "dot", "dot.cl", "few rows times a transposed matrix: dot products, nothing packed",
+    "cases_intel.json: linear 8x512x1000", _dot, **_CPU, when=_suits_dot,
+    configurations=lambda problem: [_DOT] if problem.flags["trans_b"] and not problem.flags["trans_a"] else [], samples=(_DOT,),
+)  # fmt: skip
+algorithms.add(
+    "matmul", "unpacked", "cpu.cl", "few rows, or a matrix that stays in the second cache: it is read in place",
+    "cases_intel.json: attention values 64 x 64x32x64", _unpacked,
+    **_CPU, when=_suits_unpacked, configurations=lambda problem: [] if problem.flags["trans_b"] else [_UNPACKED], samples=(_UNPACKED,),
+)  # fmt: skip
+algorithms.add(
+    "matmul", "panel", "cpu.cl pack.cl", "CPUs: register tiles over packed panels",
+    "cases_intel.json: matmul 1024", _panels, **_CPU, configurations=_panel_space,
+    samples=(KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"}),),
+)  # fmt: skip
