@@ -25,7 +25,7 @@ onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
 from netcl.io.onnx import export_onnx, import_onnx  # noqa: E402
-from netcl.io.onnx.handlers import HANDLERS  # noqa: E402
+from netcl.io.onnx.imports import operators  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -425,7 +425,7 @@ def test_the_cases_of_onnx_itself(tmp_path):
         cases = collect_testcases(None)
     right = wrong = 0
     for case in cases:
-        known = {node.op_type if node.domain in ("", "ai.onnx") else "" for node in case.model.graph.node} <= set(HANDLERS)
+        known = {node.op_type if node.domain in ("", "ai.onnx") else "" for node in case.model.graph.node} <= operators()
         if not known or not case.data_sets or not all(plain(x) for part in case.data_sets[0] for x in part):
             continue
         (tmp_path / "m.onnx").write_bytes(case.model.SerializeToString())

@@ -1,4 +1,4 @@
-"""A graph under construction: nodes, constants, and the names of the values of a trace."""
+"""An ONNX graph under construction: nodes, constants, and the names of the values of a trace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.io import tree
 from netcl.io.archive import refusal
-from netcl.io.onnx.library import library, type_of
+from netcl.io.onnx.library import OPSET, TYPES, library, schema
 from netcl.io.onnx.trace import OP, Call, Trace
 
-
-class Unsupported(Exception):
-    """An op that ONNX cannot express, at least not with these arguments."""
+_INDEX = {"tensor(int32)", "tensor(int64)"}
+#: Types that an operator's schema leaves no choice of.
+_FIXED = {frozenset({"tensor(bool)"}): "bool", frozenset({"tensor(int64)"}): "int64"}
 
 
 class Name(str):
@@ -38,7 +38,7 @@ def _storage_key(t: Tensor) -> tuple[Any, ...]:
 
 
 class Graph:
-    """Takes the calls of a trace one after the other; ``rules`` say what each becomes."""
+    """Collects the nodes of the calls of a trace."""
 
     def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str], free_batch: bool):
         self.run, self.free_batch = run, free_batch
@@ -73,9 +73,24 @@ class Graph:
         return name
 
     def value(self, x: Any, dtype: str | None = None) -> Name:
-        """The name of a tensor, or of a number as a constant, in a dtype."""
-        name = self._tensor(x) if isinstance(x, Tensor) else self.constant(np.asarray(x, _numpy_dtype(dtype or "float32")))
-        return self.cast(name, dtype or name.dtype)
+        """The name of a tensor, or of numbers as a constant, in a dtype; without one, integers become int64 and other numbers float32."""
+        if isinstance(x, Tensor):
+            x = self._tensor(x)
+        elif not isinstance(x, Name):
+            array = np.asarray(x)
+            kind = dtype or (array.dtype.name if isinstance(x, np.ndarray) else "int64" if array.dtype.kind in "iu" else "float32")
+            x = self.constant(array.astype(tree.bfloat16() if kind == "bfloat16" else dtypes.DTYPES[kind].storage))
+        return self.cast(x, dtype or x.dtype)
+
+    def truth(self, x: Any) -> Name:
+        """A value as a bool: whether it is not zero."""
+        if not isinstance(x, Name | Tensor):
+            return self.constant(np.asarray(x, bool))
+        name = self.value(x)
+        if name.dtype == "bool":
+            return name
+        dtype = "int32" if name.dtype == "uint8" else name.dtype
+        return self.node("Not", [self.node("Equal", [name, 0], dtype)], "bool")
 
     def _tensor(self, x: Tensor) -> Name:
         found = self._names.get(id(x)) or self._memory.get(_storage_key(x))
@@ -108,26 +123,51 @@ class Graph:
             self.constants[name], self._types[name] = stored, dtype
         return self._small[key]
 
-    def integers(self, values: Sequence[int]) -> Name:
-        """A vector of int64."""
-        return self.constant(np.array(values, np.int64))
-
     # ---- nodes
 
-    def node(self, kind: str, inputs: Sequence[str | None], dtype: str, **attributes: Any) -> Name:
+    def node(self, kind: str, inputs: Sequence[Any], dtype: str, **attributes: Any) -> Name:
         """Add a node with one result."""
         return self.several(kind, inputs, 1, dtype, **attributes)[0]
 
-    def several(self, kind: str, inputs: Sequence[str | None], count: int, dtype: str, **attributes: Any) -> list[Name]:
-        """Add a node with several results."""
-        names = [Name(self.fresh(kind.lower()), dtype) for _ in range(count)]
-        given = {key: value for key, value in attributes.items() if value is not None}
-        self.nodes.append(library().helper.make_node(kind, [name or "" for name in inputs], names, **given))
-        return names
+    def several(self, kind: str, inputs: Sequence[Any], count: int, dtype: str, **attributes: Any) -> list[Name]:
+        """Add a node with ``count`` results.
+
+        Inputs are names, tensors, numbers or ``None``; they are cast to the type the operator's schema asks for, where
+        ``dtype`` is that of the result (of the operands, if the result is always bool or int64).
+        """
+        form = schema(kind, OPSET)
+        result = form.outputs[0]
+        names = []
+        for i, x in enumerate(inputs):
+            formal = form.inputs[min(i, len(form.inputs) - 1)]
+            free = formal.variable == result.variable or result.types in _FIXED
+            names.append("" if x is None else self._operand(x, formal.types, free, dtype))
+        while names and not names[-1]:
+            names.pop()
+        outs = [_FIXED.get(form.outputs[min(i, len(form.outputs) - 1)].types, dtype) for i in range(count)]
+        made = [Name(self.fresh(kind.lower()), out) for out in outs]
+        given = {key: int(value) if isinstance(value, bool) else value for key, value in attributes.items() if value is not None}
+        self.nodes.append(library().helper.make_node(kind, names, made, **given))
+        return made
+
+    def _operand(self, x: Any, types: frozenset[str], free: bool, dtype: str) -> Name:
+        if types == {"tensor(bool)"}:
+            return self.truth(x)
+        if types <= _INDEX:
+            return self.value(x, "int64")
+        if free or isinstance(x, bool | int | float):
+            return self.value(x, dtype)
+        name = self.value(x)
+        both_float = dtypes.DTYPES[name.dtype].is_float and dtypes.DTYPES[dtype].is_float and isinstance(x, Tensor | Name)
+        return self.cast(name, dtype) if both_float else name
 
     def cast(self, name: Name, dtype: str) -> Name:
         """The value in another dtype."""
-        return name if name.dtype == dtype else self.node("Cast", [name], dtype, to=type_of(dtype))
+        if name.dtype == dtype:
+            return name
+        made = Name(self.fresh("cast"), dtype)
+        self.nodes.append(library().helper.make_node("Cast", [name], [made], to=TYPES[dtype]))
+        return made
 
     # ---- sizes
 
@@ -138,19 +178,22 @@ class Graph:
         for free, run in itertools.groupby(range(len(mine)), key=lambda axis: mine[axis] != other[axis] and not kept(axis)):
             axes = list(run)
             parts += (
-                [self._rows(mine[i], other[i], call) for i in axes] if free else [self.integers([1 if kept(i) else mine[i] for i in axes])]
+                [self._rows(mine[i], other[i], call) for i in axes] if free else [self.value([1 if kept(i) else mine[i] for i in axes])]
             )
-        return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0) if parts else self.integers([])
+        if not parts:
+            return self.constant(np.zeros(0, np.int64))
+        return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0)
 
     def _rows(self, mine: int, other: int, call: Call) -> Name:
         """A size that is a multiple of the batch."""
         batch = self.run.inputs[0].shape[0]
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
-            raise refusal(OP, f"a size in {call.name} depends on the batch in an odd way", "pass dynamic_batch=False", sizes=(mine, other))
+            what = f"a size in {call.name} must be a multiple of the batch, or not depend on it"
+            raise refusal(OP, what, "pass dynamic_batch=False", sizes=(mine, other))
         if self._batch is None:
-            self._batch = self.node("Shape", [self.value(self.run.inputs[0])], "int64", start=0, end=1)
-        return self._batch if times == 1 else self.node("Mul", [self._batch, self.integers([times])], "int64")
+            self._batch = self.node("Shape", [self.run.inputs[0]], self.run.inputs[0].dtype, start=0, end=1)
+        return self._batch if times == 1 else self.node("Mul", [self._batch, [times]], "int64")
 
     # ---- the result
 
@@ -170,15 +213,11 @@ class Graph:
     def _proto(self, name: str) -> Any:
         array = self.constants[name]
         data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-        return library().helper.make_tensor(name, type_of(self._types[name]), array.shape, data, raw=True)
-
-
-def _numpy_dtype(dtype: str) -> Any:
-    return tree.bfloat16() if dtype == "bfloat16" else dtypes.DTYPES[dtype].storage
+        return library().helper.make_tensor(name, TYPES[self._types[name]], array.shape, data, raw=True)
 
 
 def _twin_tensors(run: Trace) -> dict[int, Tensor]:
-    """Every tensor that goes into a call, with its twin of the second run."""
+    """The tensor of the second run for every input of a call and every output of the first run, by id."""
     found: dict[int, Tensor] = {}
     for call in run.calls:
         found |= {id(mine): other for mine, other in zip(call.tensors(), call.other.tensors(), strict=True)}

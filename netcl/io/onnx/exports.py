@@ -1,0 +1,139 @@
+"""Calls of a trace as ONNX nodes. Functions export what the table cannot express: nodes that depend on shapes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.engine.registry import Choice, Pointwise
+from netcl.io.onnx.graph import Graph, Name
+from netcl.io.onnx.pointwise import Nodes, export_pointwise
+from netcl.io.onnx.table import STRUCTURED, entries_of
+from netcl.io.onnx.trace import Call, Unsupported
+from netcl.ops.pointwise import _user_row as user_row
+
+Export = Callable[[Graph, Call], Name | list[Name]]
+EXPORTS: dict[str, Export] = {}
+#: Modes of ``pad``, and ONNX's names for them.
+PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def exports(*names: str) -> Callable[[Export], Export]:
+    """Add the export of ops: a function that adds nodes to a graph and returns the name of the result, or a list of names."""
+
+    def add(function: Export) -> Export:
+        EXPORTS.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def exported() -> set[str]:
+    """The structured ops with an export of their own; pointwise ops have one by their formula."""
+    return {*EXPORTS, *STRUCTURED}
+
+
+def emit(graph: Graph, call: Call) -> None:
+    """Add the nodes of a call and name its results."""
+    structured = export_pointwise if isinstance(call.row, Pointwise | Choice) else _by_table
+    made = EXPORTS.get(call.name, structured)(graph, call)
+    for tensor, name in zip(call.outputs, made if isinstance(made, list) else [made], strict=False):
+        graph.bind(tensor, name)
+
+
+def _by_table(graph: Graph, call: Call) -> list[Name]:
+    arguments = {**call.inputs, **call.params}
+    usual = {name: entry.default for name, entry in inspect.signature(getattr(ag, call.name)).parameters.items()}
+    misfits: dict[str, Any] = {}
+    for entry in entries_of(call.row):
+        misfits = entry.misfits(arguments, usual)
+        if not misfits:
+            inputs, attributes = entry.written(arguments)
+            if "axis" in attributes and not getattr(inputs[0], "ndim", 1):
+                raise Unsupported(f"{call.name} of a tensor without dimensions")
+            dtype = inputs[0].dtype if call.name.startswith("arg") else call.out.dtype
+            return graph.several(entry.kind, inputs, len(call.outputs), dtype, **attributes)
+    raise Unsupported(f"{call.name}({', '.join(f'{name}={value!r}' for name, value in misfits.items())})")
+
+
+@exports("reshape", "flatten", "squeeze", "unsqueeze")
+def _export_reshape(graph: Graph, call: Call) -> Name:
+    mine, other = call.out.shape, call.other.out.shape
+    free = [axis for axis in range(len(mine)) if mine[axis] != other[axis]]
+    inferred = not free or (len(free) == 1 and 0 not in mine)
+    sizes = np.array([-1 if axis in free else n for axis, n in enumerate(mine)], np.int64) if inferred else graph.sizes(call)
+    return graph.node("Reshape", [call["x"], sizes], call.out.dtype, allowzero=1 if 0 in mine else None)
+
+
+@exports("expand")
+def _export_expand(graph: Graph, call: Call) -> Name:
+    def kept(axis: int) -> bool:
+        """Whether an axis has its size already, in both runs."""
+        at = axis - call.out.ndim
+        return all(at >= -run["x"].ndim and run["x"].shape[at] == run.out.shape[at] for run in (call, call.other))
+
+    return graph.node("Expand", [call["x"], graph.sizes(call, kept)], call.out.dtype)
+
+
+@exports("split")
+def _export_split(graph: Graph, call: Call) -> list[Name]:
+    axis = call["axis"] % call.out.ndim
+    lengths, others = ([out.shape[axis] for out in run.outputs] for run in (call, call.other))
+    if lengths != others:
+        raise Unsupported("split along the batch (dynamic_batch=False)")
+    if len(lengths) == 1:
+        return [graph.node("Identity", [call["x"]], call.out.dtype)]
+    return graph.several("Split", [call["x"], lengths], len(lengths), call.out.dtype, axis=axis)
+
+
+@exports("strided_slice")
+def _export_strided_slice(graph: Graph, call: Call) -> Name:
+    x, parts = call["x"], []
+    for axis, (start, size, step) in enumerate(zip(call["starts"], call["sizes"], call["steps"], strict=True)):
+        if start == 0 and step == 1 and size == x.shape[axis] and call.other["sizes"][axis] == call.other["x"].shape[axis]:
+            continue
+        if size != call.other["sizes"][axis] or start != call.other["starts"][axis]:
+            raise Unsupported("slice of the batch (dynamic_batch=False)")
+        end = start + size * step
+        parts.append((start, end if end >= 0 else np.iinfo(np.int64).min, axis, step))
+    columns = map(list, zip(*parts, strict=True))
+    return graph.node("Slice" if parts else "Identity", [x, *columns], call.out.dtype)
+
+
+@exports("pad")
+def _export_pad(graph: Graph, call: Call) -> Name:
+    x, mode, given = call["x"], call["mode"], list(call["padding"])
+    if mode not in PAD_MODES or mode == "circular":  # "wrap" is of a later opset
+        raise Unsupported(f"pad(mode={mode!r})")
+    missing = [0] * (x.ndim - len(given) // 2)
+    sides = [*missing, *given[-2::-2], *missing, *given[-1::-2]]  # netcl starts with the last dimension
+    return graph.node("Pad", [x, sides, call["value"] if mode == "constant" else None], call.out.dtype, mode=PAD_MODES[mode])
+
+
+@exports("repeat")
+def _export_repeat(graph: Graph, call: Call) -> Name:
+    x, dtype = call["x"], call.out.dtype
+    shape = (1,) * (call.out.ndim - x.ndim) + x.shape
+    name = graph.value(x) if len(shape) == x.ndim else graph.node("Reshape", [x, shape], dtype)
+    return graph.node("Tile", [name, [n // size if size else 1 for n, size in zip(call.out.shape, shape, strict=True)]], dtype)
+
+
+@exports("cast")
+def _export_cast(graph: Graph, call: Call) -> Name:
+    return graph.value(call["x"], call.out.dtype)
+
+
+@exports("one_hot")
+def _export_one_hot(graph: Graph, call: Call) -> Name:
+    made = graph.node("OneHot", [graph.value(call["index"], "int64"), np.int64(call.out.shape[-1]), [0, 1]], "int64", axis=-1)
+    return graph.cast(made, call.out.dtype)
+
+
+@exports("elementwise_unary", "elementwise_binary")
+def _export_expression(graph: Graph, call: Call) -> Name:
+    row, dtype = user_row(call.name, call["expr"], tuple(call.inputs)), call.out.dtype
+    return graph.cast(Nodes(graph, dtype).of_formula(row.fwd, [graph.value(x, dtype) for x in call.inputs.values()], {}, {}), dtype)
