@@ -17,19 +17,8 @@ from netcl.io.onnx.trace import Call, Unsupported
 from netcl.ops.pointwise import _user_row as user_row
 
 Export = Callable[[Graph, Call], Name | list[Name]]
-EXPORTS: dict[str, Export] = {}
 #: Modes of ``pad``, and ONNX's names for them.
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-
-
-def exports(*names: str) -> Callable[[Export], Export]:
-    """Add the export of ops: a function that adds nodes to a graph and returns the name of the result, or a list of names."""
-
-    def add(function: Export) -> Export:
-        EXPORTS.update(dict.fromkeys(names, function))
-        return function
-
-    return add
 
 
 def exported() -> set[str]:
@@ -60,7 +49,6 @@ def _by_table(graph: Graph, call: Call) -> list[Name]:
     raise Unsupported(f"{call.name}({', '.join(f'{name}={value!r}' for name, value in misfits.items())})")
 
 
-@exports("reshape", "flatten", "squeeze", "unsqueeze")
 def _export_reshape(graph: Graph, call: Call) -> Name:
     mine, other = call.out.shape, call.other.out.shape
     free = [axis for axis in range(len(mine)) if mine[axis] != other[axis]]
@@ -69,7 +57,6 @@ def _export_reshape(graph: Graph, call: Call) -> Name:
     return graph.node("Reshape", [call["x"], sizes], call.out.dtype, allowzero=1 if 0 in mine else None)
 
 
-@exports("expand")
 def _export_expand(graph: Graph, call: Call) -> Name:
     def kept(axis: int) -> bool:
         """Whether an axis has its size already, in both runs."""
@@ -79,7 +66,6 @@ def _export_expand(graph: Graph, call: Call) -> Name:
     return graph.node("Expand", [call["x"], graph.sizes(call, kept)], call.out.dtype)
 
 
-@exports("split")
 def _export_split(graph: Graph, call: Call) -> list[Name]:
     axis = call["axis"] % call.out.ndim
     lengths, others = ([out.shape[axis] for out in run.outputs] for run in (call, call.other))
@@ -90,7 +76,6 @@ def _export_split(graph: Graph, call: Call) -> list[Name]:
     return graph.several("Split", [call["x"], lengths], len(lengths), call.out.dtype, axis=axis)
 
 
-@exports("strided_slice")
 def _export_strided_slice(graph: Graph, call: Call) -> Name:
     x, parts = call["x"], []
     for axis, (start, size, step) in enumerate(zip(call["starts"], call["sizes"], call["steps"], strict=True)):
@@ -104,7 +89,6 @@ def _export_strided_slice(graph: Graph, call: Call) -> Name:
     return graph.node("Slice" if parts else "Identity", [x, *columns], call.out.dtype)
 
 
-@exports("pad")
 def _export_pad(graph: Graph, call: Call) -> Name:
     x, mode, given = call["x"], call["mode"], list(call["padding"])
     if mode not in PAD_MODES or mode == "circular":  # "wrap" is of a later opset
@@ -114,7 +98,6 @@ def _export_pad(graph: Graph, call: Call) -> Name:
     return graph.node("Pad", [x, sides, call["value"] if mode == "constant" else None], call.out.dtype, mode=PAD_MODES[mode])
 
 
-@exports("repeat")
 def _export_repeat(graph: Graph, call: Call) -> Name:
     x, dtype = call["x"], call.out.dtype
     shape = (1,) * (call.out.ndim - x.ndim) + x.shape
@@ -122,18 +105,26 @@ def _export_repeat(graph: Graph, call: Call) -> Name:
     return graph.node("Tile", [name, [n // size if size else 1 for n, size in zip(call.out.shape, shape, strict=True)]], dtype)
 
 
-@exports("cast")
-def _export_cast(graph: Graph, call: Call) -> Name:
-    return graph.value(call["x"], call.out.dtype)
-
-
-@exports("one_hot")
 def _export_one_hot(graph: Graph, call: Call) -> Name:
     made = graph.node("OneHot", [graph.value(call["index"], "int64"), np.int64(call.out.shape[-1]), [0, 1]], "int64", axis=-1)
     return graph.cast(made, call.out.dtype)
 
 
-@exports("elementwise_unary", "elementwise_binary")
 def _export_expression(graph: Graph, call: Call) -> Name:
     row, dtype = user_row(call.name, call["expr"], tuple(call.inputs)), call.out.dtype
     return graph.cast(Nodes(graph, dtype).of_formula(row.fwd, [graph.value(x, dtype) for x in call.inputs.values()], {}, {}), dtype)
+
+
+#: Functions that add the nodes of a call to a graph; they return the name of the result, or a list of names.
+EXPORTS: dict[str, Export] = {
+    **dict.fromkeys(("reshape", "flatten", "squeeze", "unsqueeze"), _export_reshape),
+    "expand": _export_expand,
+    "split": _export_split,
+    "strided_slice": _export_strided_slice,
+    "pad": _export_pad,
+    "repeat": _export_repeat,
+    "cast": lambda graph, call: graph.value(call["x"], call.out.dtype),
+    "one_hot": _export_one_hot,
+    "elementwise_unary": _export_expression,
+    "elementwise_binary": _export_expression,
+}

@@ -40,20 +40,14 @@ def _storage_key(t: Tensor) -> tuple[Any, ...]:
 class Graph:
     """Collects the nodes of the calls of a trace."""
 
-    def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str], free_batch: bool):
-        self.run, self.free_batch = run, free_batch
+    def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str]):
+        self.run, self.nodes = run, list[Any]()
         self._taken = {*state, *input_names, *output_names}
-        self.nodes: list[Any] = []
-        self.constants: dict[str, np.ndarray] = {}
-        self._types: dict[str, str] = {}
-        self._weights: set[str] = set()
-        self._names: dict[int, Name] = {}
-        self._memory: dict[tuple[Any, ...], Name] = {}
+        self._constants: dict[Name, np.ndarray] = {}
+        self._names: dict[Any, Name] = {}  # of tensors, by id and by storage
         self._small: dict[tuple[str, bytes, tuple[int, ...]], Name] = {}
         self._numbers: Counter[str] = Counter()
-        self._state: dict[Any, str] = {id(tensor): name for name, tensor in state.items()} | {
-            _storage_key(tensor): name for name, tensor in state.items()
-        }
+        self._state = {key: name for name, tensor in state.items() for key in (id(tensor), _storage_key(tensor))}
         self._others = _twin_tensors(run)
         self._batch: Name | None = None
         for tensor, name in zip(run.inputs, input_names, strict=True):
@@ -63,7 +57,7 @@ class Graph:
 
     def bind(self, tensor: Tensor, name: Name) -> None:
         """Give a value of the trace a name."""
-        self._names[id(tensor)] = self._memory[_storage_key(tensor)] = name
+        self._names[id(tensor)] = self._names[_storage_key(tensor)] = name
 
     def fresh(self, kind: str) -> str:
         """A name that is not used yet."""
@@ -75,7 +69,7 @@ class Graph:
     def value(self, x: Any, dtype: str | None = None) -> Name:
         """The name of a tensor, or of numbers as a constant, in a dtype; without one, integers become int64 and other numbers float32."""
         if isinstance(x, Tensor):
-            x = self._tensor(x)
+            x = self._names.get(id(x)) or self._names.get(_storage_key(x)) or self._constant_tensor(x)
         elif not isinstance(x, Name):
             array = np.asarray(x)
             kind = dtype or (array.dtype.name if isinstance(x, np.ndarray) else "int64" if array.dtype.kind in "iu" else "float32")
@@ -92,26 +86,15 @@ class Graph:
         dtype = "int32" if name.dtype == "uint8" else name.dtype
         return self.node("Not", [self.node("Equal", [name, 0], dtype)], "bool")
 
-    def _tensor(self, x: Tensor) -> Name:
-        found = self._names.get(id(x)) or self._memory.get(_storage_key(x))
-        if found is None:
-            found = self._constant_tensor(x)
-            self._names[id(x)] = found
-        return found
-
     def _constant_tensor(self, x: Tensor) -> Name:
-        """A weight, or a constant of the model: the same in both runs, or it is none."""
+        """A weight, or a constant of the model, which must be equal in both runs."""
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
             what = "a value was computed outside of the ops, or depends on the batch"
             raise refusal(OP, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
-        name = Name(state or self.fresh("constant"), x.dtype)
-        if state is not None:
-            self._weights.add(name)
-        if name not in self.constants:
-            self.constants[name] = tree.host_bits(x)
-            self._types[name] = x.dtype
+        name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
+        self._constants.setdefault(name, tree.host_bits(x))
         return name
 
     def constant(self, array: np.ndarray) -> Name:
@@ -120,7 +103,7 @@ class Graph:
         key = (dtype, stored.tobytes(), stored.shape)
         if key not in self._small:
             name = self._small[key] = Name(self.fresh("constant"), dtype)
-            self.constants[name], self._types[name] = stored, dtype
+            self._constants[name] = stored
         return self._small[key]
 
     # ---- nodes
@@ -197,23 +180,18 @@ class Graph:
 
     # ---- the result
 
-    def initializers(self) -> list[Any]:
-        """The weights that are used, as ONNX has them."""
-        return [self._proto(name) for name in self._used() if name in self._weights]
-
-    def constant_nodes(self) -> list[Any]:
-        """Every other constant that is used, as a node: what reads the model can tell it from a weight."""
-        make = library().helper.make_node
-        return [make("Constant", [], [name], value=self._proto(name)) for name in self._used() if name not in self._weights]
-
-    def _used(self) -> list[str]:
-        used = {name for node in self.nodes for name in node.input}
-        return [name for name in self.constants if name in used]
-
-    def _proto(self, name: str) -> Any:
-        array = self.constants[name]
-        data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-        return library().helper.make_tensor(name, TYPES[self._types[name]], array.shape, data, raw=True)
+    def stored(self) -> tuple[list[Any], list[Any]]:
+        """The weights that nodes use, as initializers, and the other constants, as nodes: a reader can tell them apart."""
+        helper, used = library().helper, {name for node in self.nodes for name in node.input}
+        weights, nodes = [], []
+        for name, array in ((name, array) for name, array in self._constants.items() if name in used):
+            data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+            tensor = helper.make_tensor(name, TYPES[name.dtype], array.shape, data, raw=True)
+            if name in self._state.values():
+                weights.append(tensor)
+            else:
+                nodes.append(helper.make_node("Constant", [], [name], value=tensor))
+        return weights, nodes
 
 
 def _twin_tensors(run: Trace) -> dict[int, Tensor]:

@@ -21,7 +21,7 @@ from netcl.io.archive import refusal, regular
 from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
 from netcl.io.onnx.imports import HOST, operators, reader
 from netcl.io.onnx.library import attribute, dtype_of, library, numbers
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import Node, entries_by_operator
 
 OP = "import_onnx"
 
@@ -54,9 +54,7 @@ def _check_is_supported(onnx: Any, model: Any, path: object) -> None:
     unknown = Counter(_op_kind(node) for node in model.graph.node if _op_kind(node) not in known)
     if unknown:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
-        raise refusal(
-            OP, f"the model has operators that are not known: {names}", f"known are {len(known)} of the standard ones", file=path
-        )
+        raise refusal(OP, f"the model has operators that are not known: {names}", f"known are {len(known)} of the standard ones", file=path)
     held = [*model.graph.initializer, *(attribute.t for node in model.graph.node for attribute in node.attribute)]
     outside = [t.name for t in held if t.data_location == onnx.TensorProto.EXTERNAL]
     if outside or model.graph.sparse_initializer:
@@ -79,8 +77,9 @@ def _model_parts(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[
         nodes = [Node(_op_kind(n), [*n.input], [*n.output], a, opset) for n, a in zip(model.graph.node, attributes, strict=True)]
     except (ValueError, TypeError, KeyError) as fault:  # an element type that does not exist
         raise refusal(OP, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
+    entries = entries_by_operator()
     for node in nodes:
-        node.read = reader(node)
+        node.read = reader(node, entries.get(node.kind, []))
     for entry in model.graph.initializer:
         dtype_of(entry.data_type)
     inputs = [entry.name for entry in model.graph.input if entry.name not in weights]

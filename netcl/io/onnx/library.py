@@ -50,9 +50,9 @@ class Schema(NamedTuple):
 def schema(kind: str, opset: int) -> Schema:
     """The definition of an operator in an opset."""
     found = library().defs.get_schema(kind, opset, "")
-    sides = ([Formal(x.name.lower(), x.type_str, frozenset(x.types)) for x in side] for side in (found.inputs, found.outputs))
+    inputs, outputs = ([Formal(x.name.lower(), x.type_str, frozenset(x.types)) for x in side] for side in (found.inputs, found.outputs))
     usual = {name: entry.default_value for name, entry in found.attributes.items()}
-    return Schema(*sides, {name: attribute(value) for name, value in usual.items() if value.name})
+    return Schema(inputs, outputs, {name: attribute(value) for name, value in usual.items() if value.name})
 
 
 def attribute(entry: Any) -> Any:

@@ -37,6 +37,8 @@ PAIRS = {
     "reorder": "Transpose(x, perm=permutation(order))",
     "cat": "Concat(*xs, axis=axis)",
     "joined(lengths=...)": "Concat(*xs, axis=axis)",
+    "squeeze": "Squeeze(x, axes(axis))",
+    "repeat": "Tile(x, repeats)",
     "tril": "Trilu(x, number(diagonal), upper=0)",
     "triu": "Trilu(x, number(diagonal), upper=1)",
     "sum": "ReduceSum(x, axes(axis), keepdims=keepdims)",
@@ -83,8 +85,8 @@ FORMULAS = {
     "Shrink": "WHERE(v0 < -lambd, v0 + bias, WHERE(v0 > lambd, v0 - bias, v0 * 0))",
     "ThresholdedRelu": "WHERE(v0 > alpha, v0, v0 * 0)",
 }
-#: Attributes that change nothing here: hints, what only training reads, and what import functions handle before an entry is used.
-IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "stash_type", "exclusive", "select_last_index", "spatial"}
+#: Attributes that change nothing, or that are handled where the entry is used.
+IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spatial", "stash_type", "training_mode"}
 
 
 class Conversion(NamedTuple):
@@ -102,7 +104,7 @@ def positive(index: Tensor, length: int) -> Tensor:
 CONVERSIONS = {
     "axes": Conversion(
         lambda axis, call: axis if axis is None else np.atleast_1d(axis).tolist() if call["x"].ndim else None,
-        lambda axes, x, node: tuple(axes) if axes and x.ndim else None,
+        lambda axes, x, node: tuple(axes or ()) if x.ndim and (axes or node["noop_with_empty_axes"]) else None,
     ),
     "permutation": Conversion(
         lambda order, call: [axis % len(order) for axis in order] or None,
@@ -156,6 +158,10 @@ class Slot:
             value = np.full(call.get("normalized_shape", call["x"].shape[1:2]), self.value, np.float32)
         return [value]
 
+    def read(self, value: Any, x: Tensor, node: Node) -> Any:
+        """The op's argument for what a node holds."""
+        return CONVERSIONS[self.convert].read(value, x, node) if self.convert in CONVERSIONS else value
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -193,32 +199,22 @@ class Entry:
 
     def read(self, node: Node, *given: Any) -> Any:
         """Run the op on the inputs of a node."""
-        row, x = REGISTRY[self.op], given[0]
+        row, function, x = REGISTRY[self.op], getattr(ag, self.op), given[0]
         if getattr(row, "accepts", "") == "float" and not dtypes.DTYPES[x.dtype].is_float:
-            given = (ag.cast(x, "float32"), *given[1:])
-        function = getattr(ag, self.op)
-        options = {slot.name: self._value(slot, node[name], given[0], node) for name, slot in self.attributes.items() if slot.name}
+            x = ag.cast(x, "float32")
+        pairs = [*zip(self.inputs, (x, *given[1:]), strict=False), *((slot, node[name]) for name, slot in self.attributes.items())]
+        options = {slot.name: slot.read(value, x, node) for slot, value in pairs if slot.name}
         options |= {name: value for name, value in self.fixed.items() if value is not ...}
-        if isinstance(row, Pointwise):
-            binary = row.arity == 2  # Max and Min take any number of inputs
-            out = reduce(lambda a, b: function(a, b, **options), given) if binary else function(*given, **options)
-        elif self.inputs[0].convert == "*":
-            out = function(*[options.pop("equation"), *given] if self.op == "einsum" else [list(given)], **options)
+        if self.inputs[0].convert == "*":
+            out = function(options["equation"], *given) if self.op == "einsum" else function(list(given), axis=options["axis"])
+        elif isinstance(row, Pointwise) and len(given) != row.arity:  # Max and Min take any number of inputs
+            out = reduce(function, given)
         else:
-            values = zip(self.inputs, given, strict=False)
-            out = function(**{slot.name: self._value(slot, value, given[0], node) for slot, value in values}, **options)
-        return out if isinstance(out, tuple) else as_declared(node, out, given)
-
-    @staticmethod
-    def _value(slot: Slot, value: Any, x: Tensor, node: Node) -> Any:
-        return CONVERSIONS[slot.convert].read(value, x, node) if slot.convert else value
-
-
-def as_declared(node: Node, out: Tensor, given: tuple[Any, ...]) -> Tensor:
-    """The result in the dtype ONNX gives it: that of the first input whose type the operator's schema shares with the result."""
-    form = schema(node.kind, node.opset)
-    like = next((x for x, entry in zip(given, form.inputs, strict=False) if entry.variable == form.outputs[0].variable), out)
-    return out if out.dtype == like.dtype else ag.cast(out, like.dtype)
+            out = function(**options)
+        # ONNX gives the result the dtype of the first input whose type its definition shares with the result
+        form = schema(node.kind, node.opset)
+        like = next((x for x, formal in zip(given, form.inputs, strict=False) if formal.variable == form.outputs[0].variable), out)
+        return out if isinstance(out, tuple) or out.dtype == like.dtype else ag.cast(out, like.dtype)
 
 
 def formula(node: Node, *given: Tensor) -> Tensor:
@@ -264,7 +260,10 @@ def entries_of(row: Row) -> list[Entry]:
     return STRUCTURED.get(row.name, [])
 
 
-def all_entries() -> list[Entry]:
-    """Every entry a node can be imported by."""
-    newer = [_entry(op, text, ()) for op, text in NEWER.items()]
-    return [entry for row in REGISTRY.values() for entry in entries_of(row) if isinstance(row, Pointwise)] + sum(STRUCTURED.values(), newer)
+def entries_by_operator() -> dict[str, list[Entry]]:
+    """The entries a node can be imported by."""
+    rows = [entry for row in REGISTRY.values() if isinstance(row, Pointwise) for entry in entries_of(row)]
+    found: dict[str, list[Entry]] = {}
+    for entry in [*rows, *(_entry(op, text, ()) for op, text in {**PAIRS, **NEWER}.items())]:
+        found.setdefault(entry.kind, []).append(entry)
+    return found

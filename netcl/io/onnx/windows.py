@@ -10,9 +10,9 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
-from netcl.io.onnx.exports import exports
+from netcl.io.onnx.exports import EXPORTS
 from netcl.io.onnx.graph import Graph, Name
-from netcl.io.onnx.imports import imports
+from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.table import Node
 from netcl.io.onnx.trace import Call, Unsupported
 from netcl.ops.conv.geometry import frozen, paddings
@@ -83,7 +83,6 @@ def _padded(x: Tensor, pads: list[tuple[int, int]], value: float) -> Tensor:
 # ---- convolutions
 
 
-@exports("conv2d", "conv1d", "conv_transpose2d", "conv_transpose1d")
 def _export_conv(graph: Graph, call: Call) -> Name:
     padding = call["padding"] if call.params.get("pad") is None else call["pad"]
     window = _window(call, call["w"].shape[2:], padding)
@@ -93,7 +92,6 @@ def _export_conv(graph: Graph, call: Call) -> Name:
     return graph.node(kind, [call["x"], call["w"], call["bias"]], call.out.dtype, group=call["groups"], **window)
 
 
-@imports("Conv")
 def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     op, pads = _op(node, x, "conv"), _pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads):
@@ -101,7 +99,6 @@ def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
     return op(x, w, bias, padding=_one([begin for begin, _ in pads]), groups=node["group"], **_strides_of(node, x))
 
 
-@imports("ConvTranspose")
 def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     op, pads = _op(node, x, "conv_transpose"), _pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads) or node["output_shape"] or node["auto_pad"] not in ("NOTSET", "VALID"):
@@ -113,7 +110,6 @@ def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None
 # ---- pooling
 
 
-@exports("max_pool2d", "max_pool1d", "avg_pool2d", "avg_pool1d")
 def _export_pool(graph: Graph, call: Call) -> Name:
     """Windows that ``ceil_mode`` adds become padding at the end, which all runtimes treat alike."""
     if call.params.get("return_indices"):
@@ -135,7 +131,6 @@ def _export_pool(graph: Graph, call: Call) -> Name:
     return graph.node("AveragePool", [call["x"]], call.out.dtype, count_include_pad=include, **window)
 
 
-@imports("MaxPool")
 def _max_pool(node: Node, x: Tensor) -> Tensor:
     op, kernel, sizes = _op(node, x, "max_pool"), node["kernel_shape"], x.shape[2:]
     if len(node.outputs) > 1 and node.outputs[1]:
@@ -143,7 +138,6 @@ def _max_pool(node: Node, x: Tensor) -> Tensor:
     return op(_padded(x, _ceiled(node, sizes, kernel, _pads(node, sizes, kernel)), -math.inf), _one(kernel), **_strides_of(node, x))
 
 
-@imports("AveragePool")
 def _average_pool(node: Node, x: Tensor) -> Tensor:
     op, kernel, sizes, stride = _op(node, x, "avg_pool"), node["kernel_shape"], x.shape[2:], _strides_of(node, x)["stride"]
     if any(d != 1 for d in node["dilations"] or ()):
@@ -160,11 +154,6 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
     return ag.div(total, op(Tensor.from_host(x.queue, counted, x.dtype), _one(kernel), stride=stride))
 
 
-@imports("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(node: Node, x: Tensor) -> Tensor:
-    return (ag.mean if node.kind == "GlobalAveragePool" else ag.amax)(x, axis=tuple(range(2, x.ndim)), keepdims=True)
-
-
 # ---- resizing
 
 #: Whether ``interpolate`` is linear and its ``align_corners``: mode, coordinate transformation and rounding of ``Resize``.
@@ -175,7 +164,6 @@ _RESIZES = {
 }
 
 
-@exports("interpolate")
 def _export_interpolate(graph: Graph, call: Call) -> Name:
     """By the factor where one was given: the sampling points follow the factor, not the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
@@ -187,7 +175,6 @@ def _export_interpolate(graph: Graph, call: Call) -> Name:
     return graph.node("Resize", [call["x"], None, np.array(scales, np.float32)], call.out.dtype, **options)
 
 
-@imports("Resize")
 def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
     by_size = bool(sizes)
     given = sizes if by_size else scales
@@ -213,3 +200,17 @@ def _resize_form(node: Node, factors: Sequence[float], outs: Sequence[int]) -> t
     if (mode, moved) == ("linear", "pytorch_half_pixel") and 1 not in outs:
         moved = "half_pixel"  # they differ for outputs of size 1
     return mode, moved, rounding
+
+
+EXPORTS |= {f"{name}{axes}d": _export_conv for name in ("conv", "conv_transpose") for axes in (1, 2)}
+EXPORTS |= {f"{name}{axes}d": _export_pool for name in ("max_pool", "avg_pool") for axes in (1, 2)}
+EXPORTS["interpolate"] = _export_interpolate
+IMPORTS |= {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": lambda node, x: ag.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+    "GlobalMaxPool": lambda node, x: ag.amax(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+    "Resize": _resize,
+}
