@@ -18,9 +18,10 @@ from netcl.io import archive
 from netcl.io.archive import refusal
 from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
 from netcl.io.onnx.decompositions import DECOMPOSITIONS
-from netcl.io.onnx.exports import emit, exported
+from netcl.io.onnx.exports import EXPORTS, emit
 from netcl.io.onnx.graph import Graph
 from netcl.io.onnx.library import IR_VERSION, OPSET, TYPES, library
+from netcl.io.onnx.table import STRUCTURED
 from netcl.io.onnx.trace import OP, Trace, Unsupported, trace
 from netcl.nn import Module
 
@@ -44,7 +45,7 @@ def export_onnx(
     onnx = library()
     if not samples:
         raise refusal(OP, "a sample of every input is needed", "pass one array or tensor per input")
-    run = trace(model, samples, dynamic_batch, exported(), DECOMPOSITIONS)
+    run = trace(model, samples, dynamic_batch, {*EXPORTS, *STRUCTURED}, DECOMPOSITIONS)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())} if isinstance(model, Module) else {}
     inputs = _names("input", run.inputs, input_names, state)
     outputs = _names("output", run.outputs, output_names, {*state, *inputs})

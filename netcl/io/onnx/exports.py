@@ -12,18 +12,13 @@ import netcl.autograd as ag
 from netcl.engine.registry import Choice, Pointwise
 from netcl.io.onnx.graph import Graph, Name
 from netcl.io.onnx.pointwise import Nodes, export_pointwise
-from netcl.io.onnx.table import STRUCTURED, entries_of
+from netcl.io.onnx.table import entries_of
 from netcl.io.onnx.trace import Call, Unsupported
 from netcl.ops.pointwise import _user_row as user_row
 
 Export = Callable[[Graph, Call], Name | list[Name]]
 #: Modes of ``pad``, and ONNX's names for them.
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-
-
-def exported() -> set[str]:
-    """The structured ops with an export of their own; pointwise ops have one by their formula."""
-    return {*EXPORTS, *STRUCTURED}
 
 
 def emit(graph: Graph, call: Call) -> None:
@@ -105,11 +100,6 @@ def _export_repeat(graph: Graph, call: Call) -> Name:
     return graph.node("Tile", [name, [n // size if size else 1 for n, size in zip(call.out.shape, shape, strict=True)]], dtype)
 
 
-def _export_one_hot(graph: Graph, call: Call) -> Name:
-    made = graph.node("OneHot", [graph.value(call["index"], "int64"), np.int64(call.out.shape[-1]), [0, 1]], "int64", axis=-1)
-    return graph.cast(made, call.out.dtype)
-
-
 def _export_expression(graph: Graph, call: Call) -> Name:
     row, dtype = user_row(call.name, call["expr"], tuple(call.inputs)), call.out.dtype
     return graph.cast(Nodes(graph, dtype).of_formula(row.fwd, [graph.value(x, dtype) for x in call.inputs.values()], {}, {}), dtype)
@@ -124,7 +114,9 @@ EXPORTS: dict[str, Export] = {
     "pad": _export_pad,
     "repeat": _export_repeat,
     "cast": lambda graph, call: graph.value(call["x"], call.out.dtype),
-    "one_hot": _export_one_hot,
+    "one_hot": lambda graph, call: graph.cast(
+        graph.node("OneHot", [graph.value(call["index"], "int64"), np.int64(call.out.shape[-1]), [0, 1]], "int64", axis=-1), call.out.dtype
+    ),
     "elementwise_unary": _export_expression,
     "elementwise_binary": _export_expression,
 }

@@ -174,6 +174,8 @@ class OnnxModel(nn.Module):
             arguments.pop()
         made = node.read(node, *arguments)
         results = made if isinstance(made, tuple | list) else [made]
+        if any(node.outputs[len(results) :]):
+            raise node.fault(f"only the first {len(results)} outputs are supported", outputs=node.outputs)
         return [x if isinstance(x, Tensor) else tree.tensor_of(*tree.bits(x), self._host) for x in results]
 
     def _on(self, queue: Any, x: Tensor) -> Tensor:

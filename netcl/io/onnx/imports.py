@@ -52,26 +52,10 @@ def reader(node: Node, entries: list[Entry]) -> Import:
     return read
 
 
-def _clip(node: Node, x: Tensor, *limits: Any) -> Tensor:
-    values = [None if limit is None else np.asarray(limit).item() for limit in limits]
-    return ag.clamp(x, *values) if any(limit is not None for limit in values) else x
-
-
 def _dropout(node: Node, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
     if training:
         raise node.fault("dropout must be in evaluation mode, got training_mode=True")
     return x if len(node.outputs) == 1 else (x, Tensor.ones(x.shape, "bool", queue=x.queue))
-
-
-def _isinf(node: Node, x: Tensor) -> Any:
-    if node["detect_negative"] and node["detect_positive"]:
-        return NotImplemented
-    return ag.eq(x, math.inf if node["detect_positive"] else -math.inf)
-
-
-def _flatten(node: Node, x: Tensor) -> Tensor:
-    axis = node["axis"] + x.ndim if node["axis"] < 0 else node["axis"]
-    return ag.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 def _depth_to_space(node: Node, x: Tensor) -> Any:
@@ -86,32 +70,6 @@ def _last_best(node: Node, x: Tensor) -> Any:
         return NotImplemented
     op, axis = ag.argmax if node.kind == "ArgMax" else ag.argmin, node["axis"]
     return ag.sub(x.shape[axis] - 1, op(ag.flip(x, axis), axis=axis, keepdims=bool(node["keepdims"])))
-
-
-def _exclusive_sum(node: Node, x: Tensor, axis: Any) -> Any:
-    return ag.cast(ag.sub(STRUCTURED["cumsum"][0].read(node, x, axis), x), x.dtype) if node["exclusive"] else NotImplemented
-
-
-def _batch_norm(node: Node, x: Tensor, *given: Tensor) -> Any:
-    if node["training_mode"]:
-        raise node.fault("a batch norm must be in evaluation mode, got training_mode=1")
-    return NotImplemented
-
-
-def _layer_norm(node: Node, *given: Tensor) -> Any:
-    if any(node.outputs[1:]):
-        raise node.fault("mean and deviation are not supported as results", outputs=node.outputs)
-    return NotImplemented
-
-
-def _reshape(node: Node, x: Tensor, sizes: list[int]) -> Tensor:
-    return ag.reshape(x, [x.shape[i] if n == 0 and not node["allowzero"] else n for i, n in enumerate(sizes)])
-
-
-def _unsqueeze(node: Node, x: Tensor, axes: list[int]) -> Tensor:
-    ndim, rest = x.ndim + len(axes), iter(x.shape)
-    new = {axis % ndim for axis in axes}
-    return ag.reshape(x, [1 if i in new else next(rest) for i in range(ndim)])
 
 
 def _split(node: Node, x: Tensor, lengths: list[int] | None = None) -> Any:
@@ -149,16 +107,6 @@ def _constant(node: Node) -> np.ndarray:
     for name in kinds.keys() & node.given.keys():
         return numbers(np.asarray(node[name], kinds[name]))
     raise node.fault("a constant must be made of numbers", attributes=list(node.given))
-
-
-def _constant_of_shape(node: Node, sizes: Tensor) -> np.ndarray:
-    value = numbers(np.zeros(1, np.float32) if node["value"] is None else np.asarray(node["value"]))
-    return np.full(sizes.to_host().tolist(), value.reshape(-1)[0], value.dtype)
-
-
-def _range(node: Node, *limits: Tensor) -> np.ndarray:
-    start, limit, step = (x.to_host() for x in limits)
-    return np.arange(start.item(), limit.item(), step.item(), dtype=start.dtype)
 
 
 def _gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
@@ -201,17 +149,25 @@ def _group_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 IMPORTS: dict[str, Import] = {
     # ONNX truncates quotients of integers
     "Div": lambda node, a, b: NotImplemented if DTYPES[a.dtype].is_float else ag.floor_divide(ag.sub(a, ag.fmod(a, b)), b),
-    "IsInf": _isinf,
+    "IsInf": lambda node, x: (
+        NotImplemented
+        if node["detect_negative"] and node["detect_positive"]
+        else ag.eq(x, math.inf if node["detect_positive"] else -math.inf)
+    ),
     "Sum": lambda node, *xs: reduce(ag.add, xs),
     "Mean": lambda node, *xs: ag.div(reduce(ag.add, xs), float(len(xs))),
-    "Clip": _clip,
+    "Clip": lambda node, x, *limits: (
+        ag.clamp(x, *(limit if limit is None else np.asarray(limit).item() for limit in limits))
+        if any(limit is not None for limit in limits)
+        else x
+    ),
     "Cast": lambda node, x: ag.cast(x, dtype_of(node["to"])),
     "CastLike": lambda node, x, like: ag.cast(x, like.dtype),
     "Identity": lambda node, x: x,
     "Dropout": _dropout,
-    "Reshape": _reshape,
-    "Flatten": _flatten,
-    "Unsqueeze": _unsqueeze,
+    "Reshape": lambda node, x, shape: ag.reshape(x, [n or (0 if node["allowzero"] else x.shape[i]) for i, n in enumerate(shape)]),
+    "Flatten": lambda node, x: ag.reshape(x, [math.prod(part) for part in (x.shape[: node["axis"]], x.shape[node["axis"] :])]),
+    "Unsqueeze": lambda node, x, axes: reduce(ag.unsqueeze, sorted(axis % (x.ndim + len(axes)) for axis in axes), x),
     "Expand": lambda node, x, shape: ag.expand(x, np.broadcast_shapes(x.shape, tuple(shape))),
     "Split": _split,
     "Slice": _slice,
@@ -220,8 +176,10 @@ IMPORTS: dict[str, Import] = {
     "Shape": lambda node, x: np.array(x.shape[node["start"] or 0 : node["end"]], np.int64),
     "Size": lambda node, x: np.array(x.size, np.int64),
     "Constant": _constant,
-    "ConstantOfShape": _constant_of_shape,
-    "Range": _range,
+    "ConstantOfShape": lambda node, sizes: np.full(
+        sizes.to_host().tolist(), *numbers(np.zeros(1, np.float32) if node["value"] is None else node["value"].reshape(-1))
+    ),
+    "Range": lambda node, *limits: np.arange(*(x.to_host().item() for x in limits), dtype=limits[0].to_host().dtype),
     "Gather": _gather,
     "OneHot": _one_hot,
     "Gemm": _gemm,
@@ -229,10 +187,10 @@ IMPORTS: dict[str, Import] = {
     "ReduceLogSum": lambda node, x, axes=None: ag.log(_SUM(node, x, axes)),
     "ArgMax": _last_best,
     "ArgMin": _last_best,
-    "CumSum": _exclusive_sum,
+    "CumSum": lambda node, x, axis: (
+        ag.cast(ag.sub(STRUCTURED["cumsum"][0].read(node, x, axis), x), x.dtype) if node["exclusive"] else NotImplemented
+    ),
     "Softmax": _flat_softmax,
     "LogSoftmax": _flat_softmax,
-    "BatchNormalization": _batch_norm,
     "GroupNormalization": _group_norm,
-    "LayerNormalization": _layer_norm,
 }

@@ -86,7 +86,7 @@ FORMULAS = {
     "ThresholdedRelu": "WHERE(v0 > alpha, v0, v0 * 0)",
 }
 #: Attributes that change nothing, or that are handled where the entry is used.
-IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spatial", "stash_type", "training_mode"}
+IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spatial", "stash_type"}
 
 
 class Conversion(NamedTuple):

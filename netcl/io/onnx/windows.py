@@ -35,29 +35,24 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
     return {"kernel_shape": list(kernel), "strides": strides, "dilations": dilations, "pads": pads.T.reshape(-1).tolist()}
 
 
-def _pads(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[tuple[int, int]]:
-    """``(begin, end)`` per axis from ``pads`` or ``auto_pad``."""
+def _pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
+    """``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
+
+    With ``ceil``, enough for the windows that ``ceil_mode`` adds; windows that would start beyond the image are left out.
+    """
     axes, auto = len(kernel), node["auto_pad"]
     strides, dilations = (node[name] or [1] * axes for name in ("strides", "dilations"))
     flat, found = (node["pads"] if auto == "NOTSET" else None) or [0] * 2 * axes, []
     for i, (n, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
-        begin, end = flat[i], flat[axes + i]
+        begin, end, span = flat[i], flat[axes + i], d * (k - 1) + 1
         if auto.startswith("SAME"):
-            total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+            total = max((-(-n // s) - 1) * s + span - n, 0)
             begin, end = (total // 2, total - total // 2) if auto == "SAME_UPPER" else (total - total // 2, total // 2)
+        if ceil and node["ceil_mode"]:
+            outs = -(-(n + begin + end - span) // s) + 1
+            outs -= (outs - 1) * s >= n + begin
+            end = max(end, (outs - 1) * s + span - n - begin)
         found.append((begin, end))
-    return found
-
-
-def _ceiled(node: Node, sizes: Sequence[int], kernel: Sequence[int], pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Padding with which the windows that ``ceil_mode`` adds fit; windows that would start beyond the image are left out."""
-    if not node["ceil_mode"]:
-        return pads
-    found, ones = [], [1] * len(kernel)
-    for n, k, s, d, (begin, end) in zip(sizes, kernel, node["strides"] or ones, node["dilations"] or ones, pads, strict=True):
-        outs = -(-(n + begin + end - d * (k - 1) - 1) // s) + 1
-        outs -= (outs - 1) * s >= n + begin
-        found.append((begin, max(end, (outs - 1) * s + d * (k - 1) + 1 - n - begin)))
     return found
 
 
@@ -133,24 +128,21 @@ def _export_pool(graph: Graph, call: Call) -> Name:
 
 def _max_pool(node: Node, x: Tensor) -> Tensor:
     op, kernel, sizes = _op(node, x, "max_pool"), node["kernel_shape"], x.shape[2:]
-    if len(node.outputs) > 1 and node.outputs[1]:
-        raise node.fault("indices of the maxima are not supported as results", outputs=node.outputs)
-    return op(_padded(x, _ceiled(node, sizes, kernel, _pads(node, sizes, kernel)), -math.inf), _one(kernel), **_strides_of(node, x))
+    return op(_padded(x, _pads(node, sizes, kernel, ceil=True), -math.inf), _one(kernel), **_strides_of(node, x))
 
 
 def _average_pool(node: Node, x: Tensor) -> Tensor:
     op, kernel, sizes, stride = _op(node, x, "avg_pool"), node["kernel_shape"], x.shape[2:], _strides_of(node, x)["stride"]
     if any(d != 1 for d in node["dilations"] or ()):
         raise node.fault("windows must not be dilated", dilations=node["dilations"])
-    pads = _pads(node, sizes, kernel)
-    wide = _ceiled(node, sizes, kernel, pads)
+    pads, wide = _pads(node, sizes, kernel), _pads(node, sizes, kernel, ceil=True)
     total = op(_padded(x, wide, 0.0), _one(kernel), stride=stride)
     inside = pads if node["count_include_pad"] else [(0, 0)] * len(kernel)
     if inside == wide:
         return total
-    counted = np.pad(np.ones((1, 1, *sizes), np.float32), [(0, 0), (0, 0), *inside], constant_values=1.0)
     rest = [(w[0] - i[0], w[1] - i[1]) for w, i in zip(wide, inside, strict=True)]
-    counted = np.pad(counted, [(0, 0), (0, 0), *rest])
+    shape = [n + sum(pair) for n, pair in zip(sizes, inside, strict=True)]
+    counted = np.pad(np.ones((1, 1, *shape), np.float32), [(0, 0), (0, 0), *rest])
     return ag.div(total, op(Tensor.from_host(x.queue, counted, x.dtype), _one(kernel), stride=stride))
 
 
