@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
@@ -23,7 +24,6 @@ from netcl.io.onnx.graph import Graph
 from netcl.io.onnx.library import IR_VERSION, OPSET, TYPES, library
 from netcl.io.onnx.table import STRUCTURED
 from netcl.io.onnx.trace import OP, Trace, Unsupported, trace
-from netcl.nn import Module
 
 log = logging.getLogger("netcl")
 
@@ -46,7 +46,8 @@ def export_onnx(
     if not samples:
         raise refusal(OP, "a sample of every input is needed", "pass one array or tensor per input")
     run = trace(model, samples, dynamic_batch, {*EXPORTS, *STRUCTURED}, DECOMPOSITIONS)
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())} if isinstance(model, Module) else {}
+    owner: Any = model
+    state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())} if hasattr(owner, "named_parameters") else {}
     inputs = _names("input", run.inputs, input_names, state)
     outputs = _names("output", run.outputs, output_names, {*state, *inputs})
     graph = Graph(run, state, inputs, outputs)
@@ -124,7 +125,6 @@ def _compare_runs(made: Any, run: Trace) -> None:
         for index, (got, out) in enumerate(zip(session.run(None, feeds), one.outputs, strict=True)):
             wanted = out.to_host().astype(np.float64)
             scale = 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
-            same = got.shape == wanted.shape and np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True)
-            if not same:
-                error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else np.nan
+            if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):
+                error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else math.nan
                 raise refusal(OP, "onnxruntime computes other values", output=index, largest_difference=error, shape=got.shape)
