@@ -82,7 +82,7 @@ def _emit(graph: Graph, run: Trace) -> None:
             try:
                 emit(graph, call)
             except Unsupported as fault:
-                missing[str(fault)] += 1
+                missing[f"{fault} in {call.within}" if call.within else str(fault)] += 1
                 for out in call.outputs:  # so that the remaining ops are checked as well
                     graph.bind(out, graph.constant(np.zeros(1, np.float32)))
     names = sorted(+missing)
@@ -112,17 +112,21 @@ def _proto(onnx: Any, graph: Graph, run: Trace, outputs: Sequence[str], dynamic:
 def _compare_runs(made: Any, run: Trace) -> None:
     """Compare the results of onnxruntime with those of both runs."""
     runtime = importlib.import_module("onnxruntime")
-    quiet = runtime.SessionOptions()
+    errors, quiet = runtime.capi.onnxruntime_pybind11_state, runtime.SessionOptions()
     quiet.log_severity_level = 3
     try:
         session = runtime.InferenceSession(made.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
-    except runtime.capi.onnxruntime_pybind11_state.NotImplemented as missing:  # bfloat16, for instance; the graph is valid all the same
+    except errors.NotImplemented as missing:  # bfloat16, for instance; the graph is valid all the same
         log.warning("%s", message(OP, "the file could not be compared: onnxruntime cannot run it", reason=missing))
         return
     assert run.other is not None
     for one in (run, run.other):
         feeds = {entry.name: x.to_host() for entry, x in zip(session.get_inputs(), one.inputs, strict=True)}
-        for index, (got, out) in enumerate(zip(session.run(None, feeds), one.outputs, strict=True)):
+        try:
+            results = session.run(None, feeds)
+        except (errors.Fail, errors.InvalidArgument, errors.RuntimeException) as fault:
+            raise refusal(OP, "onnxruntime cannot run the graph", "check=False writes it unchecked", reason=str(fault)) from fault
+        for index, (got, out) in enumerate(zip(results, one.outputs, strict=True)):
             wanted = out.to_host().astype(np.float64)
             scale = 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
             if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):

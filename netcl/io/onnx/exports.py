@@ -37,6 +37,9 @@ def _by_table(graph: Graph, call: Call) -> list[Name]:
         misfits = entry.misfits(arguments, usual)
         if not misfits:
             inputs, attributes = entry.written(arguments)
+            twins, other = entry.written({**call.other.inputs, **call.other.params})
+            if attributes != other or any(x != y for x, y in zip(inputs, twins, strict=True) if isinstance(x, int | list)):
+                raise Unsupported(f"{call.name} with a number that depends on the batch (dynamic_batch=False)")
             if "axis" in attributes and not getattr(inputs[0], "ndim", 1):
                 raise Unsupported(f"{call.name} of a tensor without dimensions")
             dtype = inputs[0].dtype if call.name.startswith("arg") else call.out.dtype

@@ -30,17 +30,26 @@ class Unsupported(Exception):
 
 @dataclass
 class Call:
-    """One call of an op: its tensors by name, its other arguments, its results; ``other`` is the same call of the second run."""
+    """One call of an op: its tensors by name, its other arguments, its results.
+
+    ``other`` is the same call of the second run; ``within`` names the op whose decomposition made the call.
+    """
 
     row: Row
     inputs: dict[str, Any]
     params: dict[str, Any]
     outputs: tuple[Tensor, ...]
+    within: str = ""
     other: Call = field(default=None, repr=False)  # type: ignore[assignment]
 
     @property
     def name(self) -> str:
         return self.row.name
+
+    @property
+    def label(self) -> str:
+        """The op as errors name it."""
+        return f"{self.name} in {self.within}" if self.within else self.name
 
     @property
     def out(self) -> Tensor:
@@ -58,7 +67,7 @@ class Trace:
     """The calls of one run. ``known`` ops are recorded; those of ``decompositions`` are recorded as the ops they are made of."""
 
     def __init__(self, known: Container[str], decompositions: Mapping[str, Callable[..., Any]]):
-        self.known, self.decompositions = known, decompositions
+        self.known, self.decompositions, self.within = known, decompositions, ""
         self.calls: list[Call] = []
         self.unknown: Counter[str] = Counter()
         self.inputs: list[Tensor] = []
@@ -84,16 +93,19 @@ class Trace:
         if any(out is part for part in inputs.values()):  # dropout in evaluation mode, a cast to the same dtype
             return out
         outputs = out if isinstance(out, tuple) else (out,)
+        before, self.within = self.within, self.within or row.name
         try:
             parts = decompose(**inputs, **params) if decompose else NotImplemented
         except Unsupported as fault:
             self.unknown[str(fault)] += 1
             return out
+        finally:
+            self.within = before
         if parts is not NotImplemented:  # the op's own result stands for that of its parts, so that the final comparison sees it
             parts = parts if isinstance(parts, tuple) else (parts,)
-            self.calls += [Call(lookup("cast"), {"x": part}, {}, (result,)) for part, result in zip(parts, outputs, strict=True)]
+            self.calls += [Call(lookup("cast"), {"x": part}, {}, (result,), row.name) for part, result in zip(parts, outputs, strict=True)]
             return out
-        self.calls.append(Call(row, inputs, params, outputs))
+        self.calls.append(Call(row, inputs, params, outputs, self.within))
         self.unknown[row.name] += not known
         return out
 
@@ -132,7 +144,7 @@ def trace(
         second = Trace(known, decompositions).run(model, [_varied(x, free_batch) for x in tensors])
     if not first.outputs:
         raise refusal(OP, "the model returned no tensor")
-    names = [[call.name for call in run.calls] for run in (first, second)]
+    names = [[call.label for call in run.calls] for run in (first, second)]
     if names[0] != names[1] or len(first.outputs) != len(second.outputs):
         at = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), min(map(len, names)))
         what = "the model does something else for other values"
