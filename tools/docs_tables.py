@@ -87,6 +87,26 @@ def amp_policy() -> str:
     return _table(("policy", "inside `autocast`", "ops"), rows)
 
 
+def onnx_operators() -> str:
+    """The ONNX operators of the two-way table with their ops, those that functions import, and the ops that are exported as others."""
+    from netcl.io.onnx import decompositions, exports, imports, table, windows  # noqa: F401 (windows adds its functions)
+
+    def with_ops(kinds: Iterable[str]) -> str:
+        return ", ".join(f"{_code(kind)} ({', '.join(_code(entry.op) for entry in entries[kind])})" for kind in sorted(kinds))
+
+    entries = table.entries_by_operator()
+    newer = {kind for kind, found in entries.items() if found[0].op in table.NEWER}
+    rows = (
+        ("import and export, by one table", with_ops(entries.keys() - newer)),
+        ("import, by functions", ", ".join(map(_code, sorted(imports.operators() - entries.keys()))) + ", " + with_ops(newer)),
+        (
+            "export, by functions or as other ops",
+            ", ".join(map(_code, sorted({*exports.EXPORTS, *decompositions.DECOMPOSITIONS} - {*table.STRUCTURED}))),
+        ),
+    )
+    return _table(("", "ONNX operators (and their ops), or ops"), rows)
+
+
 #: Functions and methods of torch's that are here under another name or in another place.
 RENAMED = {
     "grid_sampler": "grid_sample", "grid_sampler_2d": "grid_sample", "lstm": "nn.LSTM", "gru": "nn.GRU", "rnn_tanh": "nn.RNN",
@@ -203,6 +223,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "dtypes": dtypes,
     "ops": op_table,
     "amp_policy": amp_policy,
+    "onnx_operators": onnx_operators,
     "reference": reference,
     "algorithms": kernel_algorithms,
     "faults": faults,

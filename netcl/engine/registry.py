@@ -128,7 +128,9 @@ class Pointwise:
     ``fwd`` is in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` is in those and ``g`` and
     ``out``; ``None`` says that an input has no gradient. ``result``: dtype of the result for integer inputs, read off
     the formula when empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``. ``method``: the op is also a method of
-    ``Tensor``, and one that writes in place; ops that torch has as methods are methods without it.
+    ``Tensor``, and one that writes in place; ops that torch has as methods are methods without it. ``onnx``: the ONNX
+    operator, with its attributes as a call in the names of the parameters, ``LeakyRelu(alpha=negative_slope)``; a row
+    without one is exported by its formula.
     """
 
     name: str
@@ -145,6 +147,7 @@ class Pointwise:
     result: Result | Literal[""] = ""
     accepts: Literal["any", "number", "float"] = "any"
     inputs: tuple[str, ...] = ()
+    onnx: str = ""
     doc: str = ""
     method: bool = False
 

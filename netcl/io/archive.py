@@ -182,11 +182,8 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
     except Refused as fault:
         raise refusal(op, str(fault), file=path) from None
     except kinds as fault:
-        raise refusal(op, "the file is damaged or of another format", reason=_reason(fault), file=path) from fault
-
-
-def _reason(fault: BaseException) -> str:
-    return f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
+        reason = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
+        raise refusal(op, "the file is damaged or of another format", reason=reason, file=path) from fault
 
 
 def regular(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
@@ -325,9 +322,9 @@ def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None
     return Archive(meta, arrays)
 
 
-def read_meta(path: str | os.PathLike[str], op: str) -> dict[str, Any]:
+def read_meta(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, Any]:
     """The metadata of a ``.netcl`` file, without its arrays."""
-    with Entries(path, op) as entries:
+    with Entries(path, op, max_bytes) as entries:
         return parse_meta(array_of(entries, f"{META}.npy") if f"{META}.npy" in entries.infos else None, path, op)
 
 

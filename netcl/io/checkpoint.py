@@ -63,7 +63,7 @@ def save_checkpoint(
     parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)
     states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
     states |= {
-        "random": _stream_states(model),
+        "random": [random.get_state(queue).as_dict() for queue in _queues(model)],
         "rng": {name: generator.bit_generator.state for name, generator in _generators(rng, SAVE).items()},
     }
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
@@ -228,10 +228,6 @@ def _queues(model: Any) -> list[Any]:
         if not any(queue is known for known in found):
             found.append(queue)
     return found
-
-
-def _stream_states(model: Any) -> list[dict[str, int]]:
-    return [random.get_state(queue).as_dict() for queue in _queues(model)]
 
 
 def _put_streams(model: Any, streams: list[dict[str, int]]) -> None:

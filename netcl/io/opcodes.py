@@ -149,11 +149,6 @@ def _pop_tuple(m: _Machine, count: int) -> None:
     m.push(tuple(reversed([m.pop() for _ in range(count)])))
 
 
-def _set_item(m: _Machine) -> None:
-    value, key = m.pop(), m.pop()
-    m.set_items([key, value])
-
-
 def _protocol(m: _Machine, version: int) -> None:
     if version > 5:
         raise Refused(f"protocol {version} is not known")
@@ -184,10 +179,10 @@ _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     "LONG_BINGET": _Machine.get,
     "APPEND": lambda m, _: m.extend([m.pop()]),
     "APPENDS": lambda m, _: m.extend(m.marked()),
-    "SETITEM": lambda m, _: _set_item(m),
+    "SETITEM": lambda m, _: m.set_items([m.pop(), m.pop()][::-1]),
     "SETITEMS": lambda m, _: m.set_items(m.marked()),
     "GLOBAL": lambda m, names: m.name(*names.split(" ", 1)),
-    "STACK_GLOBAL": lambda m, _: m.name(*reversed([m.pop(), m.pop()])),
+    "STACK_GLOBAL": lambda m, _: m.name(*[m.pop(), m.pop()][::-1]),
     "REDUCE": lambda m, _: m.call(),
     "BUILD": lambda m, _: m.build(),
     "BINPERSID": lambda m, _: m.push(m.persistent(m.pop())),

@@ -175,8 +175,7 @@ def _dtype(array: np.ndarray) -> str | None:
 
 
 def _load_netcl(path: str | os.PathLike[str], device: Any, queue: Any, max_bytes: int | None) -> Any:
-    with archive.Entries(path, "load", max_bytes) as entries:
-        kind = archive.parse_meta(archive.array_of(entries, f"{META}.npy"), path, "load")["kind"]
+    kind = archive.read_meta(path, "load", max_bytes)["kind"]
     if kind == "params":
         return _tensors(load_params(path, max_bytes=max_bytes), queue)
     if kind == "model":

@@ -44,56 +44,59 @@ def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callabl
 
 
 # ---- arithmetic
-_ADD = binary("add", "v0 + v1", "g", "g", np.add, doc="Sum of two tensors.")
-binary("sub", "v0 - v1", "g", "-g", np.subtract, accepts="number", doc="Difference of two tensors.")
-binary("mul", "v0 * v1", "g * v1", "g * v0", np.multiply, doc="Product of two tensors.")
-DIV = binary("div", "v0 / v1", "g / v1", "-g * out / v1", np.divide, domain=(0.5, 3.0), doc="True quotient; integers give float32.")
+_ADD = binary("add", "v0 + v1", "g", "g", np.add, onnx="Add", doc="Sum of two tensors.")
+binary("sub", "v0 - v1", "g", "-g", np.subtract, accepts="number", onnx="Sub", doc="Difference of two tensors.")
+binary("mul", "v0 * v1", "g * v1", "g * v0", np.multiply, onnx="Mul", doc="Product of two tensors.")
+DIV = binary("div", "v0 / v1", "g / v1", "-g * out / v1", np.divide, domain=(0.5, 3.0),
+             onnx="Div", doc="True quotient; integers give float32.")  # fmt: skip
 binary("pow", "POW(v0, v1)", "g * WHERE(v1 == 0, 0, v1 * POW(v0, v1 - 1))",
        "g * WHERE(AND(v0 == 0, v1 >= 0), 0, out * LOG(WHERE(v0 == 0, 1, v0)))", np.power,
-       amp="float", domain=(0.3, 2.0), tol=4, doc="First to the power of the second.")  # fmt: skip
+       amp="float", domain=(0.3, 2.0), tol=4, onnx="Pow", doc="First to the power of the second.")  # fmt: skip
 binary("maximum", "MAX(v0, v1)", "g * ((v0 > v1) + 0.5 * (v0 == v1))", "g * ((v0 < v1) + 0.5 * (v0 == v1))", np.maximum,
-       doc="The larger of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
+       onnx="Max", doc="The larger of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
 binary("minimum", "MIN(v0, v1)", "g * ((v0 < v1) + 0.5 * (v0 == v1))", "g * ((v0 > v1) + 0.5 * (v0 == v1))", np.minimum,
-       doc="The smaller of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
+       onnx="Min", doc="The smaller of two; NaN wins. The gradient of a tie is shared.")  # fmt: skip
 binary("fmod", "FMOD(v0, v1)", "g", "-g * TRUNC(v0 / v1)", np.fmod, domain=((-3.0, 3.0), (0.7, 2.0)), kinks=(0.0,), accepts="number",
-       doc="Remainder with the sign of the dividend, as in C.")  # fmt: skip
+       onnx="Mod(fmod=1)", doc="Remainder with the sign of the dividend, as in C.")  # fmt: skip
 binary("remainder", "REMAINDER(v0, v1)", "g", "-g * FLOOR(v0 / v1)", np.remainder, domain=((-3.0, 3.0), (0.7, 2.0)), kinks=(0.0,),
-       accepts="number", doc="Remainder with the sign of the divisor, as in Python.")  # fmt: skip
+       accepts="number", onnx="Mod(fmod=0)", doc="Remainder with the sign of the divisor, as in Python.")  # fmt: skip
 binary("floor_divide", "FLOORDIV(v0, v1)", "0", "0", np.floor_divide, domain=((-3.0, 3.0), (0.7, 2.0)), accepts="number",
        doc="Quotient rounded down.")  # fmt: skip
 binary("atan2", "ATAN2(v0, v1)", "g * v1 / d", "-g * v0 / d", np.arctan2, domain=(0.3, 3.0), amp="float",
        let={"r": "v0 * v0 + v1 * v1", "d": "WHERE(r == 0, 1, r)"}, doc="Angle of the point (b, a).")  # fmt: skip
-unary("neg", "-v0", "-g", np.negative, accepts="number", doc="The negative.")
-unary("abs", "ABS(v0)", "g * SIGN(v0)", np.abs, kinks=(0.0,), doc="The absolute value.")
-unary("sign", "SIGN(v0)", "0", np.sign, kinks=(0.0,), doc="-1, 0 or 1; NaN stays NaN.")
+unary("neg", "-v0", "-g", np.negative, accepts="number", onnx="Neg", doc="The negative.")
+unary("abs", "ABS(v0)", "g * SIGN(v0)", np.abs, kinks=(0.0,), onnx="Abs", doc="The absolute value.")
+unary("sign", "SIGN(v0)", "0", np.sign, kinks=(0.0,), onnx="Sign", doc="-1, 0 or 1; NaN stays NaN.")
 unary("square", "v0 * v0", "2 * g * v0", np.square, doc="The square.")
-unary("reciprocal", "1 / v0", "-g * out * out", lambda x: 1 / x, domain=(0.3, 3.0), amp="float", doc="One over x.")
+unary("reciprocal", "1 / v0", "-g * out * out", lambda x: 1 / x, domain=(0.3, 3.0), amp="float", onnx="Reciprocal", doc="One over x.")
 
 # ---- roots, exponentials, trigonometry
-unary("sqrt", "SQRT(v0)", "0.5 * g / out", np.sqrt, domain=(0.2, 4.0), doc="Square root.")
+unary("sqrt", "SQRT(v0)", "0.5 * g / out", np.sqrt, domain=(0.2, 4.0), onnx="Sqrt", doc="Square root.")
 unary("rsqrt", "RSQRT(v0)", "-0.5 * g * out * out * out", lambda x: 1 / np.sqrt(x), amp="float", domain=(0.3, 4.0), tol=2,
       doc="One over the square root.")  # fmt: skip
-unary("exp", "EXP(v0)", "g * out", np.exp, amp="float", tol=2, doc="e to the power of x.")
+unary("exp", "EXP(v0)", "g * out", np.exp, amp="float", tol=2, onnx="Exp", doc="e to the power of x.")
 unary("expm1", "EXPM1(v0)", "g * (out + 1)", np.expm1, amp="float", tol=2, doc="exp(x) - 1, accurate near 0.")
-unary("log", "LOG(v0)", "g / v0", np.log, amp="float", domain=(0.2, 4.0), doc="Natural logarithm.")
+unary("log", "LOG(v0)", "g / v0", np.log, amp="float", domain=(0.2, 4.0), onnx="Log", doc="Natural logarithm.")
 unary("log1p", "LOG1P(v0)", "g / (1 + v0)", np.log1p, amp="float", domain=(-0.7, 3.0), doc="log(1 + x), accurate near 0.")
 unary("log2", "LOG2(v0)", "g / (v0 * 0.6931471805599453)", np.log2, amp="float", domain=(0.2, 4.0), doc="Logarithm to base 2.")
-unary("sin", "SIN(v0)", "g * COS(v0)", np.sin, doc="Sine.")
-unary("cos", "COS(v0)", "-g * SIN(v0)", np.cos, doc="Cosine.")
-unary("tan", "TAN(v0)", "g * (1 + out * out)", np.tan, domain=(-1.3, 1.3), amp="float", tol=4, doc="Tangent.")
-unary("tanh", "TANH(v0)", "g * (1 - out * out)", np.tanh, doc="Hyperbolic tangent.")
-unary("sinh", "SINH(v0)", "g * COSH(v0)", np.sinh, amp="float", tol=2, doc="Hyperbolic sine.")
-unary("cosh", "COSH(v0)", "g * SINH(v0)", np.cosh, amp="float", tol=2, doc="Hyperbolic cosine.")
+unary("sin", "SIN(v0)", "g * COS(v0)", np.sin, onnx="Sin", doc="Sine.")
+unary("cos", "COS(v0)", "-g * SIN(v0)", np.cos, onnx="Cos", doc="Cosine.")
+unary("tan", "TAN(v0)", "g * (1 + out * out)", np.tan, domain=(-1.3, 1.3), amp="float", tol=4, onnx="Tan", doc="Tangent.")
+unary("tanh", "TANH(v0)", "g * (1 - out * out)", np.tanh, onnx="Tanh", doc="Hyperbolic tangent.")
+unary("sinh", "SINH(v0)", "g * COSH(v0)", np.sinh, amp="float", tol=2, onnx="Sinh", doc="Hyperbolic sine.")
+unary("cosh", "COSH(v0)", "g * SINH(v0)", np.cosh, amp="float", tol=2, onnx="Cosh", doc="Hyperbolic cosine.")
 unary("erf", "ERF(v0)", "g * 1.1283791670955126 * EXP(-v0 * v0)", np.vectorize(math.erf, otypes=[float]), amp="float",
-      doc="The error function.")  # fmt: skip
+      onnx="Erf", doc="The error function.")  # fmt: skip
 unary("erfc", "ERFC(v0)", "-1.1283791670955126 * g * EXP(-v0 * v0)", np.vectorize(math.erfc, otypes=[float]), amp="float",
       doc="1 - erf(x), accurate where that difference is small.")  # fmt: skip
-unary("asin", "ASIN(v0)", "g / SQRT(1 - v0 * v0)", np.arcsin, amp="float", domain=(-0.9, 0.9), doc="Inverse sine.")
-unary("acos", "ACOS(v0)", "-g / SQRT(1 - v0 * v0)", np.arccos, amp="float", domain=(-0.9, 0.9), doc="Inverse cosine.")
-unary("atan", "ATAN(v0)", "g / (1 + v0 * v0)", np.arctan, amp="float", doc="Inverse tangent.")
-unary("asinh", "ASINH(v0)", "g / SQRT(1 + v0 * v0)", np.arcsinh, amp="float", doc="Inverse hyperbolic sine.")
-unary("acosh", "ACOSH(v0)", "g / SQRT(v0 * v0 - 1)", np.arccosh, amp="float", domain=(1.3, 4.0), tol=2, doc="Inverse hyperbolic cosine.")
-unary("atanh", "ATANH(v0)", "g / (1 - v0 * v0)", np.arctanh, amp="float", domain=(-0.8, 0.8), doc="Inverse hyperbolic tangent.")
+unary("asin", "ASIN(v0)", "g / SQRT(1 - v0 * v0)", np.arcsin, amp="float", domain=(-0.9, 0.9), onnx="Asin", doc="Inverse sine.")
+unary("acos", "ACOS(v0)", "-g / SQRT(1 - v0 * v0)", np.arccos, amp="float", domain=(-0.9, 0.9), onnx="Acos", doc="Inverse cosine.")
+unary("atan", "ATAN(v0)", "g / (1 + v0 * v0)", np.arctan, amp="float", onnx="Atan", doc="Inverse tangent.")
+unary("asinh", "ASINH(v0)", "g / SQRT(1 + v0 * v0)", np.arcsinh, amp="float", onnx="Asinh", doc="Inverse hyperbolic sine.")
+unary("acosh", "ACOSH(v0)", "g / SQRT(v0 * v0 - 1)", np.arccosh, amp="float", domain=(1.3, 4.0), tol=2,
+      onnx="Acosh", doc="Inverse hyperbolic cosine.")  # fmt: skip
+unary("atanh", "ATANH(v0)", "g / (1 - v0 * v0)", np.arctanh, amp="float", domain=(-0.8, 0.8),
+      onnx="Atanh", doc="Inverse hyperbolic tangent.")  # fmt: skip
 unary("exp2", "EXP2(v0)", "g * out * 0.6931471805599453", np.exp2, amp="float", tol=2, doc="2 to the power of x.")
 unary("log10", "LOG10(v0)", "g / (v0 * 2.302585092994046)", np.log10, amp="float", domain=(0.2, 4.0), doc="Logarithm to base 10.")
 unary("sinc", "WHERE(v0 == 0, 1, SIN(t) / t)", "g * WHERE(v0 == 0, 0, (COS(t) - SIN(t) / t) / z)", np.sinc, amp="float", tol=4,
@@ -108,24 +111,24 @@ binary("xlogy", "WHERE(AND(v0 == 0, v1 == v1), 0, v0 * LOG(v1))", "g * WHERE(AND
        doc="a * log(b), 0 where a is 0.")  # fmt: skip
 
 # ---- rounding: flat almost everywhere, so the gradient is 0
-unary("floor", "FLOOR(v0)", "0", np.floor, doc="Largest integer not above x.")
-unary("ceil", "CEIL(v0)", "0", np.ceil, doc="Smallest integer not below x.")
-unary("round", "ROUND(v0)", "0", np.round, doc="Nearest integer; halves go to the even one.")
+unary("floor", "FLOOR(v0)", "0", np.floor, onnx="Floor", doc="Largest integer not above x.")
+unary("ceil", "CEIL(v0)", "0", np.ceil, onnx="Ceil", doc="Smallest integer not below x.")
+unary("round", "ROUND(v0)", "0", np.round, onnx="Round", doc="Nearest integer; halves go to the even one.")
 unary("trunc", "TRUNC(v0)", "0", np.trunc, doc="x without its fraction.")
 
 # ---- comparisons and logic: bool results, no gradient
-binary("eq", "v0 == v1", None, None, np.equal, doc="a == b.")
+binary("eq", "v0 == v1", None, None, np.equal, onnx="Equal", doc="a == b.")
 NE = binary("ne", "v0 != v1", None, None, np.not_equal, doc="a != b.")
-binary("lt", "v0 < v1", None, None, np.less, doc="a < b.")
-binary("le", "v0 <= v1", None, None, np.less_equal, doc="a <= b.")
-binary("gt", "v0 > v1", None, None, np.greater, doc="a > b.")
-binary("ge", "v0 >= v1", None, None, np.greater_equal, doc="a >= b.")
-binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, doc="Both are not zero.")
-binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, doc="At least one is not zero.")
-binary("logical_xor", "OR(AND(v0, NOT(v1)), AND(NOT(v0), v1))", None, None, np.logical_xor, doc="Exactly one is not zero.")
-unary("logical_not", "NOT(v0)", None, np.logical_not, doc="x is zero.")
-unary("isnan", "ISNAN(v0)", None, np.isnan, doc="x is NaN.")
-unary("isinf", "ISINF(v0)", None, np.isinf, doc="x is infinite.")
+binary("lt", "v0 < v1", None, None, np.less, onnx="Less", doc="a < b.")
+binary("le", "v0 <= v1", None, None, np.less_equal, onnx="LessOrEqual", doc="a <= b.")
+binary("gt", "v0 > v1", None, None, np.greater, onnx="Greater", doc="a > b.")
+binary("ge", "v0 >= v1", None, None, np.greater_equal, onnx="GreaterOrEqual", doc="a >= b.")
+binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, onnx="And", doc="Both are not zero.")
+binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, onnx="Or", doc="At least one is not zero.")
+binary("logical_xor", "OR(AND(v0, NOT(v1)), AND(NOT(v0), v1))", None, None, np.logical_xor, onnx="Xor", doc="Exactly one is not zero.")
+unary("logical_not", "NOT(v0)", None, np.logical_not, onnx="Not", doc="x is zero.")
+unary("isnan", "ISNAN(v0)", None, np.isnan, onnx="IsNaN", doc="x is NaN.")
+unary("isinf", "ISINF(v0)", None, np.isinf, onnx="IsInf", doc="x is infinite.")
 unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="x is neither infinite nor NaN.")
 unary("isposinf", "AND(ISINF(v0), v0 > 0)", None, np.isposinf, doc="x is infinite and positive.")
 unary("isneginf", "AND(ISINF(v0), v0 < 0)", None, np.isneginf, doc="x is infinite and negative.")
@@ -143,7 +146,7 @@ unary("nan_to_num_values", "WHERE(ISNAN(v0), nan, WHERE(ISINF(v0), WHERE(v0 > 0,
       "WHERE(ISFINITE(v0), g, 0)", lambda x, nan, posinf, neginf: np.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf),
       params={"nan": 0.0, "posinf": 1e30, "neginf": -1e30}, doc="x with numbers in place of NaN and infinities.")  # fmt: skip
 register(Pointwise("where", "WHERE(v0, v1, v2)", (None, "WHERE(v0, g, 0)", "WHERE(v0, 0, g)"), np.where, inputs=("condition", "a", "b"),
-                   doc="a where the condition holds, else b."))  # fmt: skip
+                   onnx="Where", doc="a where the condition holds, else b."))  # fmt: skip
 _CLAMP_BOTH = unary("clamp_both", "MIN(MAX(v0, min), max)", "WHERE(AND(v0 >= min, v0 <= max), g, 0)",
                     lambda x, min, max: np.clip(x, min, max), params={"min": -1, "max": 1}, kinks=(-1.0, 1.0),
                     doc="x held between min and max.")  # fmt: skip
@@ -174,30 +177,30 @@ register(Pointwise("addcdiv", "v0 + value * v1 / v2", ("g", "g * value / v2", "-
 # ---- activations
 _E = {"e": "EXP(-ABS(v0))"}
 _SIGMOID = {**_E, "s": "WHERE(v0 >= 0, 1, e) / (1 + e)"}
-unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), doc="The positive part: max(x, 0).")
+unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), onnx="Relu", doc="The positive part: max(x, 0).")
 unary("relu6", "MIN(MAX(v0, 0), 6)", "WHERE(AND(v0 > 0, v0 < 6), g, 0)", lambda x: np.clip(x, 0, 6), kinks=(0.0, 6.0), domain=(-2.0, 8.0),
       doc="The positive part, cut at 6: min(max(x, 0), 6).")  # fmt: skip
 unary("leaky_relu", "WHERE(v0 > 0, v0, negative_slope * v0)", "WHERE(v0 > 0, g, negative_slope * g)",
       lambda x, negative_slope: np.where(x > 0, x, negative_slope * x), params={"negative_slope": 0.01}, kinks=(0.0,),
-      doc="A slope for each sign: x where positive, else negative_slope * x.")  # fmt: skip
+      onnx="LeakyRelu(alpha=negative_slope)", doc="A slope for each sign: x where positive, else negative_slope * x.")  # fmt: skip
 unary("elu", "WHERE(v0 > 0, v0, alpha * EXPM1(MIN(v0, 0)))", "WHERE(v0 > 0, g, g * alpha * EXP(MIN(v0, 0)))",
       lambda x, alpha: np.where(x > 0, x, alpha * (np.exp(np.minimum(x, 0)) - 1)), params={"alpha": 1.0}, kinks=(0.0,), amp="float",
-      doc="Exponential below zero: x where positive, else alpha * (exp(x) - 1).")  # fmt: skip
+      onnx="Elu(alpha=alpha)", doc="Exponential below zero: x where positive, else alpha * (exp(x) - 1).")  # fmt: skip
 unary("selu", "1.0507009873554805 * WHERE(v0 > 0, v0, 1.6732632423543772 * EXPM1(MIN(v0, 0)))",
       "1.0507009873554805 * WHERE(v0 > 0, g, g * 1.6732632423543772 * EXP(MIN(v0, 0)))",
       lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * (np.exp(np.minimum(x, 0)) - 1)), kinks=(0.0,), amp="float",
-      doc="ELU scaled so that activations keep mean 0 and variance 1 from layer to layer.")  # fmt: skip
-unary("sigmoid", "s", "g * out * (1 - out)", lambda x: 0.5 * (1 + np.tanh(x / 2)), let=_SIGMOID, doc="1 / (1 + exp(-x)).")
+      onnx="Selu", doc="ELU scaled so that activations keep mean 0 and variance 1 from layer to layer.")  # fmt: skip
+unary("sigmoid", "s", "g * out * (1 - out)", lambda x: 0.5 * (1 + np.tanh(x / 2)), let=_SIGMOID, onnx="Sigmoid", doc="1 / (1 + exp(-x)).")
 unary("log_sigmoid", "MIN(v0, 0) - LOG1P(e)", "g * WHERE(v0 >= 0, e, 1) / (1 + e)", lambda x: -np.logaddexp(0, -x), let=_E, amp="float",
       doc="log(sigmoid(x)) without overflow.")  # fmt: skip
 unary("softplus", "WHERE(z > threshold, v0, (MAX(z, 0) + LOG1P(e)) / beta)", "g * WHERE(z > threshold, 1, WHERE(z >= 0, 1, e) / (1 + e))",
       lambda x, beta, threshold: np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta),
       let={"z": "beta * v0", "e": "EXP(-ABS(z))"}, params={"beta": 1.0, "threshold": 20.0},
-      amp="float", doc="A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold.")  # fmt: skip
-unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), doc="x / (1 + |x|).")
+      amp="float", onnx="Softplus", doc="A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold.")  # fmt: skip
+unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), onnx="Softsign", doc="x / (1 + |x|).")
 unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(-x)), let=_SIGMOID, doc="x * sigmoid(x), or swish.")
 unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(np.logaddexp(0, x)),
-      let={**_SIGMOID, "t": "TANH(MAX(v0, 0) + LOG1P(e))"}, amp="float", tol=2, doc="x * tanh(softplus(x)).")  # fmt: skip
+      let={**_SIGMOID, "t": "TANH(MAX(v0, 0) + LOG1P(e))"}, amp="float", tol=2, onnx="Mish", doc="x * tanh(softplus(x)).")  # fmt: skip
 _GELU = unary("gelu_erf", "0.5 * v0 * (1 + ERF(v0 * 0.7071067811865476))",
               "g * (0.5 * (1 + ERF(v0 * 0.7071067811865476)) + v0 * 0.3989422804014327 * EXP(-0.5 * v0 * v0))",
               lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))), tol=2, doc="GELU by the error function.")  # fmt: skip
@@ -209,12 +212,14 @@ _GELU_TANH = unary("gelu_tanh", "v0 * s", "g * (s + v0 * s * (1 - s) * 1.5957691
 unary("hard_sigmoid", "MIN(MAX(v0 / 6 + 0.5, 0), 1)", "WHERE(AND(v0 > -3, v0 < 3), g / 6, 0)", lambda x: np.clip(x / 6 + 0.5, 0, 1),
       kinks=(-3.0, 3.0), domain=(-5.0, 5.0), doc="A sigmoid of three straight pieces: relu6(x + 3) / 6.")  # fmt: skip
 unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, WHERE(v0 >= 3, 1, (2 * v0 + 3) / 6))",
-      lambda x: x * np.clip(x + 3, 0, 6) / 6, domain=(-5.0, 5.0), kinks=(-3.0, 3.0), doc="x * hard_sigmoid(x).")  # fmt: skip
+      lambda x: x * np.clip(x + 3, 0, 6) / 6, domain=(-5.0, 5.0), kinks=(-3.0, 3.0),
+      onnx="HardSwish", doc="x * hard_sigmoid(x).")  # fmt: skip
 unary("hard_tanh", "MIN(MAX(v0, min_val), max_val)", "WHERE(AND(v0 > min_val, v0 < max_val), g, 0)",
       lambda x, min_val, max_val: np.clip(x, min_val, max_val), params={"min_val": -1.0, "max_val": 1.0}, kinks=(-1.0, 1.0),
       doc="x held between min_val and max_val.")  # fmt: skip
 _PRELU = Pointwise("prelu_broadcast", "WHERE(v0 > 0, v0, v1 * v0)", ("WHERE(v0 > 0, g, g * v1)", "WHERE(v0 > 0, 0, g * v0)"),
-                   lambda x, w: np.where(x > 0, x, w * x), kinks=(0.0,), doc="prelu with a weight that broadcasts.")  # fmt: skip
+                   lambda x, w: np.where(x > 0, x, w * x), kinks=(0.0,),
+                   onnx="PRelu", doc="prelu with a weight that broadcasts.")  # fmt: skip
 register(_PRELU)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import itertools
 import sys
@@ -25,7 +26,8 @@ onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
 from netcl.io.onnx import export_onnx, import_onnx  # noqa: E402
-from netcl.io.onnx.handlers import HANDLERS  # noqa: E402
+from netcl.io.onnx.imports import operators  # noqa: E402
+from netcl.io.onnx.table import NEWER, entries_by_operator  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -175,13 +177,11 @@ def test_several_inputs_and_outputs_are_named(tmp_path):
 
 #: Ops whose samples ONNX (or its opset 18, or a trace) cannot express, at least not all of them.
 NOT_EXPORTED = set(
-    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided as_strided_scatter
-    atan2 attention avg_pool2d batch_norm
-    batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout grid_sample im2col index_add info_nce isin log_softmax
-    masked_scale
-    max_pool2d max_pool2d_with_indices nll nonzero norm pad resample2d roll rope row_norm scatter_add softmax strided_unslice
-    take top_indices triplet acos acosh asin asinh atan atanh bincount copysign diag diag_embed erfc exp2 hypot index_copy index_fill
-    index_put ldexp log10 masked_select scatter unique""".split()
+    """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d as_strided as_strided_scatter atan2 attention
+    avg_pool2d batch_norm batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout grid_sample im2col index_add
+    info_nce isin log_softmax masked_scale max_pool2d max_pool2d_with_indices nll nonzero norm pad resample2d roll rope row_norm
+    softmax strided_unslice take top_indices triplet bincount copysign diag diag_embed erfc hypot index_copy index_fill index_put
+    masked_select unique""".split()
 )
 
 
@@ -241,7 +241,7 @@ def test_every_op_goes_out_and_comes_back_or_is_named(tmp_path, name):
             for mine, other in zip(expected, got, strict=True):
                 assert mine.dtype == other.dtype
                 np.testing.assert_allclose(other, mine, rtol=1e-4, atol=1e-5)
-    assert not refused or name in NOT_EXPORTED, "give it a rule in netcl/io/onnx/rules.py, or list it here"
+    assert bool(refused) == (name in NOT_EXPORTED), "give it an entry in netcl/io/onnx/table.py, or list it here"
 
 
 def test_what_cannot_be_exported_is_named_at_once(tmp_path):
@@ -285,7 +285,87 @@ def test_a_batch_that_is_not_free_is_refused(tmp_path):
         export_onnx(function, tmp_path / "f.onnx", IMAGES)
 
 
+def test_a_new_pointwise_row_needs_its_own_column_only(tmp_path):
+    """The row of an op is all that export and import know of it: the operator, and which attribute is which parameter."""
+    formula, operator = "WHERE(v0 > 0, v0, slope * v0)", "LeakyRelu(alpha=slope)"
+    row = registry.register(registry.Pointwise("test_leaky", formula, (None,), np.abs, params={"slope": 0.5}, onnx=operator))
+    try:
+        x = np.array([-2.0, 3.0], np.float32)
+        export_onnx(lambda x: ag.test_leaky(x, slope=0.25), tmp_path / "f.onnx", x)
+        (node,) = (node for node in onnx.load(tmp_path / "f.onnx").graph.node if node.op_type != "Identity")
+        assert node.op_type == "LeakyRelu" and node.attribute[0].f == 0.25
+        assert row.name in [entry.op for entry in entries_by_operator()["LeakyRelu"]]
+        assert import_onnx(tmp_path / "f.onnx")(x).tolist() == [-0.5, 3.0]
+    finally:
+        registry.unregister("test_leaky")
+
+
+def test_every_entry_fits_the_op_and_the_operator():
+    """Arguments are those of the op; inputs, attributes and their fixed values those of ONNX."""
+    for kind, entries in entries_by_operator().items():
+        if not onnx.defs.has(kind) and entries[0].op in NEWER:
+            continue  # the package is older than the operator
+        form = onnx.defs.get_schema(kind)
+        for entry in entries:
+            named = {slot.name for slot in (*entry.inputs, *entry.attributes.values()) if slot.name}
+            assert {*named, *entry.fixed} <= set(inspect.signature(getattr(ag, entry.op)).parameters), entry
+            assert set(entry.attributes) <= set(form.attributes) and len(entry.inputs) <= form.max_input, entry
+
+
+@pytest.mark.parametrize(
+    "name, options, kind",
+    [("elu", {"alpha": 0.5}, "Elu"), ("softplus", {}, "Softplus"), ("softplus", {"beta": 2.0}, None), ("hard_swish", {}, "HardSwish"),
+     ("logical_xor", {}, "Xor"), ("norm", {"p": 1}, "ReduceL1"), ("clamp", {"min": 0.5}, None), ("atan", {}, "Atan")],
+)  # fmt: skip
+def test_ops_become_their_operator_if_it_says_all(tmp_path, name, options, kind):
+    x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+    arrays = [x] * len(registry.lookup(name).inputs)
+    export_onnx(lambda *xs: getattr(ag, name)(*xs, **options), tmp_path / "f.onnx", *arrays)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "f.onnx").graph.node]
+    assert (kind in kinds) if kind else name.capitalize() not in kinds
+    expected = getattr(ag, name)(*map(Tensor.from_host, arrays), **options)
+    np.testing.assert_allclose(import_onnx(tmp_path / "f.onnx")(*arrays).to_host(), expected.to_host(), rtol=1e-5)
+
+
+def test_clamp_by_tensors_goes_out_and_comes_back(tmp_path):
+    x, low, high = (np.array(values, np.float32) for values in ([-3, 0.5, 3], [-1, -1, -1], [1, 2, 2]))
+    export_onnx(lambda x, low, high: ag.clamp(x, low, high), tmp_path / "f.onnx", x, low, high)
+    assert import_onnx(tmp_path / "f.onnx")(x, low, high).tolist() == [-1, 0.5, 2]
+
+
+@pytest.mark.parametrize(
+    "function, op, outer",
+    [(lambda x: ag.div(x, float(x.shape[0])), "div", ""), (lambda x: ag.var(x, axis=0), "div", " in var"),
+     (lambda x: ag.sort(x, 0)[0], "topk", " in sort")],
+)  # fmt: skip
+def test_a_number_that_follows_the_batch_is_refused(tmp_path, function, op, outer):
+    """The error names the op of the model as well as the op it is exported as."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    export_onnx(function, tmp_path / "f.onnx", x)
+    what = rf"cannot be exported: {op} with a number that depends on the batch \(dynamic_batch=False\){outer}; count=1"
+    with pytest.raises(FileError, match=what):
+        export_onnx(function, tmp_path / "f.onnx", x, dynamic_batch=True, check=False)
+
+
 # ---- import
+
+
+def test_an_attribute_that_is_not_supported_is_named(tmp_path):
+    nodes = [onnx.helper.make_node("ScatterElements", ["x", "i", "x"], ["y"], reduction="mul")]
+    onnx.save(model_of(nodes, {"x": [2]}, {"y": [2]}, {"i": np.array([0, 1])}), tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match=r"\[ScatterElements\] attributes are not supported with these values; reduction=mul, node=y"):
+        import_onnx(tmp_path / "m.onnx")(np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [("Celu", {"alpha": 0.5}), ("Shrink", {"lambd": 0.7, "bias": 0.2}), ("ThresholdedRelu", {"alpha": 0.4}),
+     ("HardSigmoid", {"alpha": 0.3}), ("Selu", {"alpha": 1.5, "gamma": 1.1}), ("Selu", {})],
+)  # fmt: skip
+def test_operators_that_are_formulas(tmp_path, kind, options):
+    onnx.save(model_of([onnx.helper.make_node(kind, ["x"], ["y"], **options)], {"x": [9]}, {"y": [9]}), tmp_path / "m.onnx")
+    x = np.linspace(-2, 2, 9, dtype=np.float32)
+    np.testing.assert_allclose(import_onnx(tmp_path / "m.onnx")(x).to_host(), ran(tmp_path / "m.onnx", x)[0], rtol=1e-5, atol=1e-6)
 
 
 def model_of(nodes: list, inputs: dict[str, list], outputs: dict[str, list], weights: dict[str, np.ndarray] | None = None, opset: int = 18):
@@ -425,7 +505,7 @@ def test_the_cases_of_onnx_itself(tmp_path):
         cases = collect_testcases(None)
     right = wrong = 0
     for case in cases:
-        known = {node.op_type if node.domain in ("", "ai.onnx") else "" for node in case.model.graph.node} <= set(HANDLERS)
+        known = {node.op_type if node.domain in ("", "ai.onnx") else "" for node in case.model.graph.node} <= operators()
         if not known or not case.data_sets or not all(plain(x) for part in case.data_sets[0] for x in part):
             continue
         (tmp_path / "m.onnx").write_bytes(case.model.SerializeToString())

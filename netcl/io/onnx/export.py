@@ -1,10 +1,11 @@
-"""Models as ONNX files, by tracing."""
+"""Export of models to ONNX files, by tracing."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
@@ -16,10 +17,13 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io import archive
 from netcl.io.archive import refusal
-from netcl.io.onnx.graph import Graph, Unsupported
-from netcl.io.onnx.library import IR_VERSION, OPSET, library, type_of
-from netcl.io.onnx.rules import RULES, emit
-from netcl.io.onnx.trace import OP, Trace, trace
+from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
+from netcl.io.onnx.decompositions import DECOMPOSITIONS
+from netcl.io.onnx.exports import EXPORTS, emit
+from netcl.io.onnx.graph import Graph
+from netcl.io.onnx.library import IR_VERSION, OPSET, TYPES, library
+from netcl.io.onnx.table import STRUCTURED
+from netcl.io.onnx.trace import OP, Trace, Unsupported, trace
 
 log = logging.getLogger("netcl")
 
@@ -31,21 +35,22 @@ def export_onnx(
     """Write a model, or any function of tensors, as an ONNX file.
 
     - **samples**: one example (tensor or array) per input of the model; shapes and dtypes of the inputs are theirs.
-    - **input_names, output_names**: what inputs and outputs are called; else ``input``, ``input_1``.. and ``output``, ``output_1``..
-    - **dynamic_batch**: leave the size of the first axis of all inputs open.
-    - **check**: compare with onnxruntime on the samples, where that is installed; a warning is logged if it lacks an operator.
+    - **input_names, output_names**: names of inputs and outputs; by default ``input``, ``input_1``.. and ``output``, ``output_1``..
+    - **dynamic_batch**: leave the size of the first dimension of all inputs open.
+    - **check**: compare with onnxruntime on the samples if it is installed; a warning is logged if it lacks an operator.
 
-    The model is run in evaluation mode and what it does is recorded, so a branch of Python is taken as it goes for the samples. A model
-    with ops that ONNX cannot express is refused, with the names of all of them.
+    The model runs in evaluation mode and its ops are recorded, so a Python branch is exported as the samples take it. A model with ops
+    that ONNX cannot express raises ``FileError`` with the names of all of them.
     """
     onnx = library()
     if not samples:
         raise refusal(OP, "a sample of every input is needed", "pass one array or tensor per input")
-    run = trace(model, samples, RULES, dynamic_batch)
-    state = _parameters_and_buffers(model)
+    run = trace(model, samples, dynamic_batch, {*EXPORTS, *STRUCTURED}, DECOMPOSITIONS)
+    owner: Any = model
+    state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())} if hasattr(owner, "named_parameters") else {}
     inputs = _names("input", run.inputs, input_names, state)
     outputs = _names("output", run.outputs, output_names, {*state, *inputs})
-    graph = Graph(run, state, inputs, outputs, dynamic_batch)
+    graph = Graph(run, state, inputs, outputs)
     _emit(graph, run)
     made = _proto(onnx, graph, run, outputs, dynamic_batch)
     try:
@@ -59,7 +64,7 @@ def export_onnx(
 
 
 def _names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
-    """A name for each input or output that no weight has: a weight of the same name would be what the input is by default."""
+    """A name for each input or output that differs from those of the weights: ONNX takes such a weight as the input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
         raise refusal(OP, f"one name per {kind} is needed", names=names, count=len(tensors))
@@ -69,22 +74,16 @@ def _names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Co
     return [f"model_{name}" if name in taken else name for name in names]
 
 
-def _parameters_and_buffers(model: Any) -> dict[str, Tensor]:
-    if not hasattr(model, "named_parameters"):
-        return {}
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
 def _emit(graph: Graph, run: Trace) -> None:
-    """Add the nodes of all calls; every op that cannot be said is named at once."""
+    """Add the nodes of all calls, or raise with the names of all ops that ONNX cannot express."""
     missing = Counter(run.unknown)
     if not +missing:
         for call in run.calls:
             try:
                 emit(graph, call)
             except Unsupported as fault:
-                missing[str(fault)] += 1
-                for out in call.outputs:  # so that the search can go on
+                missing[f"{fault} in {call.within}" if call.within else str(fault)] += 1
+                for out in call.outputs:  # so that the remaining ops are checked as well
                     graph.bind(out, graph.constant(np.zeros(1, np.float32)))
     names = sorted(+missing)
     if names:
@@ -99,31 +98,37 @@ def _proto(onnx: Any, graph: Graph, run: Trace, outputs: Sequence[str], dynamic:
 
     def info(name: str, tensor: Tensor, other: Tensor) -> Any:
         shape = ["batch" if dynamic and i == 0 and n != m else n for i, (n, m) in enumerate(zip(tensor.shape, other.shape, strict=True))]
-        return helper.make_tensor_value_info(name, type_of(tensor.dtype), shape)
+        return helper.make_tensor_value_info(name, TYPES[tensor.dtype], shape)
 
     assert run.other is not None
     inputs = [info(str(graph.value(x)), x, y) for x, y in zip(run.inputs, run.other.inputs, strict=True)]
     results = [info(name, x, y) for name, x, y in zip(outputs, run.outputs, run.other.outputs, strict=True)]
-    body = helper.make_graph([*graph.constant_nodes(), *graph.nodes], "netcl", inputs, results, graph.initializers())
+    weights, constants = graph.stored()
+    body = helper.make_graph([*constants, *graph.nodes], "netcl", inputs, results, weights)
     opsets = [helper.make_opsetid("", OPSET)]
     return helper.make_model(body, producer_name="netcl", opset_imports=opsets, ir_version=IR_VERSION)
 
 
 def _compare_runs(made: Any, run: Trace) -> None:
-    """Run the graph in onnxruntime over both sets of values."""
+    """Compare the results of onnxruntime with those of both runs."""
     runtime = importlib.import_module("onnxruntime")
-    quiet = runtime.SessionOptions()
+    errors, quiet = runtime.capi.onnxruntime_pybind11_state, runtime.SessionOptions()
     quiet.log_severity_level = 3
     try:
         session = runtime.InferenceSession(made.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
-    except runtime.capi.onnxruntime_pybind11_state.NotImplemented as missing:  # as for bfloat16: the graph is right all the same
+    except errors.NotImplemented as missing:  # bfloat16, for instance; the graph is valid all the same
         log.warning("%s", message(OP, "the file could not be compared: onnxruntime cannot run it", reason=missing))
         return
     assert run.other is not None
     for one in (run, run.other):
         feeds = {entry.name: x.to_host() for entry, x in zip(session.get_inputs(), one.inputs, strict=True)}
-        for index, (got, out) in enumerate(zip(session.run(None, feeds), one.outputs, strict=True)):
+        try:
+            results = session.run(None, feeds)
+        except (errors.Fail, errors.InvalidArgument, errors.RuntimeException) as fault:
+            raise refusal(OP, "onnxruntime cannot run the graph", "check=False writes it unchecked", reason=str(fault)) from fault
+        for index, (got, out) in enumerate(zip(results, one.outputs, strict=True)):
             wanted = out.to_host().astype(np.float64)
-            error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0)
-            if got.shape != wanted.shape or not error <= 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0)):
-                raise refusal(OP, "onnxruntime computes something else", output=index, largest_difference=error, shape=got.shape)
+            scale = 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
+            if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):
+                error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else math.nan
+                raise refusal(OP, "onnxruntime computes other values", output=index, largest_difference=error, shape=got.shape)

@@ -1,4 +1,4 @@
-"""A graph under construction: nodes, constants, and the names of the values of a trace."""
+"""An ONNX graph under construction: nodes, constants, and the names of the values of a trace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.io import tree
 from netcl.io.archive import refusal
-from netcl.io.onnx.library import library, type_of
+from netcl.io.onnx.library import OPSET, TYPES, library, schema
 from netcl.io.onnx.trace import OP, Call, Trace
 
-
-class Unsupported(Exception):
-    """An op that ONNX cannot express, at least not with these arguments."""
+_INDEX = {"tensor(int32)", "tensor(int64)"}
+#: Types that an operator's schema leaves no choice of.
+_FIXED = {frozenset({"tensor(bool)"}): "bool", frozenset({"tensor(int64)"}): "int64"}
 
 
 class Name(str):
@@ -38,22 +38,16 @@ def _storage_key(t: Tensor) -> tuple[Any, ...]:
 
 
 class Graph:
-    """Takes the calls of a trace one after the other; ``rules`` say what each becomes."""
+    """Collects the nodes of the calls of a trace."""
 
-    def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str], free_batch: bool):
-        self.run, self.free_batch = run, free_batch
+    def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str]):
+        self.run, self.nodes = run, list[Any]()
         self._taken = {*state, *input_names, *output_names}
-        self.nodes: list[Any] = []
-        self.constants: dict[str, np.ndarray] = {}
-        self._types: dict[str, str] = {}
-        self._weights: set[str] = set()
-        self._names: dict[int, Name] = {}
-        self._memory: dict[tuple[Any, ...], Name] = {}
+        self._constants: dict[Name, np.ndarray] = {}
+        self._names: dict[Any, Name] = {}  # of tensors, by id and by storage
         self._small: dict[tuple[str, bytes, tuple[int, ...]], Name] = {}
         self._numbers: Counter[str] = Counter()
-        self._state: dict[Any, str] = {id(tensor): name for name, tensor in state.items()} | {
-            _storage_key(tensor): name for name, tensor in state.items()
-        }
+        self._state = {key: name for name, tensor in state.items() for key in (id(tensor), _storage_key(tensor))}
         self._others = _twin_tensors(run)
         self._batch: Name | None = None
         for tensor, name in zip(run.inputs, input_names, strict=True):
@@ -63,7 +57,7 @@ class Graph:
 
     def bind(self, tensor: Tensor, name: Name) -> None:
         """Give a value of the trace a name."""
-        self._names[id(tensor)] = self._memory[_storage_key(tensor)] = name
+        self._names[id(tensor)] = self._names[_storage_key(tensor)] = name
 
     def fresh(self, kind: str) -> str:
         """A name that is not used yet."""
@@ -73,30 +67,34 @@ class Graph:
         return name
 
     def value(self, x: Any, dtype: str | None = None) -> Name:
-        """The name of a tensor, or of a number as a constant, in a dtype."""
-        name = self._tensor(x) if isinstance(x, Tensor) else self.constant(np.asarray(x, _numpy_dtype(dtype or "float32")))
-        return self.cast(name, dtype or name.dtype)
+        """The name of a tensor, or of numbers as a constant, in a dtype; without one, integers become int64 and other numbers float32."""
+        if isinstance(x, Tensor):
+            x = self._names.get(id(x)) or self._names.get(_storage_key(x)) or self._constant_tensor(x)
+        elif not isinstance(x, Name):
+            array = np.asarray(x)
+            kind = dtype or (array.dtype.name if isinstance(x, np.ndarray) else "int64" if array.dtype.kind in "iu" else "float32")
+            x = self.constant(array.astype(tree.bfloat16() if kind == "bfloat16" else dtypes.DTYPES[kind].storage))
+        return self.cast(x, dtype or x.dtype)
 
-    def _tensor(self, x: Tensor) -> Name:
-        found = self._names.get(id(x)) or self._memory.get(_storage_key(x))
-        if found is None:
-            found = self._constant_tensor(x)
-            self._names[id(x)] = found
-        return found
+    def truth(self, x: Any) -> Name:
+        """A value as a bool: whether it is not zero."""
+        if not isinstance(x, Name | Tensor):
+            return self.constant(np.asarray(x, bool))
+        name = self.value(x)
+        if name.dtype == "bool":
+            return name
+        dtype = "int32" if name.dtype == "uint8" else name.dtype
+        return self.node("Not", [self.node("Equal", [name, 0], dtype)], "bool")
 
     def _constant_tensor(self, x: Tensor) -> Name:
-        """A weight, or a constant of the model: the same in both runs, or it is none."""
+        """A weight, or a constant of the model, which must be equal in both runs."""
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
             what = "a value was computed outside of the ops, or depends on the batch"
             raise refusal(OP, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
-        name = Name(state or self.fresh("constant"), x.dtype)
-        if state is not None:
-            self._weights.add(name)
-        if name not in self.constants:
-            self.constants[name] = tree.host_bits(x)
-            self._types[name] = x.dtype
+        name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
+        self._constants.setdefault(name, tree.host_bits(x))
         return name
 
     def constant(self, array: np.ndarray) -> Name:
@@ -105,29 +103,54 @@ class Graph:
         key = (dtype, stored.tobytes(), stored.shape)
         if key not in self._small:
             name = self._small[key] = Name(self.fresh("constant"), dtype)
-            self.constants[name], self._types[name] = stored, dtype
+            self._constants[name] = stored
         return self._small[key]
-
-    def integers(self, values: Sequence[int]) -> Name:
-        """A vector of int64."""
-        return self.constant(np.array(values, np.int64))
 
     # ---- nodes
 
-    def node(self, kind: str, inputs: Sequence[str | None], dtype: str, **attributes: Any) -> Name:
+    def node(self, kind: str, inputs: Sequence[Any], dtype: str, **attributes: Any) -> Name:
         """Add a node with one result."""
         return self.several(kind, inputs, 1, dtype, **attributes)[0]
 
-    def several(self, kind: str, inputs: Sequence[str | None], count: int, dtype: str, **attributes: Any) -> list[Name]:
-        """Add a node with several results."""
-        names = [Name(self.fresh(kind.lower()), dtype) for _ in range(count)]
-        given = {key: value for key, value in attributes.items() if value is not None}
-        self.nodes.append(library().helper.make_node(kind, [name or "" for name in inputs], names, **given))
-        return names
+    def several(self, kind: str, inputs: Sequence[Any], count: int, dtype: str, **attributes: Any) -> list[Name]:
+        """Add a node with ``count`` results.
+
+        Inputs are names, tensors, numbers or ``None``; they are cast to the type the operator's schema asks for, where
+        ``dtype`` is that of the result (of the operands, if the result is always bool or int64).
+        """
+        form = schema(kind, OPSET)
+        result = form.outputs[0]
+        names = []
+        for i, x in enumerate(inputs):
+            formal = form.inputs[min(i, len(form.inputs) - 1)]
+            free = formal.variable == result.variable or result.types in _FIXED
+            names.append("" if x is None else self._operand(x, formal.types, free, dtype))
+        while names and not names[-1]:
+            names.pop()
+        outs = [_FIXED.get(form.outputs[min(i, len(form.outputs) - 1)].types, dtype) for i in range(count)]
+        made = [Name(self.fresh(kind.lower()), out) for out in outs]
+        given = {key: int(value) if isinstance(value, bool) else value for key, value in attributes.items() if value is not None}
+        self.nodes.append(library().helper.make_node(kind, names, made, **given))
+        return made
+
+    def _operand(self, x: Any, types: frozenset[str], free: bool, dtype: str) -> Name:
+        if types == {"tensor(bool)"}:
+            return self.truth(x)
+        if types <= _INDEX:
+            return self.value(x, "int64")
+        if free or isinstance(x, bool | int | float):
+            return self.value(x, dtype)
+        name = self.value(x)
+        both_float = dtypes.DTYPES[name.dtype].is_float and dtypes.DTYPES[dtype].is_float and isinstance(x, Tensor | Name)
+        return self.cast(name, dtype) if both_float else name
 
     def cast(self, name: Name, dtype: str) -> Name:
         """The value in another dtype."""
-        return name if name.dtype == dtype else self.node("Cast", [name], dtype, to=type_of(dtype))
+        if name.dtype == dtype:
+            return name
+        made = Name(self.fresh("cast"), dtype)
+        self.nodes.append(library().helper.make_node("Cast", [name], [made], to=TYPES[dtype]))
+        return made
 
     # ---- sizes
 
@@ -138,47 +161,41 @@ class Graph:
         for free, run in itertools.groupby(range(len(mine)), key=lambda axis: mine[axis] != other[axis] and not kept(axis)):
             axes = list(run)
             parts += (
-                [self._rows(mine[i], other[i], call) for i in axes] if free else [self.integers([1 if kept(i) else mine[i] for i in axes])]
+                [self._rows(mine[i], other[i], call) for i in axes] if free else [self.value([1 if kept(i) else mine[i] for i in axes])]
             )
-        return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0) if parts else self.integers([])
+        if not parts:
+            return self.constant(np.zeros(0, np.int64))
+        return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0)
 
     def _rows(self, mine: int, other: int, call: Call) -> Name:
         """A size that is a multiple of the batch."""
         batch = self.run.inputs[0].shape[0]
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
-            raise refusal(OP, f"a size in {call.name} depends on the batch in an odd way", "pass dynamic_batch=False", sizes=(mine, other))
+            what = f"a size in {call.name} must be a multiple of the batch, or not depend on it"
+            raise refusal(OP, what, "pass dynamic_batch=False", sizes=(mine, other))
         if self._batch is None:
-            self._batch = self.node("Shape", [self.value(self.run.inputs[0])], "int64", start=0, end=1)
-        return self._batch if times == 1 else self.node("Mul", [self._batch, self.integers([times])], "int64")
+            self._batch = self.node("Shape", [self.run.inputs[0]], self.run.inputs[0].dtype, start=0, end=1)
+        return self._batch if times == 1 else self.node("Mul", [self._batch, [times]], "int64")
 
     # ---- the result
 
-    def initializers(self) -> list[Any]:
-        """The weights that are used, as ONNX has them."""
-        return [self._proto(name) for name in self._used() if name in self._weights]
-
-    def constant_nodes(self) -> list[Any]:
-        """Every other constant that is used, as a node: what reads the model can tell it from a weight."""
-        make = library().helper.make_node
-        return [make("Constant", [], [name], value=self._proto(name)) for name in self._used() if name not in self._weights]
-
-    def _used(self) -> list[str]:
-        used = {name for node in self.nodes for name in node.input}
-        return [name for name in self.constants if name in used]
-
-    def _proto(self, name: str) -> Any:
-        array = self.constants[name]
-        data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-        return library().helper.make_tensor(name, type_of(self._types[name]), array.shape, data, raw=True)
-
-
-def _numpy_dtype(dtype: str) -> Any:
-    return tree.bfloat16() if dtype == "bfloat16" else dtypes.DTYPES[dtype].storage
+    def stored(self) -> tuple[list[Any], list[Any]]:
+        """The weights that nodes use, as initializers, and the other constants, as nodes: a reader can tell them apart."""
+        helper, used = library().helper, {name for node in self.nodes for name in node.input}
+        weights, nodes = [], []
+        for name, array in ((name, array) for name, array in self._constants.items() if name in used):
+            data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+            tensor = helper.make_tensor(name, TYPES[name.dtype], array.shape, data, raw=True)
+            if name in self._state.values():
+                weights.append(tensor)
+            else:
+                nodes.append(helper.make_node("Constant", [], [name], value=tensor))
+        return weights, nodes
 
 
 def _twin_tensors(run: Trace) -> dict[int, Tensor]:
-    """Every tensor that goes into a call, with its twin of the second run."""
+    """The tensor of the second run for every input of a call and every output of the first run, by id."""
     found: dict[int, Tensor] = {}
     for call in run.calls:
         found |= {id(mine): other for mine, other in zip(call.tensors(), call.other.tensors(), strict=True)}

@@ -1,4 +1,4 @@
-"""ONNX files as modules: the graph is kept as it is and run through netcl's ops, so it can be trained, too."""
+"""Import of ONNX files as modules that run the graph through netcl's ops, and can therefore be trained."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import os
 from collections import Counter
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io import tree
 from netcl.io.archive import refusal, regular
-from netcl.io.onnx import windows  # noqa: F401 (adds its handlers to the table)
-from netcl.io.onnx.handlers import HANDLERS, SIZES, Node
-from netcl.io.onnx.library import dtype_of, library, numbers
+from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
+from netcl.io.onnx.imports import HOST, operators, reader
+from netcl.io.onnx.library import attribute, dtype_of, library, numbers
+from netcl.io.onnx.table import Node, entries_by_operator
 
 OP = "import_onnx"
 
@@ -27,8 +29,8 @@ OP = "import_onnx"
 def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
     """The model of an ONNX file, as a module on the active device or on ``device``.
 
-    Its float weights are parameters under their names in the file, so a model that netcl exported has the state dict it had. A
-    model with operators that are not known is refused with the names of all of them.
+    Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
+    that are not supported raises ``FileError`` with the names of all of them.
     """
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     try:
@@ -48,12 +50,11 @@ def _first_line(fault: Exception) -> str:
 def _check_is_supported(onnx: Any, model: Any, path: object) -> None:
     if not model.graph.node and not model.graph.output:
         raise refusal(OP, "the file is damaged or not an ONNX model", file=path)
-    unknown = Counter(_op_kind(node) for node in model.graph.node if _op_kind(node) not in HANDLERS)
+    known = operators()
+    unknown = Counter(_op_kind(node) for node in model.graph.node if _op_kind(node) not in known)
     if unknown:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
-        raise refusal(
-            OP, f"the model has operators that are not known: {names}", f"known are {len(HANDLERS)} of the standard ones", file=path
-        )
+        raise refusal(OP, f"the model has operators that are not known: {names}", f"known are {len(known)} of the standard ones", file=path)
     held = [*model.graph.initializer, *(attribute.t for node in model.graph.node for attribute in node.attribute)]
     outside = [t.name for t in held if t.data_location == onnx.TensorProto.EXTERNAL]
     if outside or model.graph.sparse_initializer:
@@ -72,25 +73,17 @@ def _model_parts(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[
     opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
     try:
         weights = {entry.name: numbers(onnx.numpy_helper.to_array(entry)) for entry in model.graph.initializer}
-        nodes = [Node(_op_kind(n), n.input, n.output, _attributes(onnx, n), opset) for n in model.graph.node]
-    except (ValueError, TypeError, KeyError) as fault:  # of a type of elements that there is not
+        attributes = [{entry.name: attribute(entry) for entry in node.attribute} for node in model.graph.node]
+        nodes = [Node(_op_kind(n), [*n.input], [*n.output], a, opset) for n, a in zip(model.graph.node, attributes, strict=True)]
+    except (ValueError, TypeError, KeyError) as fault:  # an element type that does not exist
         raise refusal(OP, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
+    entries = entries_by_operator()
+    for node in nodes:
+        node.read = reader(node, entries.get(node.kind, []))
     for entry in model.graph.initializer:
         dtype_of(entry.data_type)
     inputs = [entry.name for entry in model.graph.input if entry.name not in weights]
     return nodes, weights, inputs, [entry.name for entry in model.graph.output]
-
-
-def _attributes(onnx: Any, node: Any) -> dict[str, Any]:
-    found = {}
-    for attribute in node.attribute:
-        value = onnx.helper.get_attribute_value(attribute)
-        if isinstance(value, bytes):
-            value = value.decode("utf-8")
-        elif isinstance(value, onnx.TensorProto):
-            value = onnx.numpy_helper.to_array(value)
-        found[attribute.name] = value
-    return found
 
 
 class OnnxModel(nn.Module):
@@ -169,14 +162,20 @@ class OnnxModel(nn.Module):
         return x.to(self.queue) if x.queue is self._host and self.queue is not self._host else x
 
     def _run(self, node: Node, given: list[Tensor | None]) -> list[Tensor]:
-        sizes = SIZES[node.kind]
-        data = [x for i, x in enumerate(given) if x is not None and i not in sizes]
-        queue = next((x.queue for x in data if x.queue is not self._host), self._host)
-        arguments = [None if x is None else x.to_host() if i in sizes else self._on(queue, x) for i, x in enumerate(given)]
+        pairs = list(zip_longest(given, node.formals))
+        queue = next((x.queue for x, name in pairs if x is not None and name not in HOST and x.queue is not self._host), self._host)
+        arguments: list[Any] = []
+        for x, name in pairs:
+            if name in HOST:  # an attribute in older opsets
+                arguments.append(node[str(name)] if x is None else x.to_host().tolist())
+            else:
+                arguments.append(None if x is None else self._on(queue, x))
         while arguments and arguments[-1] is None:
             arguments.pop()
-        made = HANDLERS[node.kind](node, *arguments)
+        made = node.read(node, *arguments)
         results = made if isinstance(made, tuple | list) else [made]
+        if any(node.outputs[len(results) :]):
+            raise node.fault(f"only the first {len(results)} outputs are supported", outputs=node.outputs)
         return [x if isinstance(x, Tensor) else tree.tensor_of(*tree.bits(x), self._host) for x in results]
 
     def _on(self, queue: Any, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""What a model does, as a list of op calls: it is run twice, on different values, and both runs must tell the same story.
+"""A model as a list of op calls. The model runs twice, on different values; both runs must call the same ops.
 
-Values that are neither inputs nor made by an op of the trace are constants. A value that only looks like one, because it was
-computed outside of the ops, differs between the runs, and is refused.
+Values that are neither inputs nor results of an op are constants. A value that was computed outside of the ops differs between the
+runs and raises.
 """
 
 from __future__ import annotations
@@ -17,26 +17,39 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.autograd.tape import modes
 from netcl.core.tensor import Tensor
-from netcl.engine.registry import Choice, Composite, Pointwise, Row
+from netcl.engine.registry import Choice, Composite, Pointwise, Row, lookup
 from netcl.io.archive import refusal
 from netcl.nn.summary import evaluating
 
 OP = "export_onnx"
 
 
+class Unsupported(Exception):
+    """An op that ONNX cannot express, at least not with these arguments."""
+
+
 @dataclass
 class Call:
-    """One call of an op: its tensors by name, its other arguments, its results; ``other`` is the same call of the second run."""
+    """One call of an op: its tensors by name, its other arguments, its results.
+
+    ``other`` is the same call of the second run; ``within`` names the op whose decomposition made the call.
+    """
 
     row: Row
     inputs: dict[str, Any]
     params: dict[str, Any]
     outputs: tuple[Tensor, ...]
+    within: str = ""
     other: Call = field(default=None, repr=False)  # type: ignore[assignment]
 
     @property
     def name(self) -> str:
         return self.row.name
+
+    @property
+    def label(self) -> str:
+        """The op as errors name it."""
+        return f"{self.name} in {self.within}" if self.within else self.name
 
     @property
     def out(self) -> Tensor:
@@ -51,10 +64,10 @@ class Call:
 
 
 class Trace:
-    """The calls of one run."""
+    """The calls of one run. ``known`` ops are recorded; those of ``decompositions`` are recorded as the ops they are made of."""
 
-    def __init__(self, rules: Container[str]):
-        self.rules = rules
+    def __init__(self, known: Container[str], decompositions: Mapping[str, Callable[..., Any]]):
+        self.known, self.decompositions, self.within = known, decompositions, ""
         self.calls: list[Call] = []
         self.unknown: Counter[str] = Counter()
         self.inputs: list[Tensor] = []
@@ -62,23 +75,37 @@ class Trace:
         self.other: Trace | None = None
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Trace:
-        """Call a function and listen."""
+        """Call a function and record its ops."""
         self.inputs = list(inputs)
         with ag.no_grad(), _with_observer(self.observe):
             self.outputs = _flat(function(*inputs))
         return self
 
     def observe(self, row: Row, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """An op is about to be called. Composite ops without a rule are looked into; everything else is one call."""
-        known = row.name in self.rules or isinstance(row, Pointwise | Choice)
-        if not known and isinstance(row, Composite):
+        """Run an op and record it. Composite ops that are not known are recorded as the ops they call."""
+        known = row.name in self.known or isinstance(row, Pointwise | Choice)
+        decompose = self.decompositions.get(row.name)
+        if not known and decompose is None and isinstance(row, Composite):
             return function(*args, **kwargs)
         with _with_observer(None):
             out = function(*args, **kwargs)
         inputs, params = _bound_arguments(row, args, kwargs)
-        if any(out is part for part in inputs.values()):  # dropout of an evaluation, or a cast to the dtype there is
+        if any(out is part for part in inputs.values()):  # dropout in evaluation mode, a cast to the same dtype
             return out
-        self.calls.append(Call(row, inputs, params, out if isinstance(out, tuple) else (out,)))
+        outputs = out if isinstance(out, tuple) else (out,)
+        before, self.within = self.within, self.within or row.name
+        try:
+            parts = decompose(**inputs, **params) if decompose else NotImplemented
+        except Unsupported as fault:
+            self.unknown[str(fault)] += 1
+            return out
+        finally:
+            self.within = before
+        if parts is not NotImplemented:  # the op's own result stands for that of its parts, so that the final comparison sees it
+            parts = parts if isinstance(parts, tuple) else (parts,)
+            self.calls += [Call(lookup("cast"), {"x": part}, {}, (result,), row.name) for part, result in zip(parts, outputs, strict=True)]
+            return out
+        self.calls.append(Call(row, inputs, params, outputs, self.within))
         self.unknown[row.name] += not known
         return out
 
@@ -107,15 +134,17 @@ def _flat(value: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in _flat(part)]
 
 
-def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[str], free_batch: bool) -> Trace:
-    """The calls of a model over samples; every call knows its twin of a second run over other values (and one more row)."""
-    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(_argument_place(model), x) for x in samples]
+def trace(
+    model: Callable[..., Any], samples: Sequence[Any], free_batch: bool, known: Container[str], decompositions: Mapping[str, Any]
+) -> Trace:
+    """The calls of a model on samples, each with the same call of a second run on other values (and a batch larger by one)."""
+    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(getattr(model, "queue", None), x) for x in samples]
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
-        first = Trace(rules).run(model, tensors)
-        second = Trace(rules).run(model, [_varied(x, free_batch) for x in tensors])
+        first = Trace(known, decompositions).run(model, tensors)
+        second = Trace(known, decompositions).run(model, [_varied(x, free_batch) for x in tensors])
     if not first.outputs:
         raise refusal(OP, "the model returned no tensor")
-    names = [[call.name for call in run.calls] for run in (first, second)]
+    names = [[call.label for call in run.calls] for run in (first, second)]
     if names[0] != names[1] or len(first.outputs) != len(second.outputs):
         at = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), min(map(len, names)))
         what = "the model does something else for other values"
@@ -126,12 +155,8 @@ def trace(model: Callable[..., Any], samples: Sequence[Any], rules: Container[st
     return first
 
 
-def _argument_place(model: Any) -> Any:
-    return getattr(model, "queue", None)
-
-
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
-    """Other values of the same kind: reversed, which keeps indices valid; floats are moved as well."""
+    """Other values of the same dtype: in reverse order, so that indices stay valid; floats are also scaled and shifted."""
     values = x.to_host()
     other = np.flip(values)
     if values.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""ONNX operators over images and signals: convolutions, pooling, resizing, norms."""
+"""Convolutions, pooling and resizing between ONNX and netcl, both directions side by side."""
 
 from __future__ import annotations
 
@@ -10,171 +10,199 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
-from netcl.io.onnx.handlers import Node, _ints, handles
+from netcl.io.onnx.exports import EXPORTS
+from netcl.io.onnx.graph import Graph, Name
+from netcl.io.onnx.imports import IMPORTS
+from netcl.io.onnx.table import Node
+from netcl.io.onnx.trace import Call, Unsupported
+from netcl.ops.conv.geometry import frozen, paddings
+
+# ---- windows: kernel, strides, dilations, padding
 
 
-def _pads(node: Node, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[tuple[int, int]]:
-    """``(begin, end)`` per axis of ``pads`` or ``auto_pad``."""
-    axes, auto = len(kernel), node.get("auto_pad", "NOTSET")
-    if auto in ("NOTSET", "VALID"):
-        flat = node.get("pads", [0] * 2 * axes) if auto == "NOTSET" else [0] * 2 * axes
-        return [(flat[i], flat[axes + i]) for i in range(axes)]
-    strides, dilations = node.get("strides", [1] * axes), node.get("dilations", [1] * axes)
-    found = []
-    for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
-        total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
-        found.append((total // 2, total - total // 2) if auto == "SAME_UPPER" else (total - total // 2, total // 2))
+def _per_axis(value: Any, axes: int) -> list[int]:
+    return [int(value)] * axes if isinstance(value, int | np.integer) else [int(n) for n in value]
+
+
+def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
+    """The attributes of a window; ``pads`` are all begins, then all ends."""
+    axes = len(kernel)
+    strides, dilations = (_per_axis(call.params.get(name, 1), axes) for name in ("stride", "dilation"))
+    if axes == 1 and not isinstance(padding, str):
+        padding = (*_per_axis(padding, 1), 0)
+    planes: Any = ((*values, 1)[:2] for values in (kernel, strides, dilations))
+    pads = np.array(paddings(call.name, frozen(padding), *planes))[:axes]
+    return {"kernel_shape": list(kernel), "strides": strides, "dilations": dilations, "pads": pads.T.reshape(-1).tolist()}
+
+
+def _pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
+    """``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
+
+    With ``ceil``, enough for the windows that ``ceil_mode`` adds; windows that would start beyond the image are left out.
+    """
+    axes, auto = len(kernel), node["auto_pad"]
+    strides, dilations = (node[name] or [1] * axes for name in ("strides", "dilations"))
+    flat, found = (node["pads"] if auto == "NOTSET" else None) or [0] * 2 * axes, []
+    for i, (n, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
+        begin, end, span = flat[i], flat[axes + i], d * (k - 1) + 1
+        if auto.startswith("SAME"):
+            total = max((-(-n // s) - 1) * s + span - n, 0)
+            begin, end = (total // 2, total - total // 2) if auto == "SAME_UPPER" else (total - total // 2, total // 2)
+        if ceil and node["ceil_mode"]:
+            outs = -(-(n + begin + end - span) // s) + 1
+            outs -= (outs - 1) * s >= n + begin
+            end = max(end, (outs - 1) * s + span - n - begin)
+        found.append((begin, end))
     return found
 
 
-def _planes(node: Node, x: Tensor) -> int:
+def _op(node: Node, x: Tensor, name: str) -> Any:
+    """The op for signals or images."""
     if x.ndim not in (3, 4):
-        raise node.fault("only signals and images are supported, with one or two axes beside batch and channels", shape=x.shape)
-    return x.ndim - 2
+        raise node.fault("x must have 3 or 4 dimensions (batch, channels and one or two more)", shape=x.shape)
+    return getattr(ag, f"{name}{x.ndim - 2}d")
 
 
 def _one(values: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _strides_of(node: Node, axes: int) -> dict[str, Any]:
-    return {"stride": _one(node.get("strides", [1] * axes)), "dilation": _one(node.get("dilations", [1] * axes))}
+def _strides_of(node: Node, x: Tensor) -> dict[str, Any]:
+    return {name: _one(node[f"{name}s"] or [1] * (x.ndim - 2)) for name in ("stride", "dilation")}
 
 
 def _padded(x: Tensor, pads: list[tuple[int, int]], value: float) -> Tensor:
     return ag.pad(x, [side for pair in reversed(pads) for side in pair], value=value) if any(map(any, pads)) else x
 
 
-@handles("Conv")
+# ---- convolutions
+
+
+def _export_conv(graph: Graph, call: Call) -> Name:
+    padding = call["padding"] if call.params.get("pad") is None else call["pad"]
+    window = _window(call, call["w"].shape[2:], padding)
+    kind = "Conv"
+    if call.name.startswith("conv_transpose"):
+        kind, window["output_padding"] = "ConvTranspose", _per_axis(call["output_padding"], len(window["strides"]))
+    return graph.node(kind, [call["x"], call["w"], call["bias"]], call.out.dtype, group=call["groups"], **window)
+
+
 def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    axes = _planes(node, x)
-    pads = _pads(node, x.shape[2:], w.shape[2:])
+    op, pads = _op(node, x, "conv"), _pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads):
-        x, pads = _padded(x, pads, 0.0), [(0, 0)] * axes
-    options = {**_strides_of(node, axes), "groups": node.get("group", 1)}
-    return (ag.conv1d if axes == 1 else ag.conv2d)(x, w, bias, padding=_one([begin for begin, _ in pads]), **options)
+        x, pads = _padded(x, pads, 0.0), [(0, 0)] * len(pads)
+    return op(x, w, bias, padding=_one([begin for begin, _ in pads]), groups=node["group"], **_strides_of(node, x))
 
 
-@handles("ConvTranspose")
 def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    axes = _planes(node, x)
-    pads = _pads(node, x.shape[2:], w.shape[2:])
-    if any(begin != end for begin, end in pads) or node.get("output_shape") or node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise node.fault("only symmetric pads are supported, and no output_shape", pads=node.get("pads"))
-    options = {**_strides_of(node, axes), "groups": node.get("group", 1), "padding": _one([begin for begin, _ in pads])}
-    options["output_padding"] = _one(node.get("output_padding", [0] * axes))
-    return (ag.conv_transpose1d if axes == 1 else ag.conv_transpose2d)(x, w, bias, **options)
+    op, pads = _op(node, x, "conv_transpose"), _pads(node, x.shape[2:], w.shape[2:])
+    if any(begin != end for begin, end in pads) or node["output_shape"] or node["auto_pad"] not in ("NOTSET", "VALID"):
+        raise node.fault("pads must be symmetric, without output_shape and auto_pad", pads=node["pads"], auto_pad=node["auto_pad"])
+    more = _one(node["output_padding"] or [0] * len(pads))
+    return op(x, w, bias, padding=_one([p for p, _ in pads]), output_padding=more, groups=node["group"], **_strides_of(node, x))
 
 
-def _ceiled(node: Node, x: Tensor, kernel: tuple[int, ...], pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Padding at the end that makes the windows ``ceil_mode`` adds fit; windows that would start beyond the image are left out."""
-    if not node.get("ceil_mode", 0):
-        return pads
-    found, ones = [], [1] * len(kernel)
-    sizes = zip(x.shape[2:], kernel, node.get("strides", ones), node.get("dilations", ones), pads, strict=True)
-    for n, k, s, d, (begin, end) in sizes:
-        outs = -(-(n + begin + end - d * (k - 1) - 1) // s) + 1
-        outs -= (outs - 1) * s >= n + begin
-        found.append((begin, max(end, (outs - 1) * s + d * (k - 1) + 1 - n - begin)))
-    return found
+# ---- pooling
 
 
-@handles("MaxPool")
+def _export_pool(graph: Graph, call: Call) -> Name:
+    """Windows that ``ceil_mode`` adds become padding at the end, which all runtimes treat alike."""
+    if call.params.get("return_indices"):
+        raise Unsupported(f"{call.name}(return_indices=True)")
+    kernel = _per_axis(call["kernel_size"], call["x"].ndim - 2)
+    call.params["stride"] = kernel if call["stride"] is None else call["stride"]
+    window, axes = _window(call, kernel, call["padding"]), len(kernel)
+    pads = list(window["pads"])
+    for i in range(axes) if call["ceil_mode"] else ():
+        reach = (call.out.shape[2 + i] - 1) * window["strides"][i] + window["dilations"][i] * (kernel[i] - 1) + 1
+        pads[axes + i] = max(pads[axes + i], reach - call["x"].shape[2 + i] - pads[i])
+    include = call.params.get("count_include_pad")
+    if include and pads != window["pads"]:
+        raise Unsupported(f"{call.name}(ceil_mode=True, count_include_pad=True)")
+    window["pads"] = pads
+    if call.name.startswith("max"):
+        return graph.node("MaxPool", [call["x"]], call.out.dtype, **window)
+    del window["dilations"]
+    return graph.node("AveragePool", [call["x"]], call.out.dtype, count_include_pad=include, **window)
+
+
 def _max_pool(node: Node, x: Tensor) -> Tensor:
-    axes, kernel = _planes(node, x), tuple(node.get("kernel_shape"))
-    if len(node.outputs) > 1 and node.outputs[1]:
-        raise node.fault("the places of the maxima are not supported")
-    x = _padded(x, _ceiled(node, x, kernel, _pads(node, x.shape[2:], kernel)), -math.inf)
-    return (ag.max_pool1d if axes == 1 else ag.max_pool2d)(x, _one(kernel), **_strides_of(node, axes))
+    op, kernel, sizes = _op(node, x, "max_pool"), node["kernel_shape"], x.shape[2:]
+    return op(_padded(x, _pads(node, sizes, kernel, ceil=True), -math.inf), _one(kernel), **_strides_of(node, x))
 
 
-@handles("AveragePool")
 def _average_pool(node: Node, x: Tensor) -> Tensor:
-    axes, kernel = _planes(node, x), tuple(node.get("kernel_shape"))
-    if any(d != 1 for d in node.get("dilations", [1])):
-        raise node.fault("dilated windows are not supported", dilations=node.get("dilations"))
-    pads = _pads(node, x.shape[2:], kernel)
-    wide = _ceiled(node, x, kernel, pads)
-    pool, stride = ag.avg_pool1d if axes == 1 else ag.avg_pool2d, _one(node.get("strides", [1] * axes))
-    total = pool(_padded(x, wide, 0.0), _one(kernel), stride=stride)
-    inside = pads if node.get("count_include_pad", 0) else [(0, 0)] * axes
+    op, kernel, sizes, stride = _op(node, x, "avg_pool"), node["kernel_shape"], x.shape[2:], _strides_of(node, x)["stride"]
+    if any(d != 1 for d in node["dilations"] or ()):
+        raise node.fault("windows must not be dilated", dilations=node["dilations"])
+    pads, wide = _pads(node, sizes, kernel), _pads(node, sizes, kernel, ceil=True)
+    total = op(_padded(x, wide, 0.0), _one(kernel), stride=stride)
+    inside = pads if node["count_include_pad"] else [(0, 0)] * len(kernel)
     if inside == wide:
         return total
-    counted = np.pad(np.ones((1, 1, *x.shape[2:]), np.float32), [(0, 0), (0, 0), *inside], constant_values=1.0)
     rest = [(w[0] - i[0], w[1] - i[1]) for w, i in zip(wide, inside, strict=True)]
-    counted = np.pad(counted, [(0, 0), (0, 0), *rest])
-    return ag.div(total, pool(Tensor.from_host(x.queue, counted, x.dtype), _one(kernel), stride=stride))
+    shape = [n + sum(pair) for n, pair in zip(sizes, inside, strict=True)]
+    counted = np.pad(np.ones((1, 1, *shape), np.float32), [(0, 0), (0, 0), *rest])
+    return ag.div(total, op(Tensor.from_host(x.queue, counted, x.dtype), _one(kernel), stride=stride))
 
 
-@handles("GlobalAveragePool", "GlobalMaxPool")
-def _global_pool(node: Node, x: Tensor) -> Tensor:
-    return (ag.mean if node.kind == "GlobalAveragePool" else ag.amax)(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+# ---- resizing
 
-
-@handles("BatchNormalization")
-def _batch_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    if node.get("training_mode", 0):
-        raise node.fault("batch norms in training mode are not supported")
-    return ag.batch_norm(x, mean, var, weight, bias, eps=node.get("epsilon", 1e-5))
-
-
-@handles("InstanceNormalization")
-def _instance_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return ag.group_norm(x, x.shape[1], weight, bias, eps=node.get("epsilon", 1e-5))
-
-
-@handles("GroupNormalization")
-def _group_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    groups = node.get("num_groups")
-    if node.opset < 21:  # weights are per group until then
-        column = (groups, 1)
-        weight, bias = (ag.reshape(ag.expand(ag.reshape(t, column), (groups, x.shape[1] // groups)), (-1,)) for t in (weight, bias))
-    return ag.group_norm(x, groups, weight, bias, eps=node.get("epsilon", 1e-5))
-
-
-@handles("LayerNormalization")
-def _layer_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if len(node.outputs) > 1 and any(node.outputs[1:]):
-        raise node.fault("mean and deviation as results are not supported")
-    return ag.layer_norm(x, x.shape[node.get("axis", -1) % x.ndim :], weight, bias, eps=node.get("epsilon", 1e-5))
-
-
-@handles("DepthToSpace")
-def _depth_to_space(node: Node, x: Tensor) -> Tensor:
-    n, c, h, w = x.shape
-    b, rows = node.get("blocksize"), node.get("mode", "DCR") == "DCR"
-    parts = ag.reshape(x, (n, b, b, c // b**2, h, w) if rows else (n, c // b**2, b, b, h, w))
-    return ag.reshape(ag.permute(parts, (0, 3, 4, 1, 5, 2) if rows else (0, 1, 4, 2, 5, 3)), (n, c // b**2, h * b, w * b))
-
-
-#: Mode, transformation of coordinates and rounding that ``interpolate`` has: whether the mode is linear, and ``align_corners``.
+#: Whether ``interpolate`` is linear and its ``align_corners``: mode, coordinate transformation and rounding of ``Resize``.
 _RESIZES = {
-    ("nearest", "asymmetric", "floor"): (False, False),
-    ("linear", "half_pixel", ""): (True, False),
-    ("linear", "pytorch_half_pixel", ""): (True, False),
-    ("linear", "align_corners", ""): (True, True),
+    (False, False): ("nearest", "asymmetric", "floor"),
+    (True, False): ("linear", "half_pixel", ""),
+    (True, True): ("linear", "align_corners", ""),
 }
 
 
-@handles("Resize", sizes=(1, 2, 3))
+def _export_interpolate(graph: Graph, call: Call) -> Name:
+    """By the factor where one was given: the sampling points follow the factor, not the ratio of the sizes."""
+    factor, align = call["scale_factor"], bool(call["align_corners"])
+    mode, moved, rounding = _RESIZES[call["mode"] != "nearest", align and call["mode"] != "nearest"]
+    options = {"mode": mode, "coordinate_transformation_mode": moved, "nearest_mode": rounding or None}
+    if factor is None or align:
+        return graph.node("Resize", [call["x"], None, None, graph.sizes(call)], call.out.dtype, **options)
+    scales = [1.0, 1.0, *([factor] * (call["x"].ndim - 2) if isinstance(factor, int | float) else factor)]
+    return graph.node("Resize", [call["x"], None, np.array(scales, np.float32)], call.out.dtype, **options)
+
+
 def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
-    axes = _planes(node, x)
-    by_size = sizes is not None and bool(np.size(sizes))
-    given = _ints(sizes) if by_size else [float(s) for s in np.asarray(scales)]
-    form = _resize_form(node, [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given)
+    by_size = bool(sizes)
+    given = sizes if by_size else scales
+    factors = [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given
+    form = _resize_form(node, factors, [int(n * s) for n, s in zip(x.shape, factors, strict=False)][2:])
     same = len(given) == x.ndim and given[:2] == (list(x.shape[:2]) if by_size else [1.0, 1.0])
     odd = form[1:2] == ("align_corners",) and not by_size and any(n * s % 1 for n, s in zip(x.shape, given, strict=False))
-    single = form[1:2] == ("pytorch_half_pixel",) and 1 in given[2:]
-    if form not in _RESIZES or not same or odd or single or node.get("antialias", 0) or node.get("axes") is not None:
-        raise node.fault("images and signals are resized by nearest (asymmetric, floor) or linear interpolation", form=form)
-    linear, align = _RESIZES[form]
+    known = [key for key, value in _RESIZES.items() if value == form] if x.ndim in (3, 4) else []
+    if not known or not same or odd or node["antialias"] or node["axes"] is not None:
+        what = "only nearest (asymmetric, floor) and linear resizing of images and signals is supported"
+        raise node.fault(what, form=form, shape=x.shape)
+    linear, align = known[0]
     target = {"size": tuple(given[2:])} if by_size else {"scale_factor": tuple(given[2:])}
-    return ag.interpolate(x, **target, mode=("linear" if axes == 1 else "bilinear") if linear else "nearest", align_corners=align)
+    return ag.interpolate(x, **target, mode=("linear" if x.ndim == 3 else "bilinear") if linear else "nearest", align_corners=align)
 
 
-def _resize_form(node: Node, scales: Sequence[float]) -> tuple[str, str, str]:
-    """Mode, transformation and rounding. Where pixels are repeated a whole number of times, both nearest modes are the same."""
-    mode, moved = node.get("mode", "nearest"), node.get("coordinate_transformation_mode", "half_pixel")
-    rounding = node.get("nearest_mode", "round_prefer_floor") if mode == "nearest" else ""
-    whole = all(s == int(s) and s >= 1 for s in scales)
-    return (mode, "asymmetric", "floor") if (moved, rounding) == ("half_pixel", "round_prefer_floor") and whole else (mode, moved, rounding)
+def _resize_form(node: Node, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
+    """Mode, coordinate transformation and rounding, with equal forms replaced by one of :data:`_RESIZES`."""
+    mode, moved = node["mode"], node["coordinate_transformation_mode"]
+    rounding = node["nearest_mode"] if mode == "nearest" else ""
+    if (moved, rounding) == ("half_pixel", "round_prefer_floor") and all(s == int(s) and s >= 1 for s in factors):
+        return mode, "asymmetric", "floor"  # whole factors repeat pixels
+    if (mode, moved) == ("linear", "pytorch_half_pixel") and 1 not in outs:
+        moved = "half_pixel"  # they differ for outputs of size 1
+    return mode, moved, rounding
+
+
+EXPORTS |= {f"{name}{axes}d": _export_conv for name in ("conv", "conv_transpose") for axes in (1, 2)}
+EXPORTS |= {f"{name}{axes}d": _export_pool for name in ("max_pool", "avg_pool") for axes in (1, 2)}
+EXPORTS["interpolate"] = _export_interpolate
+IMPORTS |= {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": lambda node, x: ag.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+    "GlobalMaxPool": lambda node, x: ag.amax(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+    "Resize": _resize,
+}

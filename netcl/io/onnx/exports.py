@@ -1,0 +1,125 @@
+"""Calls of a trace as ONNX nodes. Functions export what the table cannot express: nodes that depend on shapes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.engine.registry import Choice, Pointwise
+from netcl.io.onnx.graph import Graph, Name
+from netcl.io.onnx.pointwise import Nodes, export_pointwise
+from netcl.io.onnx.table import entries_of
+from netcl.io.onnx.trace import Call, Unsupported
+from netcl.ops.pointwise import _user_row as user_row
+
+Export = Callable[[Graph, Call], Name | list[Name]]
+#: Modes of ``pad``, and ONNX's names for them.
+PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def emit(graph: Graph, call: Call) -> None:
+    """Add the nodes of a call and name its results."""
+    structured = export_pointwise if isinstance(call.row, Pointwise | Choice) else _by_table
+    made = EXPORTS.get(call.name, structured)(graph, call)
+    for tensor, name in zip(call.outputs, made if isinstance(made, list) else [made], strict=False):
+        graph.bind(tensor, name)
+
+
+def _by_table(graph: Graph, call: Call) -> list[Name]:
+    arguments = {**call.inputs, **call.params}
+    usual = {name: entry.default for name, entry in inspect.signature(getattr(ag, call.name)).parameters.items()}
+    misfits: dict[str, Any] = {}
+    for entry in entries_of(call.row):
+        misfits = entry.misfits(arguments, usual)
+        if not misfits:
+            inputs, attributes = entry.written(arguments)
+            twins, other = entry.written({**call.other.inputs, **call.other.params})
+            if attributes != other or any(x != y for x, y in zip(inputs, twins, strict=True) if isinstance(x, int | list)):
+                raise Unsupported(f"{call.name} with a number that depends on the batch (dynamic_batch=False)")
+            if "axis" in attributes and not getattr(inputs[0], "ndim", 1):
+                raise Unsupported(f"{call.name} of a tensor without dimensions")
+            dtype = inputs[0].dtype if call.name.startswith("arg") else call.out.dtype
+            return graph.several(entry.kind, inputs, len(call.outputs), dtype, **attributes)
+    raise Unsupported(f"{call.name}({', '.join(f'{name}={value!r}' for name, value in misfits.items())})")
+
+
+def _export_reshape(graph: Graph, call: Call) -> Name:
+    mine, other = call.out.shape, call.other.out.shape
+    free = [axis for axis in range(len(mine)) if mine[axis] != other[axis]]
+    inferred = not free or (len(free) == 1 and 0 not in mine)
+    sizes = np.array([-1 if axis in free else n for axis, n in enumerate(mine)], np.int64) if inferred else graph.sizes(call)
+    return graph.node("Reshape", [call["x"], sizes], call.out.dtype, allowzero=1 if 0 in mine else None)
+
+
+def _export_expand(graph: Graph, call: Call) -> Name:
+    def kept(axis: int) -> bool:
+        """Whether an axis has its size already, in both runs."""
+        at = axis - call.out.ndim
+        return all(at >= -run["x"].ndim and run["x"].shape[at] == run.out.shape[at] for run in (call, call.other))
+
+    return graph.node("Expand", [call["x"], graph.sizes(call, kept)], call.out.dtype)
+
+
+def _export_split(graph: Graph, call: Call) -> list[Name]:
+    axis = call["axis"] % call.out.ndim
+    lengths, others = ([out.shape[axis] for out in run.outputs] for run in (call, call.other))
+    if lengths != others:
+        raise Unsupported("split along the batch (dynamic_batch=False)")
+    if len(lengths) == 1:
+        return [graph.node("Identity", [call["x"]], call.out.dtype)]
+    return graph.several("Split", [call["x"], lengths], len(lengths), call.out.dtype, axis=axis)
+
+
+def _export_strided_slice(graph: Graph, call: Call) -> Name:
+    x, parts = call["x"], []
+    for axis, (start, size, step) in enumerate(zip(call["starts"], call["sizes"], call["steps"], strict=True)):
+        if start == 0 and step == 1 and size == x.shape[axis] and call.other["sizes"][axis] == call.other["x"].shape[axis]:
+            continue
+        if size != call.other["sizes"][axis] or start != call.other["starts"][axis]:
+            raise Unsupported("slice of the batch (dynamic_batch=False)")
+        end = start + size * step
+        parts.append((start, end if end >= 0 else np.iinfo(np.int64).min, axis, step))
+    columns = map(list, zip(*parts, strict=True))
+    return graph.node("Slice" if parts else "Identity", [x, *columns], call.out.dtype)
+
+
+def _export_pad(graph: Graph, call: Call) -> Name:
+    x, mode, given = call["x"], call["mode"], list(call["padding"])
+    if mode not in PAD_MODES or mode == "circular":  # "wrap" is of a later opset
+        raise Unsupported(f"pad(mode={mode!r})")
+    missing = [0] * (x.ndim - len(given) // 2)
+    sides = [*missing, *given[-2::-2], *missing, *given[-1::-2]]  # netcl starts with the last dimension
+    return graph.node("Pad", [x, sides, call["value"] if mode == "constant" else None], call.out.dtype, mode=PAD_MODES[mode])
+
+
+def _export_repeat(graph: Graph, call: Call) -> Name:
+    x, dtype = call["x"], call.out.dtype
+    shape = (1,) * (call.out.ndim - x.ndim) + x.shape
+    name = graph.value(x) if len(shape) == x.ndim else graph.node("Reshape", [x, shape], dtype)
+    return graph.node("Tile", [name, [n // size if size else 1 for n, size in zip(call.out.shape, shape, strict=True)]], dtype)
+
+
+def _export_expression(graph: Graph, call: Call) -> Name:
+    row, dtype = user_row(call.name, call["expr"], tuple(call.inputs)), call.out.dtype
+    return graph.cast(Nodes(graph, dtype).of_formula(row.fwd, [graph.value(x, dtype) for x in call.inputs.values()], {}, {}), dtype)
+
+
+#: Functions that add the nodes of a call to a graph; they return the name of the result, or a list of names.
+EXPORTS: dict[str, Export] = {
+    **dict.fromkeys(("reshape", "flatten", "squeeze", "unsqueeze"), _export_reshape),
+    "expand": _export_expand,
+    "split": _export_split,
+    "strided_slice": _export_strided_slice,
+    "pad": _export_pad,
+    "repeat": _export_repeat,
+    "cast": lambda graph, call: graph.value(call["x"], call.out.dtype),
+    "one_hot": lambda graph, call: graph.cast(
+        graph.node("OneHot", [graph.value(call["index"], "int64"), np.int64(call.out.shape[-1]), [0, 1]], "int64", axis=-1), call.out.dtype
+    ),
+    "elementwise_unary": _export_expression,
+    "elementwise_binary": _export_expression,
+}

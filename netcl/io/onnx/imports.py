@@ -1,0 +1,196 @@
+"""ONNX operators as calls of netcl's ops. Functions import what the table cannot express.
+
+An import function takes a node and its inputs: tensors, or plain numbers and lists for inputs that :data:`HOST` names. Where it returns
+``NotImplemented``, the table's entry is used. Operators of every opset that onnx reads are supported: an input that was an attribute in
+an older opset is passed as an input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.dtype import DTYPES
+from netcl.core.tensor import Tensor
+from netcl.io.onnx.exports import PAD_MODES
+from netcl.io.onnx.library import dtype_of, numbers
+from netcl.io.onnx.table import FORMULAS, STRUCTURED, Entry, Node, entries_by_operator, formula, positive
+
+Import = Callable[..., Any]
+#: ONNX's names of inputs that are sizes, axes or limits: functions and entries get their values, not tensors.
+HOST = {
+    "shape", "axes", "axis", "k", "split", "repeats", "pads", "starts", "ends", "steps", "sizes", "scales", "roi", "min", "max", "ratio",
+    "training_mode", "depth", "constant_value",
+}  # fmt: skip
+_SUM = STRUCTURED["sum"][0].read
+
+
+def operators() -> set[str]:
+    """Every operator that can be imported."""
+    return {*IMPORTS, *FORMULAS, *entries_by_operator()}
+
+
+def reader(node: Node, entries: list[Entry]) -> Import:
+    """The function that computes a node from its inputs; ``entries`` are those of its operator."""
+    function = IMPORTS.get(node.kind)
+    entry = next((entry for entry in entries if not entry.unread(node)), None)
+    usual = entry.read if entry else formula if node.kind in FORMULAS else None
+
+    def read(node: Node, *given: Any) -> Any:
+        made = function(node, *given) if function else NotImplemented
+        if made is not NotImplemented:
+            return made
+        if usual is None:
+            raise node.fault("attributes are not supported with these values", **entries[0].unread(node))
+        return usual(node, *given)
+
+    return read
+
+
+def _dropout(node: Node, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
+    if training:
+        raise node.fault("dropout must be in evaluation mode, got training_mode=True")
+    return x if len(node.outputs) == 1 else (x, Tensor.ones(x.shape, "bool", queue=x.queue))
+
+
+def _depth_to_space(node: Node, x: Tensor) -> Any:
+    if node["mode"] == "CRD":
+        return NotImplemented
+    (n, c, h, w), b = x.shape, node["blocksize"]
+    return ag.reshape(ag.permute(ag.reshape(x, (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2)), (n, c // b**2, h * b, w * b))
+
+
+def _last_best(node: Node, x: Tensor) -> Any:
+    if not node["select_last_index"]:
+        return NotImplemented
+    op, axis = ag.argmax if node.kind == "ArgMax" else ag.argmin, node["axis"]
+    return ag.sub(x.shape[axis] - 1, op(ag.flip(x, axis), axis=axis, keepdims=bool(node["keepdims"])))
+
+
+def _split(node: Node, x: Tensor, lengths: list[int] | None = None) -> Any:
+    axis = node["axis"]
+    if lengths is None:
+        each = -(-x.shape[axis] // (node["num_outputs"] or len(node.outputs)))
+        lengths = [min(each, x.shape[axis] - start) for start in range(0, x.shape[axis], each)]
+    return tuple(ag.split(x, lengths, axis=axis))
+
+
+def _slice(node: Node, x: Tensor, starts: list[int], ends: list[int], axes: Any = None, steps: Any = None) -> Tensor:
+    first, sizes, by = [0] * x.ndim, list(x.shape), [1] * x.ndim
+    for axis, start, end, step in zip(axes or range(len(starts)), starts, ends, steps or [1] * len(starts), strict=True):
+        bounds = slice(start, None if step < 0 and end < -x.shape[axis] else end, step).indices(x.shape[axis])
+        if places := range(*bounds):
+            first[axis], sizes[axis], by[axis] = places.start, len(places), step
+        else:
+            sizes[axis] = 0
+    return x if tuple(sizes) == x.shape and by == [1] * x.ndim else ag.strided_slice(x, first, sizes, by)
+
+
+def _pad(node: Node, x: Tensor, pads: list[int], value: Any = None, axes: Any = None) -> Tensor:
+    named = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
+    mode = next(mine for mine, name in PAD_MODES.items() if name == node["mode"])
+    sides = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
+    flat = [side for axis in range(x.ndim - 1, min(sides) - 1, -1) for side in sides.get(axis, (0, 0))]
+    while len(flat) > 2 and mode != "constant" and flat[-2:] == [0, 0]:
+        flat = flat[:-2]
+    fill = {"value": (node["value"] or 0.0) if value is None else np.asarray(value).item()}
+    return ag.pad(x, flat, mode=mode, **(fill if mode == "constant" else {}))
+
+
+def _constant(node: Node) -> np.ndarray:
+    kinds = {"value": None, "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    for name in kinds.keys() & node.given.keys():
+        return numbers(np.asarray(node[name], kinds[name]))
+    raise node.fault("a constant must be made of numbers", attributes=list(node.given))
+
+
+def _gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
+    axis = node["axis"] % x.ndim
+    flat = ag.reshape(positive(index, x.shape[axis]), (-1,))
+    return ag.reshape(ag.index_select(x, axis, flat), (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+
+
+def _one_hot(node: Node, index: Tensor, depth: Any, values: Tensor) -> Tensor:
+    count, (low, high) = int(np.asarray(depth).item()), values.to_host().tolist()
+    index, last = ag.cast(index, "int64"), index.ndim
+    hit = ag.eq(ag.unsqueeze(positive(index, count), -1), Tensor.from_host(index.queue, np.arange(count)))
+    made = ag.cast(ag.where(hit, high, low), values.dtype)
+    axis = node["axis"] % (last + 1)
+    return made if axis == last else ag.permute(made, [*range(axis), last, *range(axis, last)])
+
+
+def _gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    out = ag.matmul(a, b, transpose_a=bool(node["transA"]), transpose_b=bool(node["transB"]))
+    out = out if node["alpha"] == 1.0 else ag.mul(out, node["alpha"])
+    return out if c is None or node["beta"] == 0.0 else ag.add(out, c if node["beta"] == 1.0 else ag.mul(c, node["beta"]))
+
+
+def _flat_softmax(node: Node, x: Tensor) -> Any:
+    """Before opset 13, a softmax over all axes from the given one on."""
+    if node.opset >= 13:
+        return NotImplemented
+    op, axis = ag.softmax if node.kind == "Softmax" else ag.log_softmax, node["axis"] % x.ndim
+    return ag.reshape(op(ag.reshape(x, (math.prod(x.shape[:axis]), -1)), axis=-1), x.shape)
+
+
+def _group_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    groups = node["num_groups"]
+    if node.opset < 21:  # weights are per group until then
+        each = (groups, x.shape[1] // groups)
+        weight, bias = (ag.reshape(ag.expand(ag.reshape(t, (groups, 1)), each), (-1,)) for t in (weight, bias))
+    return ag.group_norm(x, groups, weight, bias, eps=node["epsilon"])
+
+
+IMPORTS: dict[str, Import] = {
+    # ONNX truncates quotients of integers
+    "Div": lambda node, a, b: NotImplemented if DTYPES[a.dtype].is_float else ag.floor_divide(ag.sub(a, ag.fmod(a, b)), b),
+    "IsInf": lambda node, x: (
+        NotImplemented
+        if node["detect_negative"] and node["detect_positive"]
+        else ag.eq(x, math.inf if node["detect_positive"] else -math.inf)
+    ),
+    "Sum": lambda node, *xs: reduce(ag.add, xs),
+    "Mean": lambda node, *xs: ag.div(reduce(ag.add, xs), float(len(xs))),
+    "Clip": lambda node, x, *limits: (
+        ag.clamp(x, *(limit if limit is None else np.asarray(limit).item() for limit in limits))
+        if any(limit is not None for limit in limits)
+        else x
+    ),
+    "Cast": lambda node, x: ag.cast(x, dtype_of(node["to"])),
+    "CastLike": lambda node, x, like: ag.cast(x, like.dtype),
+    "Identity": lambda node, x: x,
+    "Dropout": _dropout,
+    "Reshape": lambda node, x, shape: ag.reshape(x, [n or (0 if node["allowzero"] else x.shape[i]) for i, n in enumerate(shape)]),
+    "Flatten": lambda node, x: ag.reshape(x, [math.prod(part) for part in (x.shape[: node["axis"]], x.shape[node["axis"] :])]),
+    "Unsqueeze": lambda node, x, axes: reduce(ag.unsqueeze, sorted(axis % (x.ndim + len(axes)) for axis in axes), x),
+    "Expand": lambda node, x, shape: ag.expand(x, np.broadcast_shapes(x.shape, tuple(shape))),
+    "Split": _split,
+    "Slice": _slice,
+    "Pad": _pad,
+    "DepthToSpace": _depth_to_space,
+    "Shape": lambda node, x: np.array(x.shape[node["start"] or 0 : node["end"]], np.int64),
+    "Size": lambda node, x: np.array(x.size, np.int64),
+    "Constant": _constant,
+    "ConstantOfShape": lambda node, sizes: np.full(
+        sizes.to_host().tolist(), *numbers(np.zeros(1, np.float32) if node["value"] is None else node["value"].reshape(-1))
+    ),
+    "Range": lambda node, *limits: np.arange(*(x.to_host().item() for x in limits), dtype=limits[0].to_host().dtype),
+    "Gather": _gather,
+    "OneHot": _one_hot,
+    "Gemm": _gemm,
+    "ReduceSumSquare": lambda node, x, axes=None: _SUM(node, ag.square(x), axes),
+    "ReduceLogSum": lambda node, x, axes=None: ag.log(_SUM(node, x, axes)),
+    "ArgMax": _last_best,
+    "ArgMin": _last_best,
+    "CumSum": lambda node, x, axis: (
+        ag.cast(ag.sub(STRUCTURED["cumsum"][0].read(node, x, axis), x), x.dtype) if node["exclusive"] else NotImplemented
+    ),
+    "Softmax": _flat_softmax,
+    "LogSoftmax": _flat_softmax,
+    "GroupNormalization": _group_norm,
+}

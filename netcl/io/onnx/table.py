@@ -1,0 +1,269 @@
+"""ONNX operators and the netcl ops they correspond to, in one table that export and import read.
+
+An entry gives the ONNX node of an op as a call in the names of the op's arguments: positional arguments are the node's inputs,
+keywords its attributes. ``"gather": "GatherElements(x, index, axis=axis)"`` says all that either direction needs. Further forms:
+
+- ``upper=0``: the attribute has this value; a node with another value belongs to another entry;
+- ``norm(p=1)``: the op's argument must have this value, ``...`` any value;
+- ``*xs``: a list of tensors, one input each;
+- ``weight or 1``: ONNX requires a tensor that is optional here; ``None`` is written as a tensor of ones;
+- ``axes(axis)``: a function of :data:`CONVERSIONS` converts the value in both directions.
+
+Arguments and attributes that an entry does not name must have their defaults. Rows of pointwise ops bring their entry with them, in
+the column ``onnx``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core import dtype as dtypes
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.engine.expression import ThroughOps, fold
+from netcl.engine.registry import REGISTRY, Pointwise, Row, parse
+from netcl.io.onnx.library import schema
+
+#: Where several ops become one operator, a node is read as the first that fits.
+PAIRS = {
+    "clone": "Identity(x)",
+    "reorder": "Transpose(x, perm=permutation(order))",
+    "cat": "Concat(*xs, axis=axis)",
+    "joined(lengths=...)": "Concat(*xs, axis=axis)",
+    "squeeze": "Squeeze(x, axes(axis))",
+    "repeat": "Tile(x, repeats)",
+    "tril": "Trilu(x, number(diagonal), upper=0)",
+    "triu": "Trilu(x, number(diagonal), upper=1)",
+    "sum": "ReduceSum(x, axes(axis), keepdims=keepdims)",
+    "mean": "ReduceMean(x, axes(axis), keepdims=keepdims)",
+    "amax": "ReduceMax(x, axes(axis), keepdims=keepdims)",
+    "amin": "ReduceMin(x, axes(axis), keepdims=keepdims)",
+    "prod": "ReduceProd(x, axes(axis), keepdims=keepdims)",
+    "logsumexp": "ReduceLogSumExp(x, axes(axis), keepdims=keepdims)",
+    "norm(p=1)": "ReduceL1(x, axes(axis), keepdims=keepdims)",
+    "norm(p=2)": "ReduceL2(x, axes(axis), keepdims=keepdims)",
+    "argmax": "ArgMax(x, axis=axis, keepdims=keepdims)",
+    "argmin": "ArgMin(x, axis=axis, keepdims=keepdims)",
+    "cumsum": "CumSum(x, number(axis), reverse=reverse)",
+    "topk": "TopK(x, vector(k), axis=axis, largest=largest)",
+    "softmax": "Softmax(x, axis=axis)",
+    "log_softmax": "LogSoftmax(x, axis=axis)",
+    "matmul": "MatMul(a, b)",
+    "affine": "Gemm(x, w, bias, transB=1)",
+    "einsum": "Einsum(*operands, equation=equation)",
+    "index_select": "Gather(x, index, axis=axis)",
+    "embedding(padding_idx=...)": "Gather(weight, index, axis=0)",
+    "gather": "GatherElements(x, place(index), axis=axis)",
+    "scatter_add": "ScatterElements(x, place(index), src, axis=axis, reduction='add')",
+    "scatter": "ScatterElements(x, place(index), src, axis=axis, reduction='none')",
+    "pixel_shuffle": "DepthToSpace(x, blocksize=factor, mode='CRD')",
+    "adaptive_avg_pool2d(output_size=1)": "GlobalAveragePool(x)",
+    "adaptive_avg_pool1d(output_size=1)": "GlobalAveragePool(x)",
+    "adaptive_max_pool2d(output_size=1)": "GlobalMaxPool(x)",
+    "batch_norm_inference": "BatchNormalization(x, weight or 1, bias or 0, mean, var, epsilon=eps)",
+    "instance_norm": "InstanceNormalization(x, weight or 1, bias or 0, epsilon=eps)",
+    "layer_norm": "LayerNormalization(x, weight or 1, bias, axis=trailing(normalized_shape), epsilon=eps)",
+}
+#: Operators of later opsets than exported models use: read, never written.
+NEWER = {
+    "gelu": "Gelu(x, approximate=approximate)",
+    "silu": "Swish(x)",
+    "rms_norm": "RMSNormalization(x, weight, axis=trailing(normalized_shape), epsilon=eps)",
+}
+#: Operators that are a formula here, over inputs and attributes: read, never written.
+FORMULAS = {
+    "Celu": "MAX(v0, 0) + MIN(alpha * EXPM1(MIN(v0, 0) / alpha), 0)",
+    "HardSigmoid": "MIN(MAX(alpha * v0 + beta, 0), 1)",
+    "Selu": "gamma * WHERE(v0 > 0, v0, alpha * EXPM1(MIN(v0, 0)))",
+    "Shrink": "WHERE(v0 < -lambd, v0 + bias, WHERE(v0 > lambd, v0 - bias, v0 * 0))",
+    "ThresholdedRelu": "WHERE(v0 > alpha, v0, v0 * 0)",
+}
+#: Attributes that change nothing, or that are handled where the entry is used.
+IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spatial", "stash_type"}
+
+
+class Conversion(NamedTuple):
+    """``write(value, arguments of the call)`` gives what the node holds, ``read(value, first input, node)`` the op's argument."""
+
+    write: Callable[[Any, Mapping[str, Any]], Any]
+    read: Callable[[Any, Tensor, Node], Any]
+
+
+def positive(index: Tensor, length: int) -> Tensor:
+    """Indices counted from the start: ONNX counts negative ones from the end."""
+    return ag.where(ag.lt(index, 0), ag.add(index, length), index)
+
+
+CONVERSIONS = {
+    "axes": Conversion(
+        lambda axis, call: axis if axis is None else np.atleast_1d(axis).tolist() if call["x"].ndim else None,
+        lambda axes, x, node: tuple(axes or ()) if x.ndim and (axes or node["noop_with_empty_axes"]) else None,
+    ),
+    "permutation": Conversion(
+        lambda order, call: [axis % len(order) for axis in order] or None,
+        lambda order, x, node: list(range(x.ndim))[::-1] if order is None else order,
+    ),
+    "number": Conversion(lambda value, call: int(value), lambda value, x, node: int(np.asarray(value).item())),
+    "vector": Conversion(lambda value, call: [value], lambda values, x, node: values[0]),
+    "place": Conversion(lambda index, call: index, lambda index, x, node: positive(index, x.shape[node["axis"]])),
+    "trailing": Conversion(lambda shape, call: -np.size(shape), lambda axis, x, node: x.shape[axis % x.ndim :]),
+}
+
+
+class Node:
+    """A node of a file: its operator, attributes (with ONNX's defaults), opset, and the names of its inputs and outputs.
+
+    ``formals`` are ONNX's names of its inputs in the latest opset; ``read`` computes the results.
+    """
+
+    read: Callable[..., Any]
+
+    def __init__(self, kind: str, inputs: list[str], outputs: list[str], attributes: Mapping[str, Any], opset: int):
+        self.kind, self.inputs, self.outputs, self.given, self.opset = kind, inputs, outputs, attributes, opset
+        self.attributes = {**schema(kind, opset).defaults, **attributes}
+        self.formals = [entry.name for entry in schema(kind, opset + 99).inputs]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.attributes.get(name)
+
+    def fault(self, what: str, **values: object) -> ValueError:
+        return ValueError(message(self.kind, what, **values, node=self.outputs[0]))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input or attribute of a node: the op's argument, its conversion, and a value if it is fixed (or fills in for ``None``)."""
+
+    name: str = ""
+    convert: str = ""
+    value: Any = None
+
+    def written(self, call: Mapping[str, Any]) -> list[Any]:
+        """What a node holds for a call with these arguments."""
+        if not self.name:
+            return [self.value]
+        value = call[self.name]
+        if self.convert == "*":
+            return list(value)
+        if self.convert:
+            return [CONVERSIONS[self.convert].write(value, call)]
+        if value is None and self.value is not None:
+            value = np.full(call.get("normalized_shape", call["x"].shape[1:2]), self.value, np.float32)
+        return [value]
+
+    def read(self, value: Any, x: Tensor, node: Node) -> Any:
+        """The op's argument for what a node holds."""
+        return CONVERSIONS[self.convert].read(value, x, node) if self.convert in CONVERSIONS else value
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table."""
+
+    op: str
+    kind: str
+    inputs: tuple[Slot, ...]
+    attributes: Mapping[str, Slot]
+    fixed: Mapping[str, Any]
+
+    def misfits(self, arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call that the node cannot express; ``usual`` are the defaults of the op's arguments."""
+        named = {slot.name for slot in (*self.inputs, *self.attributes.values())}
+        rest = {name: value for name, value in arguments.items() if name not in named and self.fixed.get(name) is not ...}
+        wanted = {**usual, **self.fixed}
+        return {
+            name: value
+            for name, value in rest.items()
+            if value != wanted[name] and not (isinstance(value, tuple | list) and {*value} == {wanted[name]})
+        }
+
+    def written(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The inputs and attributes of the node of a call."""
+        inputs = [value for slot in self.inputs for value in slot.written(arguments)]
+        return inputs, {name: slot.written(arguments)[0] for name, slot in self.attributes.items()}
+
+    def unread(self, node: Node) -> dict[str, Any]:
+        """The attributes of a node that this entry does not know or that have another value here."""
+        fixed = {name: slot.value for name, slot in self.attributes.items() if not slot.name}
+        usual = schema(node.kind, node.opset).defaults
+        found = {name: node[name] for name, value in fixed.items() if node[name] != value}
+        known = {*self.attributes, *IGNORED, *node.formals}  # attributes of older opsets are inputs in later ones
+        return found | {name: value for name, value in node.given.items() if name not in known and value != usual.get(name)}
+
+    def read(self, node: Node, *given: Any) -> Any:
+        """Run the op on the inputs of a node."""
+        row, function, x = REGISTRY[self.op], getattr(ag, self.op), given[0]
+        if getattr(row, "accepts", "") == "float" and not dtypes.DTYPES[x.dtype].is_float:
+            x = ag.cast(x, "float32")
+        pairs = [*zip(self.inputs, (x, *given[1:]), strict=False), *((slot, node[name]) for name, slot in self.attributes.items())]
+        options = {slot.name: slot.read(value, x, node) for slot, value in pairs if slot.name}
+        options |= {name: value for name, value in self.fixed.items() if value is not ...}
+        if self.inputs[0].convert == "*":
+            out = function(options["equation"], *given) if self.op == "einsum" else function(list(given), axis=options["axis"])
+        elif isinstance(row, Pointwise) and len(given) != row.arity:  # Max and Min take any number of inputs
+            out = reduce(function, given)
+        else:
+            out = function(**options)
+        # ONNX gives the result the dtype of the first input whose type its definition shares with the result
+        form = schema(node.kind, node.opset)
+        like = next((x for x, formal in zip(given, form.inputs, strict=False) if formal.variable == form.outputs[0].variable), out)
+        return out if isinstance(out, tuple) or out.dtype == like.dtype else ag.cast(out, like.dtype)
+
+
+def formula(node: Node, *given: Tensor) -> Tensor:
+    """The result of an operator of :data:`FORMULAS`."""
+    inputs = {f"v{i}": x for i, x in enumerate(given)}
+    out: Tensor = fold(parse(FORMULAS[node.kind]), ThroughOps({**node.attributes, **inputs}, ag))
+    return out
+
+
+@cache
+def _entry(op: str, text: str, inputs: tuple[str, ...]) -> Entry:
+    """An entry from its two texts; an operator without arguments takes ``inputs``."""
+    left, right = (ast.parse(side, mode="eval").body for side in (op, text))
+    fixed = {word.arg: word.value.value for word in left.keywords} if isinstance(left, ast.Call) else {}  # type: ignore[attr-defined]
+    kind, name = (ast.unparse(side.func if isinstance(side, ast.Call) else side) for side in (right, left))
+    slots = tuple(map(_slot, right.args)) if isinstance(right, ast.Call) else ()
+    words = {str(word.arg): _slot(word.value) for word in right.keywords} if isinstance(right, ast.Call) else {}
+    return Entry(name, kind, slots or tuple(map(Slot, inputs)), words, {str(key): value for key, value in fixed.items()})
+
+
+def _slot(node: ast.expr) -> Slot:
+    if isinstance(node, ast.Constant):
+        return Slot(value=node.value)
+    if isinstance(node, ast.Starred):
+        return Slot(ast.unparse(node.value), "*")
+    if isinstance(node, ast.Call):
+        return Slot(ast.unparse(node.args[0]), ast.unparse(node.func))
+    if isinstance(node, ast.BoolOp):
+        return Slot(ast.unparse(node.values[0]), value=ast.literal_eval(node.values[1]))
+    return Slot(ast.unparse(node))
+
+
+#: The entries of :data:`PAIRS` by op.
+STRUCTURED: dict[str, list[Entry]] = {}
+for _op, _text in PAIRS.items():
+    STRUCTURED.setdefault(_op.split("(")[0], []).append(_entry(_op, _text, ()))
+
+
+def entries_of(row: Row) -> list[Entry]:
+    """The entries an op can be exported by."""
+    if isinstance(row, Pointwise):
+        return [_entry(row.name, row.onnx, row.inputs)] if row.onnx else []
+    return STRUCTURED.get(row.name, [])
+
+
+def entries_by_operator() -> dict[str, list[Entry]]:
+    """The entries a node can be imported by."""
+    rows = [entry for row in REGISTRY.values() if isinstance(row, Pointwise) for entry in entries_of(row)]
+    found: dict[str, list[Entry]] = {}
+    for entry in [*rows, *(_entry(op, text, ()) for op, text in {**PAIRS, **NEWER}.items())]:
+        found.setdefault(entry.kind, []).append(entry)
+    return found
