@@ -159,24 +159,24 @@ def test_no_function_is_named_as_a_copy():
 LINES = {
     "": 434,
     "amp": 425,
-    "autograd": 2500,
+    "autograd": 2475,
     "bench": 594,
     "cli": 1264,
-    "core": 6338,
+    "core": 6328,
     "data": 2465,
-    "distributed": 2077,
-    "engine": 5781,
-    "io": 3761,
-    "nn": 5287,
-    "ops": 21517,
+    "distributed": 1936,
+    "engine": 5951,
+    "io": 3581,
+    "nn": 4748,
+    "ops": 21512,
     "optim": 1948,
-    "profiling": 1308,
+    "profiling": 1302,
     "runtime": 3319,
-    "trainer": 2024,
+    "trainer": 2021,
     "utils": 88,
 }
 SLACK = 60  # a package that is further below its figure must lower it
-COUPLING = {"private names of other modules": 291, "imports inside functions": 49, "functions put into lower modules": 24, "Any": 3681}
+COUPLING = {"private names of other modules": 291, "imports inside functions": 49, "functions put into lower modules": 22, "Any": 3649}
 
 
 @cache

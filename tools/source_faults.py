@@ -74,7 +74,11 @@ FAULTS: dict[str, Fault] = {
         "views", _TENSOR, "made.array.reshape(self.shape)", "made.array", _OF_FUSION
     ),
     "a value per row is read without its axes": Fault(
-        "views", "netcl/engine/fused_kernel.py", "x.made._view(space.kept) if x.narrow and space is not None else x.made", "x.made", _OF_FUSION
+        "views",
+        "netcl/engine/fused_kernel.py",
+        "x.made._view(space.kept) if x.narrow and space is not None else x.made",
+        "x.made",
+        _OF_FUSION,
     ),
     # ---- versions: writes in place
     "backward reads what was written": Fault(

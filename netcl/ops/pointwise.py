@@ -177,7 +177,8 @@ register(Pointwise("addcdiv", "v0 + value * v1 / v2", ("g", "g * value / v2", "-
 # ---- activations
 _E = {"e": "EXP(-ABS(v0))"}
 _SIGMOID = {**_E, "s": "WHERE(v0 >= 0, 1, e) / (1 + e)"}
-unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), onnx="Relu", doc="The positive part: max(x, 0).")
+unary("relu", "MAX(v0, 0)", "WHERE(out <= 0, 0, g)", lambda x: np.maximum(x, 0), kinks=(0.0,), onnx="Relu",
+      doc="The positive part: max(x, 0).")  # fmt: skip
 unary("relu6", "MIN(MAX(v0, 0), 6)", "WHERE(AND(v0 > 0, v0 < 6), g, 0)", lambda x: np.clip(x, 0, 6), kinks=(0.0, 6.0), domain=(-2.0, 8.0),
       doc="The positive part, cut at 6: min(max(x, 0), 6).")  # fmt: skip
 unary("leaky_relu", "WHERE(v0 > 0, v0, negative_slope * v0)", "WHERE(v0 > 0, g, negative_slope * g)",
@@ -197,7 +198,8 @@ unary("softplus", "WHERE(z > threshold, v0, (MAX(z, 0) + LOG1P(e)) / beta)", "g 
       lambda x, beta, threshold: np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta),
       let={"z": "beta * v0", "e": "EXP(-ABS(z))"}, params={"beta": 1.0, "threshold": 20.0},
       amp="float", onnx="Softplus", doc="A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold.")  # fmt: skip
-unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), onnx="Softsign", doc="x / (1 + |x|).")
+unary("softsign", "v0 / (1 + ABS(v0))", "g / ((1 + ABS(v0)) * (1 + ABS(v0)))", lambda x: x / (1 + np.abs(x)), onnx="Softsign",
+      doc="x / (1 + |x|).")  # fmt: skip
 unary("silu", "v0 * s", "g * s * (1 + v0 * (1 - s))", lambda x: x / (1 + np.exp(-x)), let=_SIGMOID, doc="x * sigmoid(x), or swish.")
 unary("mish", "v0 * t", "g * (t + v0 * (1 - t * t) * s)", lambda x: x * np.tanh(np.logaddexp(0, x)),
       let={**_SIGMOID, "t": "TANH(MAX(v0, 0) + LOG1P(e))"}, amp="float", tol=2, onnx="Mish", doc="x * tanh(softplus(x)).")  # fmt: skip
