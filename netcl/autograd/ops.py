@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 from netcl import ops
 from netcl.amp.autocast import active, autocast, cast_arguments
-from netcl.autograd.tape import Node, intact, like, modes, recording
+from netcl.autograd.tape import Node, intact, like, make_like, modes, recording
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -194,11 +194,15 @@ def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _composite(row: Composite) -> Callable[..., Any]:
+    function = partial(row.call, _autograd())
+    if row.amp != "float":
+        return function
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        if row.amp == "float" and active.dtype is not None:  # its parts too, products among them
-            with autocast(enabled=False):
-                return row.call(_autograd(), *args, **kwargs)
-        return row.call(_autograd(), *args, **kwargs)
+        if active.dtype is None:
+            return function(*args, **kwargs)
+        with autocast(enabled=False):  # of its parts too, products among them
+            return function(*args, **kwargs)
 
     return call
 
@@ -217,17 +221,23 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
     names = (*row.inputs, *row.params)
 
     def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
-        values: Sequence[Any] = [given[name] for name in chosen.inputs]
-        if chosen is not row:  # the bounds of clamp may be tensors
-            params = {name: value for name, value in params.items() if name in chosen.params}
-        for x in values:
+        chosen: Any = row
+        values: Sequence[Any] = args
+        params: Mapping[str, Any] = row.params
+        if params or kwargs:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            chosen, params = row.resolve({name: given[name] for name in row.params if name in given})
+            values = [given[name] for name in chosen.inputs]
+            if chosen is not row:  # the bounds of clamp may be tensors
+                params = {name: value for name, value in params.items() if name in chosen.params}
+        keeps, keeps_out = _kept_inputs(chosen)
+        inputs: list[Any] = []
+        for kept, x in zip(keeps, values, strict=True):
             if not isinstance(x, Tensor):
                 values = pointwise.operands(row.name, values)
+                inputs = [x if kept or not isinstance(x, Tensor) else like(x) for kept, x in zip(keeps, values, strict=True)]
                 break
-        keeps, keeps_out = _kept_inputs(chosen)
-        inputs = [x if kept or not isinstance(x, Tensor) else like(x) for kept, x in zip(keeps, values, strict=True)]
+            inputs.append(x if kept else make_like((x.shape, x.dtype)))
         saved = (chosen, inputs, params, out.detach() if keeps_out else None)
         Node(row.name, _pointwise_rule, values, saved).attach((out,))
 
@@ -273,14 +283,22 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
 
     def note(out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         inputs, keywords = binder(*args, **kwargs)
-        flat = _flat_inputs(inputs)
-        if not recording(flat):
-            return
         outputs = out if isinstance(out, tuple) else (out,)
-        saved = (row, [_kept_input(x, wanted, outputs[0]) for wanted, x in zip(keeps, inputs, strict=True)], keywords,
-                 _kept_outputs(outputs, kept) if reads_outputs else None)  # fmt: skip
-        if outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
-            Node(row.name, _structured_rule, flat, saved).attach(outputs)
+        flat: list[Any] = []
+        learning, saved = False, []
+        for wanted, x in zip(keeps, inputs, strict=True):
+            if isinstance(x, Tensor):
+                learning = learning or x._learns
+                flat.append(x)
+                saved.append(x if wanted else make_like((x.shape, x.dtype)))
+            else:
+                parts = x if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x) else (x,)
+                learning = learning or recording(parts)
+                flat.extend(parts)
+                saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
+        if learning and outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
+            kept_outputs = _kept_outputs(outputs, kept) if reads_outputs else None
+            Node(row.name, _structured_rule, flat, (row, saved, keywords, kept_outputs)).attach(outputs)
 
     return note
 
@@ -304,19 +322,9 @@ def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
         if star is not None:
             given[star] = args[len(names) :]
         given.pop("out", None)
-        return tuple([given.pop(name) for name in row.inputs]), given
+        return tuple(map(given.pop, row.inputs)), given
 
     return bind
-
-
-def _flat_inputs(inputs: Sequence[Any]) -> list[Any]:
-    flat: list[Any] = []
-    for x in inputs:
-        if not isinstance(x, Tensor) and isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
-            flat.extend(x)
-        else:
-            flat.append(x)
-    return flat
 
 
 def _kept_input(x: Any, kept: bool, out: Tensor) -> Any:

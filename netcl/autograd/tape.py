@@ -58,14 +58,14 @@ class Like(NamedTuple):
     dtype: str
 
 
-_make_like = partial(tuple.__new__, Like)  # half the time of calling the class
+make_like = partial(tuple.__new__, Like)  # half the time of calling the class
 _WALKED = "the graph was already walked and its memory released"
 _FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def like(x: Any) -> Like:
     """What is known of a tensor without keeping it."""
-    return _make_like((x.shape, x.dtype))
+    return make_like((x.shape, x.dtype))
 
 
 class Node:
@@ -79,19 +79,27 @@ class Node:
     def __init__(self, name: str, rule: Callable[..., Sequence[Any]], inputs: Sequence[Any], saved: Any):
         self.name = name
         self.rule: Callable[..., Sequence[Any]] | None = rule
-        self.edges = edges = [_edge(x) if isinstance(x, Tensor) and x._learns else None for x in inputs]
-        self.likes = [None if edge is None else like(x) for edge, x in zip(edges, inputs, strict=True)]
+        self.edges: list[tuple[Any, int] | None] = []
+        self.likes: list[Like | None] = []
+        for x in inputs:
+            if isinstance(x, Tensor) and x._learns:
+                self.edges.append((x, 0) if x.grad_fn is None else (x.grad_fn, x._index))  # as edge_of does
+                self.likes.append(make_like((x.shape, x.dtype)))
+            else:
+                self.edges.append(None)
+                self.likes.append(None)
         self.saved = saved
         self.order = clock.tick()
-        self.outputs: Sequence[Like] = ()
+        self.outputs: list[Like] = []
         self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
         self.site = _op_site() if modes.anomaly else ""
         self.fusing = deferral.mode  # what was compiled forwards is compiled backwards
 
     def attach(self, outputs: Sequence[Any]) -> None:
         """Make the outputs point here."""
-        self.outputs = [like(out) for out in outputs]
+        self.outputs = seen = []
         for index, out in enumerate(outputs):
+            seen.append(make_like((out.shape, out.dtype)))
             if out.dtype in _FLOATS:
                 out._learns = True
                 out.grad_fn = self
@@ -139,7 +147,8 @@ class Node:
         return f"<{self.name}: {[out.shape for out in self.outputs]}>"
 
 
-def _edge(x: Tensor) -> tuple[Any, int]:
+def edge_of(x: Tensor) -> tuple[Any, int]:
+    """Where the gradient of a tensor goes."""
     return (x, 0) if x.grad_fn is None else (x.grad_fn, x._index)
 
 
@@ -285,7 +294,7 @@ class _Walk:
         self.pending: dict[Node, list[Tensor | None]] = {}
         self.heap: list[tuple[int, Node]] = []
         self.wanted = wanted
-        self.targets = [] if wanted is None else [_edge_key(_edge(t)) for t in wanted]
+        self.targets = [] if wanted is None else [_edge_key(edge_of(t)) for t in wanted]
         self.found: dict[tuple[int, int], Tensor | None] = dict.fromkeys(self.targets)
         self.handed: dict[int, Any] = {}
         self.leaves: list[Tensor] = []
@@ -310,7 +319,7 @@ class _Walk:
             raise ShapeError(message("backward", "gradient must have the shape of the tensor", gradient=gradient.shape, tensor=out.shape))
         else:
             self.handed[id(_memory_owner(gradient))] = _memory_owner(gradient)  # the caller's own: a leaf must get a copy
-        self.send(_edge(out), gradient)
+        self.send(edge_of(out), gradient)
 
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
         """A gradient arrives at a leaf or at an output of a node."""

@@ -320,7 +320,9 @@ class Tensor:
             return view if self._place is None else dispatch.call("follow_view", self, view)
         array = None if self.array is None else self.array.reshape(shape)
         view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
-        view._source, view._written = self._source, self._writes()
+        if self._written is None:
+            self._written = Writes()
+        view._source, view._written = self._source, self._written
         view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
         return view if self._place is None else dispatch.call("follow_view", self, view)
 

@@ -174,17 +174,16 @@ class Plan:
                 slots.append(lease.buffer)
             for step, chosen in self.steps:
                 step(queue, chosen(slots), numbers)
-            made = [self._result(part, tensors, leases) for part in self.results]
+            made = []
+            for at, shape, dtype in self.results:
+                if at < self.operands:
+                    made.append(None if at < 0 else tensors[at])
+                else:
+                    lease = leases[self.room_of[at - self.operands]]
+                    made.append(Tensor(lease.buffer, shape, dtype, self.context, queue, lease))
         for i in self.noted:
             wrote_again(tensors[i])
         return made[0] if self.form is None else self.form(made)
-
-    def _result(self, part: Result, tensors: Sequence[Tensor], leases: Sequence[Any]) -> Tensor | None:
-        at, shape, dtype = part
-        if at < self.operands:
-            return None if at < 0 else tensors[at]
-        lease = leases[self.room_of[at - self.operands]]
-        return Tensor(lease.buffer, shape, dtype, self.context, self.queue, lease)
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
         """The same commands one by one, as those who record or measure launches are told of them: with memory of its own for every
