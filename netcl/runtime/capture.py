@@ -10,71 +10,68 @@ answers select another recording, and several are kept.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial, update_wrapper
+from operator import attrgetter, is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
 from netcl.core import dispatch, recording
-from netcl.core.device import CPUQueue, get_active_device
+from netcl.core.device import CPUQueue, chosen_device, get_active_device
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.runtime.contract import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of, tensors_of
-from netcl.runtime.followed import Seen
+from netcl.runtime.contract import EXACTLY_PLAIN, Contract, Left, instance_dict, is_a, is_layer, items_of, tensors_of
 from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Graph, Output
 from netcl.runtime.recorder import CaptureError, Recorder, difference
-from netcl.runtime.surroundings import Left, Surroundings
 
 __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 
 log = logging.getLogger("netcl")
 
-Fixed = tuple[list[tuple[Any, str, Any]], list[tuple[Any, Any, Any]]]  # what must stay the same object, by name and of functions
-
-MOST_CASES = 16  # kinds of arguments that are recorded; more would hold too much memory
-MOST_LESSONS = 64  # times that functions nobody knew of are found
+MOST_CASES = 16  # kinds of arguments, states of modules and contracts that are recorded; more would hold too much memory
 MOST_TRIALS = 8  # recordings that do not lead to a replay until a step is left alone
 
 
-class _Calls:
-    """Arguments taken apart: the tensors a replay rebinds, each memory once, and everything else as a key."""
+class _Call:
+    """The arguments of one call: tensors that a replay rebinds, each buffer once; everything else is part of the ``key``."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
         self.tensors: list[Tensor] = []
         self.objects: list[Any] = []
-        self.around: tuple[Any, ...] = ()
         self.queue = queue
-        self.args = tuple([arg if type(arg) is Tensor else self._part(arg) for arg in args])
-        self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()} if kwargs else kwargs
-        key = [self._tensor_key(arg) if type(arg) is Tensor else self._key(arg) for arg in self.args]
-        named = [(name, self._key(arg)) for name, arg in self.kwargs.items()] if kwargs else ()
-        self.key = (tuple(key), tuple(named), id(get_active_device()), *[mode() for mode in recording.modes])
-        self.with_history = bool(self.objects) and any([is_a(t, Tensor) and t.grad_fn is not None for t in self.objects])
+        self.args: Sequence[Any] = args
+        self.kwargs = kwargs
+        key: list[Any] = []
+        for i, arg in enumerate(args):
+            if type(arg) is Tensor and not arg.requires_grad and arg.context is not None and not self.tensors:  # the usual case
+                self.tensors.append(arg)
+                key.append((arg.shape, arg.dtype, id(arg.queue)))
+                continue
+            if type(arg) is not Tensor and (part := self._part(arg)) is not arg:
+                arg, self.args = part, [*self.args[:i], part, *self.args[i + 1 :]]
+            key.append(self._key(arg))
+        if kwargs:
+            self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()}
+            key.append(tuple([(name, self._key(arg)) for name, arg in self.kwargs.items()]))
+        for mode in recording.modes:
+            key.append(mode())
+        self.key = (id(chosen_device()), *key)
 
     def _part(self, arg: Any) -> Any:
-        if is_a(arg, Tensor):
-            return arg
+        """An argument with its arrays as tensors; the argument itself if it holds none, since the function may change it."""
         if is_a(arg, np.ndarray):
-            return Tensor.from_host(self._queue(), arg)
+            return Tensor.from_host(self.queue or get_active_device().queue, arg)
         if type(arg) in (list, tuple):
             parts: Any = type(arg)([self._part(part) for part in arg])
         elif type(arg) is dict:
             parts = {name: self._part(part) for name, part in arg.items()}
         else:
             return arg
-        return parts if any([new is not old for new, old in zip(_items(parts), _items(arg), strict=True)]) else arg  # which it may change
-
-    def held(self) -> list[int]:
-        """What is in the containers among the arguments now."""
-        return [id(part) for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
-
-    def _queue(self) -> Any:
-        return self.queue or get_active_device().queue
+        return parts if any([new is not old for new, old in zip(items_of(parts), items_of(arg), strict=True)]) else arg
 
     def _key(self, arg: Any) -> Any:
         if is_a(arg, Tensor):
@@ -85,28 +82,32 @@ class _Calls:
             return ("dict", *[(name, self._key(part)) for name, part in arg.items()])
         if type(arg) in EXACTLY_PLAIN or is_a(arg, np.generic):
             return (type(arg), repr(arg))
-        self.objects.append(arg)  # held, so that its number stays its own
+        self.objects.append(arg)  # kept, so that no other object takes its identity
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """A tensor that learns is this very tensor; of any other, only shape, dtype and place are looked at."""
+        """A tensor that requires a gradient is part of the key by identity; of any other, only shape, dtype and queue are."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
-        buffer = t.buffer
         for i, other in enumerate(self.tensors):
-            if other.buffer is buffer:
+            if other.buffer is t.buffer:
                 return ("as", i, t.shape, t.dtype)
         self.tensors.append(t)
         return (t.shape, t.dtype, id(t.queue))
 
-    @property
-    def on_numpy(self) -> bool:
-        return bool(self.objects) and any([is_a(t, Tensor) and t.context is None for t in self.objects])
+    def inside(self) -> list[Any]:
+        """What is in the containers among the arguments now."""
+        return [part for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
-
-def _items(container: Any) -> Iterable[Any]:
-    return container.values() if type(container) is dict else container
+    def not_recordable(self) -> str:
+        """Why a call with these arguments cannot be recorded; ``"numpy"`` for a tensor on the NumPy backend."""
+        for t in self.objects:
+            if is_a(t, Tensor) and t.context is None:
+                return "numpy"
+            if is_a(t, Tensor) and t.grad_fn is not None:
+                return "an argument carries its history for backward: compile the whole step, or detach() it"
+        return ""
 
 
 def _inside(arg: Any) -> Iterator[Any]:
@@ -117,22 +118,25 @@ def _inside(arg: Any) -> Iterator[Any]:
 
 
 class _Program:
-    """The recordings of one case in one state: what the last one told, and the graph, once two agree."""
+    """The recordings of calls with one key, in one state, under one contract: the last one, and the graph, once two are equal."""
 
-    def __init__(self) -> None:
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
         self.story: Any = None
         self.trials = 0
         self.graph: Graph | None = None
         self.guards: Guards | None = None
-        self.trusted: list[bool] = []
+        self.trusted: list[bool] = []  # inputs that were recorded in two buffers
         self.buffers: list[Any] = []
         self.owners: dict[int, list[Any]] = {}  # of the memory from outside that the last recording used
-        self.fixed: Fixed = ([], [])
         self.refused = ""
 
     def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
-        """Whether two recordings may use two memories in a place: the tensors that lay in the first are gone, or lie elsewhere by now; or
-        it was an argument, and the step reaches it by another way too, which a recording after replays is there to find out."""
+        """Whether two recordings may use two buffers in a place.
+
+        They may if no tensor is left in the first buffer. After a replay they may also if one of the two was an argument: the step
+        then reaches the argument by another name as well.
+        """
         if {old[0], new[0]} == {INPUT, OUTSIDE}:
             return replayed
         if old[0] != OUTSIDE or new[0] != OUTSIDE:
@@ -141,33 +145,25 @@ class _Program:
 
 
 class Guards:
-    """What must still hold for a graph to be replayed, and what the host notes after a replay: gradients of leaves."""
+    """What must hold for a graph to be replayed, beside the contract; and the gradients that a replay sets."""
 
-    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left], fixed: Fixed):
-        names, self.functions = fixed
+    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left]):
         self.facts = recorder.facts
-        self.left = [one for one in left if not (one.name == "grad" and id(one.owner) in recorder.leaves)]
+        self.left = [one for one in left if not (one.name == "grad" and id(getattr(one.holder, "owner", None)) in recorder.leaves)]
         used = {id(v.buffer) for v in recorder.values if v.kind == OUTSIDE and v.first >= 0}
         self.gradients = [(leaf, buffer) for leaf, buffer in gradients if id(buffer) in used]
         dependencies = recorder.dependencies.values()
-        self.parts = [*names, *[(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts()]]
-        owned = [(t, t.buffer) for d in dependencies for t in d.tensors()]
+        self.parts = [(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts()]
+        self.owned = [(t, t.buffer) for d in dependencies for t in d.tensors()]
         outside = [(ref, v.buffer) for v in recorder.values if v.kind == OUTSIDE for ref in v.owners]
-        known = {id(t) for t, _ in owned}
-        self.owned = owned
+        known = {id(t) for t, _ in self.owned}
         self.outside = [(ref, buffer) for ref, buffer in outside if ref() is not None and id(ref()) not in known]
         self.leaves = [(leaf, leaf.grad) for leaf in recorder.leaves.values()]
 
     def hold(self) -> bool:
-        """Whether the recorded launches still mean what they did."""
+        """Whether the recorded launches are still valid."""
         for attributes, name, part in self.parts:
             if attributes.get(name) is not part:
-                return False
-        for function, code, defaults in self.functions:
-            if function.__code__ is not code or function.__defaults__ is not defaults:
-                return False
-        for one in self.left:
-            if not one.is_there():
                 return False
         for t, buffer in self.owned:
             if t.buffer is not buffer:
@@ -179,16 +175,21 @@ class Guards:
             owner = ref()
             if owner is None or owner.buffer is not buffer:
                 return False
-        return all(fact() == said for fact, said in self.facts)
+        for one in self.left:
+            if not one.is_there():
+                return False
+        for fact, value in self.facts:  # noqa: SIM110, a generator is a call more
+            if fact() != value:
+                return False
+        return True
 
-    def note(self) -> None:
-        """After a replay."""
-        for leaf, gradient in self.leaves:
-            leaf.grad = gradient
+
+_grad, _hooks, _requires_grad = attrgetter("grad"), attrgetter("_hooks"), attrgetter("requires_grad")
+_is_none = partial(is_, None)
 
 
 class _Case:
-    """Calls with one kind of arguments: whom their state is asked of, and the programs by state."""
+    """Calls with one key: the objects that report their state, and the programs by state."""
 
     def __init__(self, objects: Sequence[Any]):
         self.objects = list(objects)
@@ -196,11 +197,11 @@ class _Case:
         self.sizes: list[Sized] = []
         self.watched: list[Tensor] = []
         self.leaves: list[Tensor] = []
-        self.programs: dict[Any, _Program] = {}
+        self.programs: dict[Any, list[_Program]] = {}
         self.seen = False
 
     def watch(self, recorder: Recorder) -> None:
-        """Ask everything this recording rested on from now on."""
+        """From now on, make what this recording depends on part of the state."""
         known = {(id(of), name) for of, name in zip(*self.modes, strict=True)}
         tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
         for d in recorder.dependencies.values():
@@ -215,15 +216,16 @@ class _Case:
         self.seen = True
 
     def state(self) -> tuple[Any, ...]:
-        """Training or evaluation and other settings of every module, which tensors learn, which gradients and hooks there are."""
-        return (*self.settings(), *[leaf.grad is None for leaf in self.leaves], *[leaf._hooks is None for leaf in self.leaves])
+        """Settings of modules, and which tensors require, have and hook a gradient. Plain ``map`` calls: this runs before every replay."""
+        return (*map(dict.get, *self.modes), *map(len, self.sizes), *map(_requires_grad, self.watched),
+                *map(_is_none, map(_grad, self.leaves)), *map(_is_none, map(_hooks, self.leaves)))  # fmt: skip
 
-    def settings(self) -> tuple[Any, ...]:
-        """What of that a replay leaves as it is."""
-        return (*map(dict.get, *self.modes), *map(len, self.sizes), *[t.requires_grad for t in self.watched])
+    def settings(self) -> list[Any]:
+        """The part of the state that a step must not change."""
+        return [*map(dict.get, *self.modes), *map(len, self.sizes), *map(_requires_grad, self.watched)]
 
-    def changed(self, settings: tuple[Any, ...]) -> bool:
-        """Whether settings are no longer what they were. A tensor is another one or not: its values are not compared."""
+    def changed(self, settings: list[Any]) -> bool:
+        """Whether settings differ by now. Tensors are compared by identity."""
         pairs = zip(settings, self.settings(), strict=True)
         return any(old is not new and (isinstance(old, Tensor) or isinstance(new, Tensor) or old != new) for old, new in pairs)
 
@@ -231,8 +233,8 @@ class _Case:
 class CompiledFunction:
     """A function that is recorded and replayed; made by :func:`compile` and :func:`capture_graph`.
 
-    Call it as the function itself. ``graphs`` are the recordings, ``refused`` says why some are not there. Results are fresh tensors;
-    tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
+    Call it as the function itself. ``graphs`` are the recordings, ``refused`` lists the reasons for calls that are not replayed. Results
+    are fresh tensors; tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
     """
 
     def __init__(self, function: Callable[..., Any], strict: bool = False, fuse: bool = False):
@@ -245,9 +247,8 @@ class CompiledFunction:
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._queue: Any = None
-        self._lessons = 0
+        self._unsettled = 0  # recordings of calls that changed what they read
         self._refused = ""  # why this function is never replayed again
-        self._surroundings = Surroundings(function)
 
     def __repr__(self) -> str:
         return f"compile({self.function!r})"
@@ -257,56 +258,57 @@ class CompiledFunction:
         return type(self), (self.function, self.strict, self.fuse)
 
     @property
+    def _programs(self) -> list[_Program]:
+        return [program for case in self._cases.values() for programs in case.programs.values() for program in programs]
+
+    @property
     def graphs(self) -> list[Graph]:
         """The graphs that calls are replayed from."""
-        return [p.graph for case in self._cases.values() for p in case.programs.values() if p.graph is not None]
+        return [program.graph for program in self._programs if program.graph is not None]
 
     @property
     def refused(self) -> list[str]:
-        """Why calls were not recorded."""
-        reasons = [p.refused for case in self._cases.values() for p in case.programs.values()]
-        return list(dict.fromkeys(reason for reason in (self._refused, *reasons) if reason))
+        """The reasons for calls that are not replayed."""
+        return list(dict.fromkeys(reason for reason in (self._refused, *[p.refused for p in self._programs]) if reason))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if recording.active.recorder is not None:
             return self._plain(args, kwargs)  # part of a step that is being recorded
         with self._lock:
-            call = _Calls(args, kwargs, self._queue)
-            if self._refused or call.on_numpy or call.with_history:
-                return self._left_alone(call)
-            call.around, _ = self._surroundings(call.objects)
-            case = self._cases.get((call.key, call.around))
+            call = _Call(args, kwargs, self._queue)
+            if self._refused or (call.objects and (why := call.not_recordable())):
+                if not self._refused and why != "numpy":
+                    self._refuse(why)
+                return self._plain(call.args, call.kwargs)
+            case = self._cases.get(call.key)
             if case is None:
                 if len(self._cases) >= MOST_CASES:
-                    kinds = f"more than {MOST_CASES} kinds of arguments and numbers around it"
-                    self._refuse(f"it was called with {kinds}; one that counts is another each time")
+                    self._refuse(f"it was called with more than {MOST_CASES} kinds of arguments; pass a number that changes as a tensor")
                     return self._plain(call.args, call.kwargs)
-                self._knows_more(call)
-                case = self._place(_Case(call.objects), call)
-            return self._run(case, call)
-
-    def _knows_more(self, call: _Calls) -> bool:
-        """Look which functions take part. If they read more than was told, nothing is known to be as before: all is recorded again."""
-        more = self._surroundings.search(call.objects)
-        if more:
-            self._cases.clear()
-            self._lessons += 1
-        if not self._surroundings.complete or self._lessons > MOST_LESSONS:
-            self._refuse_for_good("the functions it calls are too many, or others at every call")
-        return more
-
-    def _place(self, case: _Case, call: _Calls) -> _Case:
-        """Put a case where calls like this one find it, from what is around by now."""
-        call.around, kept = self._surroundings(call.objects)
-        case.objects += kept
-        case.programs.clear()
-        self._cases[call.key, call.around] = case
-        return case
-
-    def _left_alone(self, call: _Calls) -> Any:
-        if call.with_history and not self._refused:
-            self._refuse("an argument carries its history for backward: compile the whole step, or detach() it")
-        return self._plain(call.args, call.kwargs)
+                case = self._cases[call.key] = _Case(call.objects)
+            state = case.state()
+            for program in case.programs.get(state, ()):
+                if not program.contract.changed():
+                    break
+            else:
+                return self._recorded(case, state, None, call)
+            graph, guards = program.graph, program.guards
+            if graph is None or guards is None:
+                return self._plain(call.args, call.kwargs) if program.refused else self._recorded(case, state, program, call)
+            for i, t in enumerate(call.tensors):
+                if not program.trusted[i] and t.buffer is not program.buffers[i]:
+                    return self._recorded(case, state, program, call)  # the step may reach this buffer by another name too
+            if graph.meets(call.tensors) is not None:
+                return self._plain(call.args, call.kwargs)
+            if not guards.hold():
+                program.graph = program.guards = program.story = None
+                program.trials += 1
+                return self._recorded(case, state, program, call)
+            result = graph.run(call.tensors)  # unchecked: the key holds shapes, dtypes and queues
+            for leaf, gradient in guards.leaves:
+                leaf.grad = gradient
+            program.trials = 0
+            return result
 
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not self.fuse:
@@ -314,106 +316,96 @@ class CompiledFunction:
         with dispatch.call("fusing"):
             return self.function(*args, **kwargs)
 
-    def _run(self, case: _Case, call: _Calls) -> Any:
-        state = case.state()
-        program = case.programs.get(state)
-        if program is not None and program.graph is not None:
-            if program.graph.meets(call.tensors) is not None:
+    def _program(self, case: _Case, state: Any, contract: Contract) -> _Program | None:
+        """The program of this state and contract; ``None``, and the function is refused, if there are too many."""
+        programs = case.programs.setdefault(state, [])
+        for program in programs:
+            if program.contract.equals(contract):
+                program.contract = contract
+                return program
+        if len(self._programs) < MOST_CASES * MOST_CASES and len(programs) < MOST_CASES and len(case.programs) <= MOST_CASES:
+            programs.append(_Program(contract))
+            return programs[-1]
+        reasons = [program.refused for program in programs if program.refused]
+        other = programs[-1].contract.changed() if programs else "a setting of a module"
+        self._refuse_for_good(reasons[0] if reasons else f"{other} is different at every call; pass it as an argument")
+        return None
+
+    def _recorded(self, case: _Case, state: Any, program: _Program | None, call: _Call) -> Any:
+        """Run the function and record it. The first recording of a case only finds what its state is made of."""
+        contract = program.contract if program is not None else Contract(self.function, call.objects)
+        if program is None and case.seen:
+            program = self._program(case, state, contract)
+            if program is None or program.refused:
                 return self._plain(call.args, call.kwargs)
-            result, done = self._replayed(program, call.tensors)
-            if done:
-                return result
-        elif program is not None and program.refused:
-            return self._plain(call.args, call.kwargs)
-        elif program is None and len(case.programs) >= MOST_CASES:
-            self._refuse(f"it was found in more than {MOST_CASES} states: a setting of a module that changes is another one each time")
-            return self._plain(call.args, call.kwargs)
-        return self._recorded(case, state, call)
-
-    def _replayed(self, program: _Program, tensors: Sequence[Tensor]) -> tuple[Any, bool]:
-        assert program.graph is not None and program.guards is not None
-        for trusted, t, buffer in zip(program.trusted, tensors, program.buffers, strict=True):
-            if not trusted and t.buffer is not buffer:
-                return None, False  # never seen to move: the step may reach this memory on other ways too
-        if not program.guards.hold():
-            program.graph = program.guards = program.story = None
-            program.trials += 1
-            return None, False
-        result = program.graph.run(tensors)  # unchecked: the key of the case holds shapes, dtypes and queues
-        program.guards.note()
-        program.trials = 0
-        return result, True
-
-    def _recorded(self, case: _Case, state: Any, call: _Calls) -> Any:
-        """Run as it is, listening; the first time of a case only to see what its state is made of."""
-        if sys.getprofile() is not None:
-            self._refuse("another profiler is at work (sys.setprofile), so that what it calls cannot be seen")
-            return self._plain(call.args, call.kwargs)
         recorder = Recorder(call.tensors)
         gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
-        settings, held = case.settings(), [*call.held()]
-        kept = [part for arg in (*call.args, *call.kwargs.values()) for part in _inside(arg)]  # so that their numbers stay their own
-        with recorder, self._surroundings.observed(call.objects) as seen:
+        settings, inside = case.settings(), call.inside()
+        with recorder:
             run = _Run(self._plain(call.args, call.kwargs), recorder)
+            for layer in contract.uncalled():
+                layer._tell_recorder()
         recorder.finish()
-        if call.held() != held:
+        if [*map(id, call.inside())] != [*map(id, inside)]:
             recorder.host_work("a container among its arguments changes")
-        del kept
         if case.changed(settings):
-            recorder.host_work("a setting of a module changes, or which tensors learn")
-        known = case.seen
+            recorder.host_work("a setting of a module changes, or which tensors require a gradient")
         case.watch(recorder)
-        if self._knows_more(call):
-            self._place(case, call)
-            return run.result
-        program = case.programs.get(state)
-        if recorder.queue is not None or (program is not None and program.story is not None):
+        if program is not None and (recorder.queue is not None or program.story is not None):
             self._queue = recorder.queue or self._queue
-            if known:
-                self._keep(case.programs.setdefault(state, _Program()), recorder, run, call, gradients, seen)
+            self._keep(case.programs[state], program, recorder, run, call, gradients)
         return run.result
 
     def _keep(
-        self, program: _Program, recorder: Recorder, run: _Run, call: _Calls, gradients: Sequence[tuple[Tensor, Any]], seen: Seen
+        self,
+        programs: list[_Program],
+        program: _Program,
+        recorder: Recorder,
+        run: _Run,
+        call: _Call,
+        gradients: Sequence[tuple[Tensor, Any]],
     ) -> None:
-        """Compare a recording with the one before; make it a graph if they agree and everything it rests on is guarded."""
-        left = self._surroundings.left(call.objects)
+        """Compare a recording with the one before; make it a graph if they are equal and everything they use is guarded."""
+        contract = program.contract
+        left = contract.left()
         for one in left:
-            recorder.leaves_behind(one.name, one.tensors())
-        if self._surroundings(call.objects)[0] != call.around:
-            recorder.host_work("what it reads around it changes")
+            recorder.leaves_behind(one.label, one.tensors())
+        if (changed := contract.changed(by_itself=True)) and not recorder.problem:
+            recorder.problem = f"it changes {changed}, which it reads"
+            self._unsettled += 1
+            if program.story is None and self._unsettled <= MOST_TRIALS:  # it may set something up once, such as a cache
+                programs.remove(program)
+                return
         if recorder.problem:
             self._give_up(program, recorder.problem)
             return
-        fixed, (hidden, held) = self._surroundings.fixed(), self._surroundings.unguarded(call.objects)
-        held += [*recorder.leaves.values(), *[t for d in recorder.dependencies.values() for t in d.tensors()]]
+        held = [*contract.tensors(), *recorder.leaves.values(), *[t for d in recorder.dependencies.values() for t in d.tensors()]]
         of_held = [(t, t.grad) for t in held if t.grad is not None]
         held += [gradient for _, gradient in of_held]
-        if not hidden and recorder.unheld(held):  # netcl's own tables and counters belong to the queue
+        hidden = contract.problem
+        if not hidden and recorder.unheld(held):  # tables and counters of netcl belong to the queue
             hidden = recorder.unheld([*held, *tensors_of(instance_dict(recorder.queue).values())])
-        hidden = f"it reads what is not guarded: {hidden}" if hidden else seen.problem and f"it calls {seen.problem}"
-        if self._agrees(program, recorder, run, call.tensors, hidden, fixed):
+        if self._agrees(program, recorder, run, call.tensors, hidden):
             if hidden:
                 self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")
                 return
             run.copy_result(recorder)
             program.graph = Graph().build(recorder, call.tensors, run.tree)
             read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
-            program.guards = Guards(recorder, [*gradients, *read], left, fixed)
+            program.guards = Guards(recorder, [*gradients, *read], left)
 
-    def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str, fixed: Fixed) -> bool:
-        """Whether this recording tells the story of the one before. If not, the function is refused, unless memory moved, an argument was
-        also reached by another way, or functions were replaced: then it is recorded again."""
+    def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
+        """Whether this recording equals the one before. If not, the function is refused, unless only memory moved or an argument was also
+        reached by another name: then it is recorded again."""
         story = [*recorder.story(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
         before, program.story = program.story, story
         moved = [t.buffer is not old for t, old in zip(tensors, program.buffers, strict=False)]
         program.buffers = [t.buffer for t in tensors]
-        replaced = not _same_fixed(program.fixed, fixed)
         unlike, excused = "", True
         if before is not None:
             unlike, excused = _first_difference(before, story, recorder, partial(program.excuses, program.graph is not None))
-        program.fixed, program.owners = fixed, {id(v.buffer): v.owners for v in recorder.values if v.kind == OUTSIDE}
-        if unlike and not (excused or replaced):
+        program.owners = {id(v.buffer): v.owners for v in recorder.values if v.kind == OUTSIDE}
+        if unlike and not excused:
             self._refuse_for_good(f"two runs differ: {unlike}{hidden and f' ({hidden})'}")
             return False
         if before is None or unlike:
@@ -495,12 +487,6 @@ def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, exc
     if what or before[-2:] == now[-2:]:
         return what, excused
     return f"what they return or leave behind, {before[-2]}, then {now[-2]}", False
-
-
-def _same_fixed(old: Fixed, new: Fixed) -> bool:
-    """Whether classes, libraries and functions are what they were."""
-    pairs = [(a, b) for i in (0, 1) for one, other in zip(old[i], new[i], strict=False) for a, b in zip(one, other, strict=True)]
-    return [*map(len, old)] == [*map(len, new)] and all(a is b or (type(a) is str and a == b) for a, b in pairs)
 
 
 class _Inference(CompiledFunction):

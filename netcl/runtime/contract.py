@@ -1,22 +1,32 @@
-"""What a compiled function may read and call. Values are guarded by kind; a value or call of any other kind is refused by name.
+"""The contract of a compiled function: what it may read and call, and guards over all of it.
 
-Nothing here runs the user's code: attributes are looked up in ``__dict__`` and in classes, never through ``__getattr__`` or properties.
+A function may read, by name, in its own code and in the code of every Python function that it names: plain values, tensors, containers and
+small arrays, objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores what they are,
+and compares them before every replay. A value or a call of any other kind is a ``problem`` with a name, and the function is not replayed.
+
+Names are listed with :mod:`dis`; no control flow is followed. An attribute of a value without a name (an item, a result, a local variable)
+is guarded in every object that the function can reach. Nothing here runs the user's code: attributes are looked up in ``__dict__`` and in
+classes, never through ``__getattr__`` or properties.
 """
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import decimal
+import dis
 import enum
 import fractions
-import logging
+import io
 import pathlib
 import re
 import sys
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import resolve_name
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -29,43 +39,64 @@ from types import (
     SimpleNamespace,
     WrapperDescriptorType,
 )
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl.core.tensor import Tensor
 
-PLAIN = (bool, int, float, str, bytes, complex, np.generic, type(None))
 EXACTLY_PLAIN = frozenset((bool, int, float, str, bytes, complex, type(None)))
-CONTAINERS = (dict, list, tuple, deque)
-SETS = (set, frozenset)
-MOST_ITEMS = 64  # of a container whose items are compared at every call
-MOST_DEPTH = 8  # of containers and objects inside each other
-MOST_BYTES = 4096  # of an array whose values are compared at every call
-#: Python's modules, netcl and what netcl calls: their functions are not the user's.
-LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
-#: Modules of functions that depend on their arguments alone.
-PURE = frozenset(
-    "abc bisect builtins cmath collections contextlib copy copyreg dataclasses enum fractions frozen_importlib"
-    " frozen_importlib_external functools heapq importlib itertools math ml_dtypes netcl numbers numpy operator re sre statistics"
-    " string struct types typing".split()
+CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+MOST_ITEMS = 64  # of a container; one with more is refused, unless it holds nothing but tensors
+MOST_DEPTH = 8  # of containers inside each other
+MOST_BYTES = 4096  # of an array
+MOST_FUNCTIONS = 5000  # in one contract; methods count once per object
+
+_LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
+#: Modules whose functions depend on their arguments alone, and the exceptions among them.
+_PURE = frozenset(
+    "abc bisect builtins cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq itertools math"
+    " ml_dtypes netcl numbers numpy operator re sre statistics string struct types typing".split()
 )
-#: Functions of those modules that depend on more, or do more than return a value.
-IMPURE = {
-    "builtins": frozenset(("breakpoint", "delattr", "eval", "exec", "globals", "input", "open", "print", "setattr")),
-    "numpy": frozenset(("dump", "fromfile", "tofile")),
+_IMPURE = {
+    "builtins": frozenset("__import__ breakpoint delattr eval exec globals input locals open print setattr".split()),
+    "numpy": frozenset(("dump", "fromfile", "memmap", "tofile")),
 }
-IMPURE_MODULES = ("netcl.data", "netcl.io", "numpy.random", "numpy.lib._npyio", "numpy.lib.npyio", "numpy.lib._datasource")
+_IMPURE_MODULES = ("netcl.data", "netcl.io", "numpy.random", "numpy.lib._npyio", "numpy.lib.npyio", "numpy.lib._datasource")
 _CALLABLE = (FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, partial)
+_VALUES = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    decimal.Decimal,
+    fractions.Fraction,
+    pathlib.PurePath,
+    enum.Enum,
+)
 _FIXED = (type, ModuleType, CodeType, np.dtype, np.ufunc, type(np.sum), range, slice, re.Pattern, property, staticmethod, classmethod,
-          datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction, pathlib.PurePath,
-          enum.Enum, logging.Logger, type(Ellipsis), type(NotImplemented))  # fmt: skip
+          type(Ellipsis), type(NotImplemented), *_VALUES)  # fmt: skip
 #: Classes of Python's library that a user's class may extend: they hold no state but what is guarded.
 _BASES = frozenset((object, SimpleNamespace, OrderedDict, defaultdict, Counter, decimal.Decimal, fractions.Fraction,
-                    *CONTAINERS, *SETS, *EXACTLY_PLAIN))  # fmt: skip
-_NOTHING: dict[str, Any] = {}
+                    *CONTAINERS, *EXACTLY_PLAIN))  # fmt: skip
+_DESCRIPTORS = (
+    "builtins",
+    "collections",
+    "enum",
+    "types",
+    "typing",
+    "abc",
+)  # modules whose descriptors compute nothing but the stored value
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code defines
 _MODULE: Any = vars(type)["__module__"]  # which a class may hide
-_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
+_COMPUTED: Any = object()  # an attribute that is not stored
+_NO_DICT: dict[str, Any] = {}
+_METHODS = (FunctionType, property, staticmethod, classmethod)
+_get = object.__getattribute__
+
+
+# ---- kinds of values
 
 
 def is_a(value: Any, kinds: Any) -> bool:
@@ -76,253 +107,734 @@ def is_a(value: Any, kinds: Any) -> bool:
 def instance_dict(value: Any) -> Mapping[str, Any]:
     """The ``__dict__`` of an object or a class; empty if there is none."""
     try:
-        return object.__getattribute__(value, "__dict__")
+        return _get(value, "__dict__")
     except AttributeError:
-        return _NOTHING
+        return _NO_DICT
 
 
-def class_attribute(kind: type, name: str) -> Any:
-    """What a class or a class above it defines under a name, descriptors as they are; ``None`` if nothing does."""
-    for one in kind.__mro__:
-        if name in one.__dict__:
-            return one.__dict__[name]
-    return None
+def is_layer(value: Any) -> bool:
+    """Whether ``value`` is a module: an object that reports its parameters and settings to the recorder."""
+    return any("_tell_recorder" in vars(kind) for kind in type(value).__mro__)
 
 
-def attribute(value: Any, name: str) -> Any:
-    """An attribute that is stored: in the object, in a slot or in its class. ``None`` for methods and what is computed."""
-    own = instance_dict(value)
-    if name in own:
-        return own[name]
-    found = class_attribute(value if is_a(value, type) else type(value), name)
-    if is_a(found, MemberDescriptorType):
-        try:
-            return found.__get__(value) if is_a(value, found.__objclass__) else None
-        except AttributeError:
-            return None
-    return None if class_attribute(type(found), "__get__") is not None and not is_a(found, type) else found
+def items_of(container: Any) -> Iterable[Any]:
+    """The items of a container; of a dictionary, keys and values in turn."""
+    return (part for pair in container.items() for part in pair) if is_a(container, dict) else container
 
 
-def method_of(kind: type, name: str) -> Any:
-    """The function behind a method or a property of a class, if Python defines it."""
-    found = class_attribute(kind, name)
-    if is_a(found, property):
-        found = found.fget
-    elif is_a(found, cached_property):
-        found = found.func
-    elif is_a(found, (staticmethod, classmethod)):
-        found = found.__func__
-    return found
-
-
-def items_of(value: Any) -> Iterable[Any]:
-    """What is in a container, the keys of a dictionary too."""
-    return (part for pair in value.items() for part in pair) if is_a(value, dict) else value
-
-
-def module_of(kind: Any) -> str:
-    """The name of the module that a class or a function comes from."""
+def _module_of(kind: Any) -> str:
+    """The name of the module that defines a class or a function."""
     name = _MODULE.__get__(kind) if isinstance(kind, type) else getattr(kind, "__module__", None)
     return name if isinstance(name, str) else "builtins"
 
 
-def of_netcl(module: str | None) -> bool:
-    return module is not None and (module == "netcl" or module.startswith("netcl."))
+def _of_netcl(module: str) -> bool:
+    return module == "netcl" or module.startswith("netcl.")
 
 
-def is_layer(value: Any) -> bool:
-    """Whether it is a module."""
-    return class_attribute(type(value), "_tell_recorder") is not None
+def _of_user(module: Any) -> bool:
+    return not is_a(module, str) or module.partition(".")[0] not in _LIBRARIES
 
 
-def is_own(value: Any) -> bool:
-    """Whether it is netcl's, or code."""
-    if is_a(value, (FunctionType, MethodType)):
-        return True
-    if is_a(value, type):
-        return of_netcl(module_of(value))
-    return of_netcl(value.__name__) if is_a(value, ModuleType) else of_netcl(module_of(type(value))) or is_layer(value)
+def _is_own(value: Any) -> bool:
+    """Whether ``value`` is an object that netcl defines."""
+    return _of_netcl(_module_of(type(value)))
 
 
-def of_user(module: Any) -> bool:
-    """Whether a module, by its name, is the user's."""
-    return not is_a(module, str) or module.partition(".")[0] not in LIBRARIES
+def _is_users(kind: type) -> bool:
+    """Whether a class was written by the user, in Python."""
+    if not kind.__flags__ & _HEAP_TYPE or not _of_user(_module_of(kind)):
+        return False
+    file = instance_dict(sys.modules.get(_module_of(kind))).get("__file__")
+    return not (isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES)))
 
 
-def is_foreign(value: Any) -> bool:
-    """Whether it is a function of the user's."""
-    if is_a(value, partial):
-        return True
-    function = value.__func__ if is_a(value, MethodType) else value
+def _is_users_function(function: Any) -> bool:
     return (
         is_a(function, FunctionType)
-        and of_user(function.__globals__.get("__name__"))
-        and not function.__code__.co_filename.startswith("<op ")
+        and _of_user(function.__globals__.get("__name__"))
+        and not function.__code__.co_filename.startswith("<op ")  # the function of a row
     )
 
 
-def is_of_users_class(value: Any) -> bool:
-    """Whether it is an instance of a class that the user wrote in Python."""
-    kind = type(value)
-    return bool(kind.__flags__ & _MADE_BY_PYTHON) and of_user(module_of(kind)) and not _is_extension(module_of(kind))
-
-
-def all_tensors(value: Any) -> TypeGuard[list[Tensor]]:
-    """Whether it is a list or tuple of tensors alone, which may be long."""
-    return type(value) in (list, tuple) and all(is_a(part, Tensor) for part in value)
-
-
-def _is_extension(module: str) -> bool:
-    file = instance_dict(sys.modules.get(module)).get("__file__")
-    return isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES))
-
-
 def _base_is_known(kind: type) -> bool:
-    module = module_of(kind)
-    if kind in _BASES or issubclass(kind, (np.generic, enum.Enum, Tensor)) or module in ("abc", "typing", "collections.abc", "contextlib"):
-        return True
-    return of_netcl(module) or (bool(kind.__flags__ & _MADE_BY_PYTHON) and of_user(module) and not _is_extension(module))
+    module = _module_of(kind)
+    known = (
+        kind in _BASES or issubclass(kind, (np.generic, enum.Enum, Tensor)) or module in ("abc", "typing", "collections.abc", "contextlib")
+    )
+    return known or _of_netcl(module) or _is_users(kind)
 
 
-def unguarded(value: Any) -> str:
-    """What a value is, if it is of a kind that no guard compares; else empty."""
-    kind = type(value)
-    if kind in EXACTLY_PLAIN or is_a(value, (Tensor, *_FIXED, *_CALLABLE)) or kind in _BASES:
+def _unguarded(value: Any) -> str:
+    """What ``value`` is, if no guard compares values of its kind; else empty."""
+    kind, module = type(value), _module_of(type(value))
+    if is_a(value, pathlib.Path):
+        return f"a {kind.__name__}, which stands for a file"
+    if kind in _BASES or is_a(value, (Tensor, *_FIXED, *_CALLABLE)) or (is_a(value, np.generic) and not is_a(value, np.void)):
         return ""
-    if is_a(value, np.generic) and not is_a(value, np.void):
-        return ""
-    module = module_of(kind)
     if kind is np.ndarray:
-        if value.dtype.hasobject or value.nbytes > MOST_BYTES:
-            return f"an array of {value.nbytes} bytes of {value.dtype} (up to {MOST_BYTES} bytes of numbers are compared)"
-        return ""
+        fits = value.nbytes <= MOST_BYTES and not value.dtype.hasobject
+        return "" if fits else f"an array of {value.nbytes} bytes of {value.dtype} (up to {MOST_BYTES} bytes of numbers are compared)"
     if module.partition(".")[0] in ("typing", "pyopencl"):
         return ""
-    if of_netcl(module):
-        hidden = module.startswith(IMPURE_MODULES) or class_attribute(kind, "__next__") is not None
+    if _of_netcl(module):
+        hidden = module.startswith(_IMPURE_MODULES) or any("__next__" in vars(one) for one in kind.__mro__)
     else:
         hidden = not all(map(_base_is_known, kind.__mro__))
     return f"a {module}.{kind.__qualname__}" if hidden else ""
 
 
-class Vet:
-    """Finds the first value, among those a function reads, that no guard compares. ``loose`` are attributes read of nameless things."""
+def _is_pure(module: str, name: str) -> bool:
+    module = module.lstrip("_")
+    top = module.partition(".")[0]
+    return top in _PURE and name not in _IMPURE.get(top, ()) and not module.startswith(_IMPURE_MODULES)
 
-    def __init__(self, loose: frozenset[str]):
-        self.tensors: list[Tensor] = []  # that it met, and
-        self.own: list[Any] = []  # objects of netcl, which hold some
-        self._loose = loose
+
+def _impure_call(function: Any) -> str:
+    """The name of a function of a library, if its result depends on more than its arguments or it does more than return one."""
+    name = getattr(function, "__name__", "")
+    if is_a(function, FunctionType):
+        row = function.__code__.co_filename.startswith("<op ")
+        module = "netcl" if row else str(function.__globals__.get("__name__", ""))
+        return "" if _is_pure(module, name) else f"{module}.{name}()"
+    of = function.__self__ if is_a(function, BuiltinFunctionType) else getattr(function, "__objclass__", None)
+    if of is None or isinstance(of, ModuleType):
+        module = (of.__name__ if isinstance(of, ModuleType) else _module_of(function)).lstrip("_")
+        return "" if _is_pure(module, name) else (name if module == "builtins" else f"{module}.{name}") + "()"
+    kind = of if is_a(of, type) else type(of)
+    known = is_a(of, (np.ndarray, np.generic, *CONTAINERS, *EXACTLY_PLAIN)) or (not is_a(of, type) and _is_users(kind))
+    return "" if known or _is_pure(_module_of(kind), name) else f"{name}() of a {_module_of(kind)}.{kind.__qualname__}"
+
+
+def _is_value_class(kind: type) -> bool:
+    """Whether a class of a library makes values that hold no state but their own."""
+    return issubclass(kind, (*_VALUES, BaseException, io.BytesIO, io.StringIO)) and not issubclass(kind, pathlib.Path)
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Whether two plain values are equal; 0.0 is not -0.0, and NaN equals itself."""
+    return type(old) is type(new) and (type(old) in EXACTLY_PLAIN or is_a(old, np.generic)) and repr(old) == repr(new)
+
+
+# ---- names in code
+
+Path = tuple[str, ...]
+_FIRST = ""  # stands for the first argument in a path: in a method, the object that it belongs to
+_ANY = "*"  # stands for every attribute
+_LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT", "STORE_FAST_LOAD_FAST")
+_SKIPPED = ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
+_READERS = (getattr, hasattr, vars, dir)
+#: Special methods that are read only by the syntax and the names beside them. Those of a data class read all of its fields.
+_ON_REQUEST: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("__init__", "__new__", "__post_init__", "__del__", "__init_subclass__", "__set_name__", "__class_getitem__"), ()),
+    **dict.fromkeys(("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__replace__"), ("copy", "deepcopy", "replace")),
+    **dict.fromkeys(
+        ("__repr__", "__str__", "__format__"), ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "%", "str", "repr", "format")
+    ),
+    **dict.fromkeys(("__eq__", "__ne__", "__hash__"), ("COMPARE_OP", "CONTAINS_OP", "index", "count", "remove", "hash", "set")),
+}
+#: Names that read attributes by names that are not in the code.
+_READ_ANY = frozenset(("__dict__", "MATCH_CLASS", "attrgetter", "dir", "format", "format_map", "methodcaller", "vars"))
+
+
+class Names(NamedTuple):
+    """What code names: chains of attributes that begin at a name, and attributes of values without a name."""
+
+    paths: set[Path]
+    loose: set[str]
+    optional: set[str]  # attributes that may be missing: arguments of getattr and hasattr
+    stores: set[Path]
+    loose_stores: set[str]
+    imports: set[tuple[str, int, str]]  # module, level, name
+    syntax: set[str]
+
+
+def names_in(code: CodeType) -> Names:
+    """The names in a function and in the functions inside it."""
+    found = Names(*(set() for _ in Names._fields))  # type: ignore[arg-type]
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
+    local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
+    first = code.co_varnames[0] if code.co_argcount else ""
+    if first and not any(step.opname.startswith(("STORE_FAST", "STORE_DEREF")) and first in _both(step.argval) for step in steps):
+        local[first] = (_FIRST,)
+    path, module = (), ("", 0)
+    for i, step in enumerate(steps):
+        name, op = step.argval, step.opname
+        if op in ("LOAD_ATTR", "LOAD_METHOD"):
+            path = (*path, name) if path else ()
+            found.loose.update(() if path else (name,))
+            continue
+        if op in ("COPY", "DUP_TOP") and step.arg in (None, 1):  # of ``a.b += 1``
+            continue
+        if op in ("STORE_ATTR", "DELETE_ATTR"):
+            found.stores.update([(*path, name)] if path else ())
+            found.loose_stores.update(() if path else (name,))
+        found.paths.add(path)
+        path = ()
+        if op.startswith(_LOADS):
+            name = _both(name)[-1]
+            path = local.get(name, (name,))
+            if name in ("getattr", "hasattr") and name not in local:
+                found.optional.add(_constant_name(steps[i + 1 : i + 12]))
+        elif op in ("STORE_GLOBAL", "DELETE_GLOBAL") or (op in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars):
+            found.stores.add((name,))
+        elif op == "IMPORT_NAME":
+            module = name, steps[i - 2].argval if i > 1 and isinstance(steps[i - 2].argval, int) else 0
+            found.imports.add((*module, ""))
+        elif op == "IMPORT_FROM":
+            found.imports.add((*module, name))
+        elif op.startswith("LOAD_SUPER"):
+            found.loose.add(name)
+        found.syntax.add("%" if op == "BINARY_MODULO" or (op == "BINARY_OP" and "%" in step.argrepr) else op)
+    found.paths.update((path, ()))
+    found.paths.remove(())
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            _include(found, names_in(part), local)
+    return found
+
+
+def _both(argval: Any) -> tuple[Any, ...]:
+    """The names of an instruction that may hold two."""
+    return argval if isinstance(argval, tuple) else (argval,)
+
+
+def _constant_name(steps: Sequence[dis.Instruction]) -> str:
+    """The attribute that ``getattr`` reads, if it is a constant; else ``*``. ``steps`` follow the name ``getattr``."""
+    rest = list(steps[1:]) if steps and steps[0].opname.startswith(_LOADS) and isinstance(steps[0].argval, str) else []
+    while rest and rest[0].opname == "LOAD_ATTR":
+        rest.pop(0)
+    named = len(rest) > 1 and rest[0].opname == "LOAD_CONST" and isinstance(rest[0].argval, str)
+    if named and rest[1].opname.startswith((*_LOADS, "LOAD_CONST", "LOAD_SMALL_INT")):  # a default
+        rest.pop(1)
+    return rest[0].argval if named and len(rest) > 1 and rest[1].opname in ("CALL", "CALL_FUNCTION") else _ANY
+
+
+def _include(found: Names, inner: Names, local: Mapping[str, Path]) -> None:
+    """Add the names of a nested function, as the function around it sees them."""
+    for mine, of_inner in zip(found, inner, strict=True):
+        if mine is not found.paths and mine is not found.stores:
+            mine.update(of_inner)  # type: ignore[arg-type]
+    for mine, loose, paths in ((found.paths, found.loose, inner.paths), (found.stores, found.loose_stores, inner.stores)):
+        for name, *rest in paths:
+            start = () if name == _FIRST else local.get(name, (name,))
+            if start:
+                mine.add((*start, *rest))
+            else:
+                loose.update(rest)
+
+
+# ---- the contract
+
+
+class Contract:
+    """What a function reads, as it is now. ``problem`` names the first value or call that no guard covers; it is empty if there is none.
+
+    Tensors are referred to weakly. Everything else is kept alive, so that no other object takes its identity.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Any] = ()):
+        self.problem = ""
+        self.own: list[Any] = []  # objects of netcl, which report to the recorder
+        self._layers: dict[int, Any] = {}
+        self._calls_forward = False
+        self.loose: set[str] = set()
+        self._optional: set[str] = set()
+        self._on_request: set[str] = set()
+        self._loose_stores: set[str] = set()
+        self._stores: dict[tuple[int, str], tuple[Any, str, str]] = {}  # [holder, name, label]
+        self._named: dict[tuple[int, str], list[Any]] = {}  # [holder, name, value, label]
+        self._items: list[tuple[Callable[..., Any], Callable[..., int], Any, list[Any], str]] = []  # iterator, length, container, items
+        self._arrays: list[tuple[Any, tuple[Any, ...], str]] = []
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], Any, bool, str]] = {}
+        self._functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
+        self._objects: dict[int, tuple[Any, type, str, set[str]]] = {}  # with the names that were looked up
         self._seen: dict[int, int] = {}
+        self._walked: dict[tuple[int, int], Any] = {}
+        self._pending: deque[tuple[Any, Any]] = deque()  # functions and the objects that they are methods of
+        self._first = function.__self__ if is_a(function, MethodType) else function  # walked even where netcl defines it
+        self._visit(function, self._first.__name__ if is_a(self._first, (FunctionType, type)) else type(self._first).__name__)
+        for value in arguments:
+            self._visit(value, "an argument")
+        self._close()
+        self._finish()
 
-    def __call__(self, value: Any, name: str, depth: int = 0) -> str:
-        """The name and kind of that value; empty if there is none."""
-        what = unguarded(value)
-        if what:
-            return f"{name} is {what}"
-        if self._seen.get(id(value), MOST_DEPTH + 1) <= depth:
-            return ""
-        self._seen[id(value)] = depth
-        if is_a(value, Tensor):
-            self.tensors.append(value)
-        elif is_own(value) and not is_a(value, _CALLABLE):
-            self.own.append(value)
-        if is_a(value, (*CONTAINERS, *SETS)):
-            return self._items(value, name, depth)
-        if is_a(value, BuiltinFunctionType) and (what := unvouched_call(value)):
-            return f"{name} is {what}"
-        if is_a(value, (MethodType, BuiltinFunctionType, MethodWrapperType)):
-            return "" if value.__self__ is None else self(value.__self__, name, depth)
+    def _refuse(self, problem: str) -> None:
+        self.problem = self.problem or problem
+
+    def _close(self) -> None:
+        """Walk what is pending, and look the loose names up in every object, until nothing is new."""
+        extent: Any = None
+        while self._pending or extent != (extent := self._extent()):
+            while self._pending:
+                self._walk(*self._pending.popleft())
+            for value, _, label, known in list(self._objects.values()):
+                for name in sorted(self._names_of(value) - known):
+                    known.add(name)
+                    self._attribute(value, name, label)
+
+    def _extent(self) -> tuple[int, ...]:
+        return len(self.loose), len(self._optional), len(self._on_request), len(self._objects), len(self._walked)
+
+    def _names_of(self, value: Any) -> set[str]:
+        """The attributes of an object that code may read without naming the object: by loose names, by syntax, and from netcl."""
+        wanted, of_class = self.loose | self._optional, is_a(value, type)
+        names = set() if of_class else set(instance_dict(value))
+        if is_a(value, (ModuleType, FunctionType)):
+            return {name for name in names if name[:2] != "__"} if _ANY in wanted else wanted & names
+        if of_class and not _is_users(value):
+            return set() if _is_pure(_module_of(value), "") else wanted & {name for kind in value.__mro__[:-1] for name in vars(kind)}
+        kinds = [kind for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__) if _is_users(kind)]
+        defined = {name for kind in kinds for name in vars(kind)}
+        names |= defined
+        found = {name for name in names if name[:2] != "__"} if _ANY in wanted else (wanted & names) | (self._optional - {_ANY})
+        on_request = self._on_request | ({"__init__", "__new__", "__post_init__"} if of_class else set())
+        methods = {name for kind in kinds for name, member in vars(kind).items() if is_a(member, _METHODS)}
+        found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
+        for base in (value if of_class else type(value)).__mro__ if kinds else ():
+            if _of_netcl(_module_of(base)):  # netcl calls the methods that it defines
+                found |= {name for name in vars(base).keys() & methods if name not in _ON_REQUEST}
+        return found
+
+    # ---- values
+
+    def _visit(self, value: Any, label: str, depth: int = 0) -> None:
+        """Guard what is in a value. Whoever holds the value guards its identity."""
+        kind = type(value)
+        if kind in EXACTLY_PLAIN:
+            return
+        if problem := _unguarded(value):
+            self._refuse(f"it reads what is not guarded: {label} is {problem}")
+        elif issubclass(kind, Tensor):
+            self._tensors.setdefault(id(value), (weakref.ref(value), value.buffer, value.requires_grad, label))
+            if _is_users(kind):
+                self._object(value, label)
+        elif kind is np.ndarray:
+            self._arrays.append((value, _array_key(value), label))
+        elif self._seen.get(id(value), MOST_DEPTH + 1) > depth:
+            self._seen[id(value)] = depth
+            if issubclass(kind, CONTAINERS):
+                self._container(value, label, depth)
+            if issubclass(kind, _CALLABLE):
+                self._callable(value, label)
+            elif not (issubclass(kind, CONTAINERS) and kind in _BASES):
+                self._object(value, label)
+
+    def _container(self, value: Any, label: str, depth: int) -> None:
+        if not (type(value) in (list, tuple) and all(is_a(part, Tensor) for part in value)):
+            problem = f"a {type(value).__name__} of {len(value)} items (up to {MOST_ITEMS} are compared)" if len(value) > MOST_ITEMS else ""
+            if problem or (depth >= MOST_DEPTH and len(value)):
+                self._refuse(f"it reads what is not guarded: {label} is {problem or f'nested more than {MOST_DEPTH} deep'}")
+                return
+        base: Any = next(kind for kind in CONTAINERS if is_a(value, kind))
+        keys = [*base.__iter__(value)]
+        self._items.append((base.__iter__, base.__len__, value, [*map(_reference, keys)], label))
+        if base is dict:
+            items = dict.values(value)
+            self._items.append((iter, len, items, [*map(_reference, items)], label))
+            for key, part in dict.items(value):
+                self._visit(key, f"a key of {label}", depth + 1)
+                self._visit(part, f"{label}[{key!r}]" if type(key) is str else f"an item of {label}", depth + 1)
+        else:
+            for i, part in enumerate(keys):
+                self._visit(part, f"{label}[{i}]", depth + 1)
+
+    def _callable(self, value: Any, label: str) -> None:
         if is_a(value, partial):
-            return self._first([(part, f"a part of {name}") for part in (value.func, *value.args, *value.keywords.values())], depth)
-        return self._attributes(value, name, depth)
+            for part, called in ((value.func, label), (value.args, f"an argument of {label}"), (value.keywords, f"an argument of {label}")):
+                self._visit(part, called)
+        elif is_a(value, MethodType):
+            self._visit(value.__self__, label)
+            self._pending.append((value.__func__, value.__self__))
+        elif is_a(value, FunctionType):
+            self._pending.append((value, None))
+            self._objects.setdefault(id(value), (value, type(value), label, set()))
+        elif value in _READERS:
+            self._refuse(f"it calls {value.__name__}() by another name")
+        elif problem := _impure_call(value):
+            self._refuse(f"it reads what is not guarded: {label} is {problem}")
+        elif (of := getattr(value, "__self__", None)) is not None and not is_a(of, (ModuleType, type)):
+            self._visit(of, label)
 
-    def _items(self, value: Any, name: str, depth: int) -> str:
-        if all_tensors(value):
-            self.tensors += value
-            return ""
-        if len(value) > MOST_ITEMS:
-            return f"{name} is a {type(value).__name__} of {len(value)} items (up to {MOST_ITEMS} are compared)"
-        if depth >= MOST_DEPTH and len(value):
-            return f"{name} is nested more than {MOST_DEPTH} deep"
-        if is_a(value, dict):
-            return self._first(
-                [(part, f"{name}[{key!r}]" if type(key) is str else f"an item of {name}") for key, part in value.items()], depth
-            )
-        return self._first([(part, f"{name}[{i}]") for i, part in enumerate(value)], depth)
+    def _object(self, value: Any, label: str) -> None:
+        kind = type(value)
+        if issubclass(kind, type) and not _is_users(value):
+            if not _is_pure(_module_of(value), value.__name__) and not _is_value_class(value):
+                self._refuse(f"it calls {_module_of(value)}.{value.__name__}()")
+        if is_layer(value):
+            for layer in value.modules():
+                self._layers[id(layer)] = layer
+                self._objects.setdefault(id(layer), (layer, type(layer), label if layer is value else type(layer).__name__, set()))
+                self._attribute(layer, "forward", label)
+        elif _is_own(value) and "__wrapped__" in instance_dict(value):  # compiled
+            self._visit(value.__wrapped__, label)
+        if is_layer(value) or _is_own(value):
+            self.own.append(value)
+        self._objects.setdefault(id(value), (value, kind, label, set()))
 
-    def _attributes(self, value: Any, name: str, depth: int) -> str:
-        if is_a(value, ModuleType) and ("*" in self._loose and of_user(value.__name__)):
-            return f"{name} is a module, some of whose attributes are read by computed names"
-        own = instance_dict(value)
-        names = [*stored_names(value, own, self._loose), *loose_names(type(value), self._loose)]
-        parts = [(attribute(value, part), f"{name}.{part}") for part in names]
-        kinds = (*PLAIN, list, dict) if is_own(value) and not is_a(value, FunctionType) else object
-        return self._first([(part, called) for part, called in parts if is_a(part, kinds)], depth)
+    # ---- attributes
 
-    def _first(self, parts: Iterable[tuple[Any, str]], depth: int) -> str:
-        return next((found for part, name in parts if (found := self(part, name, depth + 1))), "")
+    def _guard(self, owner: Any, holder: Any, name: str, label: str) -> Any:
+        """Guard what a mapping has under a name; returns that. ``owner`` identifies the mapping."""
+        value = holder.get(name, _MISSING)
+        self._named.setdefault((id(owner), name), [holder, name, _reference(value), label])
+        return value
+
+    def _attribute(self, value: Any, name: str, label: str) -> Any:
+        """Guard and visit an attribute where it is stored: in the object, in a slot or in classes; returns it."""
+        label = f"{label}.{name}"
+        if is_a(value, ModuleType):
+            return self._of_module(value, name, label)
+        own, found, of_class = instance_dict(value), _COMPUTED, is_a(value, type)
+        if not of_class and (name in own or name in self._optional):
+            found = self._guard(value, own, name, label)
+            reported = _is_own(value) and not is_layer(value) and value is not self._first and (is_a(found, Tensor) or _is_own(found))
+            if found is not _MISSING and not reported:
+                self._visit(found, label)
+        for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__):
+            if _is_users(kind) or value is self._first or (name == "forward" and is_layer(value)):
+                if name in vars(kind) or found is _COMPUTED:
+                    member = self._guard(kind, vars(kind), name, label)
+                    stored = _COMPUTED if member is _MISSING else self._member(value, member, label)
+                    found = stored if found is _COMPUTED else found
+            elif of_class and found is _COMPUTED and name in vars(kind) and name[:2] != "__":
+                self._of_library(getattr(value, name), label)  # a method of a class of a library
+        return found
+
+    def _member(self, owner: Any, member: Any, label: str) -> Any:
+        """Walk a function that a class defines as a method of ``owner``; visit another value; returns what is stored."""
+        instance = None if is_a(owner, type) else owner
+        if is_a(member, FunctionType):
+            self._pending.append((member, instance))
+        elif is_a(member, (staticmethod, classmethod)):
+            of = None if is_a(member, staticmethod) else owner if instance is None else type(owner)
+            self._pending.append((member.__func__, of))
+        elif is_a(member, (property, cached_property)):
+            first = owner if instance is None and not any(member in vars(kind).values() for kind in owner.__mro__) else instance
+            self._pending += [(f, first) for f in ((member.fget, member.fset) if is_a(member, property) else (member.func,))]
+        elif is_a(member, MemberDescriptorType):
+            if instance is not None and is_a(owner, member.__objclass__):
+                stored = self._guard(member, _Slot(owner, member), str(id(owner)), label)
+                self._visit(None if stored is _MISSING else stored, label)
+                return stored
+        elif not (_module_of(type(member)).lstrip("_") in _DESCRIPTORS and any("__get__" in vars(kind) for kind in type(member).__mro__)):
+            self._visit(member, label)
+            return member
+        return _COMPUTED
+
+    def _of_module(self, module: ModuleType, name: str, label: str) -> Any:
+        if name not in vars(module):
+            self._pending.append((vars(module).get("__getattr__") if _of_user(module.__name__) else None, None))
+            return _COMPUTED
+        value = self._guard(vars(module), vars(module), name, label)
+        if _of_user(module.__name__):
+            self._visit(value, label)
+        elif module.__name__.startswith("numpy.random"):
+            self._refuse(f"it reads what is not guarded: {label} is random")
+        elif not (_of_netcl(module.__name__) and not is_a(value, (type, *_CALLABLE))):
+            self._of_library(value, label)
+        return value
+
+    def _of_library(self, value: Any, label: str) -> None:
+        """A value of a library: its functions must be pure, its data is compared."""
+        if is_a(value, (FunctionType, BuiltinFunctionType)) and not _is_users_function(value):
+            if _module_of(value) in ("copy", "dataclasses") or value in _READERS:
+                self.loose.add(_ANY)
+            if problem := _impure_call(value):
+                self._refuse(f"it calls {problem}")
+        elif not is_a(value, ModuleType):
+            self._visit(value, label)
+
+    # ---- functions
+
+    def _walk(self, function: Any, owner: Any) -> None:
+        """Guard what a Python function names. ``owner`` is the object that it is a method of."""
+        if not is_a(function, FunctionType) or (id(function), id(owner)) in self._walked:
+            return
+        self._walked[id(function), id(owner)] = function
+        if len(self._walked) > MOST_FUNCTIONS:
+            self._refuse(f"it names more than {MOST_FUNCTIONS} functions")
+            return
+        if (inner := instance_dict(function).get("__wrapped__")) is not None:
+            self._visit(inner, function.__name__)
+        if not _is_users_function(function) and function is not self._first and owner is not self._first:
+            if problem := _impure_call(function):
+                self._refuse(f"it calls {problem}")
+            return
+        self._functions.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
+        for part in (function.__defaults__ or (), function.__kwdefaults__ or {}):
+            self._visit(part, f"a default of {function.__qualname__}")
+        names = names_in(function.__code__)
+        self.loose |= names.loose
+        self._optional |= names.optional
+        self._loose_stores |= names.loose_stores
+        used = names.syntax | names.loose | {name for path in names.paths for name in path}
+        self._on_request |= {name for name, by in _ON_REQUEST.items() if name in used or not used.isdisjoint(by)}
+        self._calls_forward |= "forward" in used
+        if _ANY in names.optional or used & _READ_ANY:
+            self.loose.add(_ANY)
+        for module, level, name in sorted(names.imports):
+            self._import(function, module, level, name)
+        for first, *rest in sorted(names.paths):
+            self._read(function, owner, first, rest)
+        for first, *rest in sorted(names.stores):
+            self._store(function, owner, first, rest)
+
+    @staticmethod
+    def _root(function: FunctionType, name: str) -> tuple[Any, Any]:
+        """The place of a name, as an owner and a mapping."""
+        if name in function.__code__.co_freevars:
+            cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+            return cell, _Cell(cell)
+        return function.__globals__, function.__globals__
+
+    def _read(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
+        """Guard what a chain of names leads to."""
+        if first == _FIRST:
+            if owner is None:
+                self.loose.update(rest)
+                return
+            value, label = owner, self._objects[id(owner)][2] if id(owner) in self._objects else type(owner).__name__
+        else:
+            value, label = self._guard(*self._root(function, first), first, first), first
+            if value is _MISSING and first in vars(builtins):
+                value = self._guard(builtins, vars(builtins), first, first)
+                if first in _IMPURE["builtins"]:
+                    self._refuse(f"it calls {first}()")
+                return
+        if value is _MISSING:
+            return
+        if not (rest and is_a(value, ModuleType)) and first != "__class__":
+            self._visit(value, label)
+        for i, name in enumerate(rest):
+            value, label = self._attribute(value, name, label), f"{label}.{name}"
+            if value is _COMPUTED or value is _MISSING:
+                self.loose.update(rest[i + 1 :])
+                return
+        if rest and is_a(value, ModuleType):
+            self._visit(value, label)
+
+    def _import(self, function: FunctionType, module: str, level: int, name: str) -> None:
+        module = resolve_name("." * level + module, function.__globals__.get("__package__") or "") if level else module
+        found = self._guard(sys.modules, sys.modules, module, module)
+        if found is _MISSING:
+            self._refuse(f"it imports {module}, which is not loaded")
+        elif name:
+            value = self._attribute(found, name, module)
+            self._visit(None if value is _COMPUTED else value, f"{module}.{name}")
+        else:
+            self._visit(found, module)
+            self._visit(sys.modules[module.partition(".")[0]], module)
+
+    def _store(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
+        """Note which name or attribute a function sets."""
+        at, holder = (owner, None) if first == _FIRST else self._root(function, first)
+        if rest:
+            value = owner if first == _FIRST else holder.get(first)
+            for name in rest[:-1]:
+                value = _stored(value, name)
+            if value is None:
+                self._loose_stores.add(rest[-1])
+                return
+            if is_layer(value):  # which reports its tensors
+                return
+            at, holder = value, _holder(value, rest[-1])
+        name = rest[-1] if rest else first
+        self._stores[id(at), name] = holder, name, ".".join((first, *rest)).lstrip(".")
+
+    # ---- comparing
+
+    def _finish(self) -> None:
+        """Sort the guards by how they are compared. A tensor that the function itself sets is guarded by shape and dtype alone."""
+        objects = [(value, kind, label) for value, kind, label, _ in self._objects.values()]
+        for value, _, label in objects:
+            if not is_a(value, (type, ModuleType)) and not is_layer(value) and not _is_own(value):
+                for name in self._loose_stores & instance_dict(value).keys():
+                    self._stores.setdefault((id(value), name), (instance_dict(value), name, f"{label}.{name}"))
+        self._kinds: list[tuple[Any, str, Any, str]] = []
+        for key, (holder, name, _) in self._stores.items():
+            entry = self._named.get(key)
+            if entry is not None and (type(entry[2]) is weakref.ref or entry[2] in (None, _MISSING)):
+                del self._named[key]
+                self._kinds.append((holder, name, _tensor_kind(holder.get(name)), entry[3]))
+                self._tensors = {i: one for i, one in self._tensors.items() if one[3] != entry[3]}
+        named = self._named.values()
+        self._mappings = [entry for entry in named if type(entry[0]) is not _Cell]
+        self._cells = [[entry[0].cell, *entry[2:]] for entry in named if type(entry[0]) is _Cell]
+        self._instances = [(value, kind, own, len(own), label) for value, kind, label in objects if not is_a(value, (type, ModuleType))
+                           for own in (instance_dict(value) if not _is_own(value) and not is_layer(value) else _NO_DICT,)]  # fmt: skip
+        self._told = (
+            *[(label, _signature(value)) for _, _, value, label in named],
+            *[(length(container), *map(_signature, items)) for _, length, container, items, _ in self._items],
+            *[key for _, key, _ in self._arrays],
+            *[(i, id(buffer), learns) for i, (_, buffer, learns, _) in self._tensors.items()],
+            *[(id(function), id(code)) for function, code, *_ in self._functions],
+            *[(id(value), id(kind), size) for value, kind, _, size, _ in self._instances],
+            *[(label, kind) for _, _, kind, label in self._kinds],
+        )
+
+    def equals(self, other: Contract) -> bool:
+        """Whether two contracts were made over the same objects and equal values."""
+        return self._told == other._told and all(one[0]() is not None for one in self._tensors.values())
+
+    def changed(self, by_itself: bool = False) -> str:
+        """The name of the first value that differs by now; empty if none does. ``by_itself`` leaves out what the function sets."""
+        for entry in self._mappings:
+            holder, name, value, label = entry
+            now = holder.get(name, _MISSING)
+            if now is not value and (now is None or type(value) is not weakref.ref or value() is not now):
+                if not _same(value, now):
+                    return label
+                entry[2] = now
+        for entry in self._cells:
+            cell, value, label = entry
+            try:
+                now = cell.cell_contents
+            except ValueError:
+                now = _MISSING
+            if now is not value and (now is None or type(value) is not weakref.ref or value() is not now):
+                if not _same(value, now):
+                    return label
+                entry[1] = now
+        for value, kind, own, size, label in self._instances:
+            if type(value) is not kind or (own is not _NO_DICT and (len(own) != size or _get(value, "__dict__") is not own)):
+                return label
+        for ref, buffer, learns, label in self._tensors.values():
+            t = ref()
+            if t is None or t.buffer is not buffer or t.requires_grad is not learns:
+                return label
+        for function, code, defaults, keywords in self._functions:
+            if function.__code__ is not code or function.__defaults__ is not defaults or function.__kwdefaults__ is not keywords:
+                return function.__qualname__
+        return self._changed_items(by_itself) if self._items or self._arrays or self._kinds else ""
+
+    def _changed_items(self, by_itself: bool) -> str:
+        for iterate, length, container, items, label in self._items:
+            if length(container) != len(items):
+                return label
+            for i, now in enumerate(iterate(container)):
+                value = items[i]
+                if now is not value and (now is None or type(value) is not weakref.ref or value() is not now):
+                    if not _same(value, now):
+                        return label
+                    items[i] = now
+        for array, key, label in self._arrays:
+            if _array_key(array) != key:
+                return label
+        for holder, name, kind, label in () if by_itself else self._kinds:
+            if _tensor_kind(holder.get(name)) != kind:
+                return label
+        return ""
+
+    # ---- tensors
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors that the function reaches by name, alone or in objects of netcl."""
+        return [*filter(lambda t: t is not None, (one[0]() for one in self._tensors.values())), *tensors_of(self.own)]
+
+    def left(self) -> list[Left]:
+        """What the function sets, as it is now."""
+        return [Left(holder, name, holder.get(name), label) for holder, name, label in self._stores.values()]
+
+    def uncalled(self) -> Iterable[Any]:
+        """The modules whose ``forward`` the function may call without calling the module."""
+        return self._layers.values() if self._calls_forward else ()
+
+
+class Left(NamedTuple):
+    """A name or an attribute that a function sets. A replay writes to the memory of its tensors, and does not set it."""
+
+    holder: Any
+    name: str
+    value: Any
+    label: str
+
+    def is_there(self) -> bool:
+        """Whether it still has the value that the recording left there."""
+        now = self.holder.get(self.name)
+        return now is self.value or _same(self.value, now)
+
+    def tensors(self) -> list[Tensor]:
+        held = self.value if isinstance(self.value, (list, tuple)) else [self.value]
+        return [t for t in held if isinstance(t, Tensor)]
+
+
+class _Cell:
+    """A variable of a closure, as a mapping."""
+
+    def __init__(self, cell: Any):
+        self.cell = cell
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            return default
+
+
+class _Slot:
+    """A slot of an object, as a mapping."""
+
+    def __init__(self, owner: Any, slot: Any):
+        self.owner, self._slot = owner, slot
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self._slot.__get__(self.owner)
+        except AttributeError:
+            return default
+
+
+def _holder(value: Any, name: str) -> Any:
+    """The mapping in which an object stores an attribute."""
+    slot = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), None)
+    return _Slot(value, slot) if is_a(slot, MemberDescriptorType) else instance_dict(value)
+
+
+def _stored(value: Any, name: str) -> Any:
+    """An attribute that is stored in the object or its class; ``None`` for one that is computed."""
+    found = _holder(value, name).get(name)
+    for kind in (value if is_a(value, type) else type(value)).__mro__ if found is None else ():
+        if name in vars(kind):
+            found = vars(kind)[name]
+            return None if any("__get__" in vars(one) for one in type(found).__mro__) else found
+    return found
+
+
+def _reference(value: Any) -> Any:
+    return weakref.ref(value) if is_a(value, Tensor) else value
+
+
+def _signature(value: Any) -> Any:
+    """What two contracts compare of a value: a plain value itself, the class of a container, the identity of anything else."""
+    kind = type(value)
+    if kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
+        return kind, repr(value)
+    return kind if kind in CONTAINERS else id(value() if kind is weakref.ref else value)
+
+
+def _array_key(array: Any) -> tuple[Any, ...]:
+    return array.shape, array.dtype, array.tobytes()
+
+
+def _tensor_kind(value: Any) -> Any:
+    return (value.shape, value.dtype, value.requires_grad) if is_a(value, Tensor) else None if value is None else id(value)
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors that objects of netcl hold: parameters, the state of an optimizer."""
+    """The tensors that objects of netcl hold: parameters, buffers, the state of an optimizer."""
     waiting, seen, found = list(values), set(), []
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or is_a(value, (*PLAIN, type, ModuleType)):
+        if id(value) in seen or type(value) in EXACTLY_PLAIN or is_a(value, (type, ModuleType)):
             continue
         seen.add(id(value))
         if is_a(value, Tensor):
             found.append(value)
-        elif is_a(value, (*CONTAINERS, *SETS)):
+        elif is_a(value, CONTAINERS):
             waiting += items_of(value)
-        elif is_own(value):
+        elif is_layer(value) or _is_own(value) or is_a(value, (FunctionType, MethodType)):
             waiting += instance_dict(value).values()
-            waiting += [attribute(value, name) for name in loose_names(type(value), frozenset("*"))]
+            slots = [part for kind in type(value).__mro__ for part in vars(kind).values() if is_a(part, MemberDescriptorType)]
+            waiting += [_Slot(value, slot).get("") for slot in slots if is_a(value, slot.__objclass__)]
     return found
-
-
-def stored_names(value: Any, own: Mapping[str, Any], loose: frozenset[str]) -> list[str]:
-    """Those of some names that are in the ``__dict__`` of an object, or anywhere in a class; ``*`` stands for all."""
-    if issubclass(type(value), type):
-        return [name for name in loose if class_attribute(value, name) is not None]
-    return list(own) if "*" in loose else [name for name in loose if name in own]
-
-
-def loose_names(kind: type, loose: frozenset[str]) -> list[str]:
-    """Those of some names that a class stores for its instances; ``*`` stands for all of its slots."""
-    slots = (
-        [name for one in kind.__mro__ for name, part in one.__dict__.items() if is_a(part, MemberDescriptorType)] if "*" in loose else []
-    )
-    return [*[name for name in loose if class_attribute(kind, name) is not None], *slots]
-
-
-def unvouched_call(function: Any) -> str:
-    """The name of a function written in C, if its result depends on more than its arguments or it does more than return one."""
-    name = getattr(function, "__name__", "")
-    of = function.__self__ if is_a(function, BuiltinFunctionType) else getattr(function, "__objclass__", None)
-    if of is None or isinstance(of, ModuleType):
-        module = (of.__name__ if isinstance(of, ModuleType) else module_of(function)).lstrip("_")
-        return "" if _is_pure(module, name) else (name if module == "builtins" else f"{module}.{name}") + "()"
-    kind = of if is_a(of, type) else type(of)
-    known = _is_pure(module_of(kind).lstrip("_"), name) if is_a(of, type) else not unguarded_method(of)
-    return "" if known else f"{name}() of a {module_of(kind)}.{kind.__qualname__}"
-
-
-def unguarded_method(owner: Any) -> bool:
-    """Whether methods of an object written in C may depend on what no guard compares."""
-    kind = type(owner)
-    if is_a(owner, (np.ndarray, *PLAIN, *CONTAINERS, *SETS)) or is_of_users_class(owner):
-        return False
-    return not _is_pure(module_of(kind).lstrip("_"), "") or is_a(owner, logging.Logger)
-
-
-def unvouched_module(module: Any, name: str) -> str:
-    """The name of a function of a library, written in Python, by the same measure."""
-    if of_user(module):
-        return ""
-    return "" if _is_pure(module.lstrip("_"), name) else f"{module}.{name}()"
-
-
-def _is_pure(module: str, name: str) -> bool:
-    top = module.partition(".")[0]
-    return top in PURE and name not in IMPURE.get(top, ()) and not module.startswith(IMPURE_MODULES)
