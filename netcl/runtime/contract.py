@@ -21,16 +21,19 @@ import io
 import pathlib
 import re
 import sys
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import resolve_name
+from itertools import repeat
+from operator import attrgetter, is_
 from types import (
     BuiltinFunctionType,
+    CellType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
@@ -93,7 +96,10 @@ _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
 _COMPUTED: Any = object()  # an attribute that is not stored
 _NO_DICT: dict[str, Any] = {}
 _METHODS = (FunctionType, property, staticmethod, classmethod)
+_CONTENTS: Any = vars(CellType)["cell_contents"]
 _get = object.__getattribute__
+_buffer, _requires_grad = attrgetter("buffer"), attrgetter("requires_grad")
+_code, _defaults, _kwdefaults = attrgetter("__code__"), attrgetter("__defaults__"), attrgetter("__kwdefaults__")
 
 
 # ---- kinds of values
@@ -330,7 +336,7 @@ def _include(found: Names, inner: Names, local: Mapping[str, Path]) -> None:
 class Contract:
     """What a function reads, as it is now. ``problem`` names the first value or call that no guard covers; it is empty if there is none.
 
-    Tensors are referred to weakly. Everything else is kept alive, so that no other object takes its identity.
+    The values are kept alive, so that no other object takes their identity.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[Any] = ()):
@@ -346,12 +352,13 @@ class Contract:
         self._named: dict[tuple[int, str], list[Any]] = {}  # [holder, name, value, label]
         self._items: list[tuple[Callable[..., Any], Callable[..., int], Any, list[Any], str]] = []  # iterator, length, container, items
         self._arrays: list[tuple[Any, tuple[Any, ...], str]] = []
-        self._tensors: dict[int, tuple[weakref.ref[Tensor], Any, bool, str]] = {}
+        self._tensors: dict[int, tuple[Tensor, Any, bool, str]] = {}
         self._functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
         self._objects: dict[int, tuple[Any, type, str, set[str]]] = {}  # with the names that were looked up
-        self._seen: dict[int, int] = {}
+        self._seen: dict[int, tuple[int, Any]] = {}  # depths; with the values, whose numbers stay their own
         self._walked: dict[tuple[int, int], Any] = {}
         self._pending: deque[tuple[Any, Any]] = deque()  # functions and the objects that they are methods of
+        self._is_users = cache(_is_users)
         self._first = function.__self__ if is_a(function, MethodType) else function  # walked even where netcl defines it
         self._visit(function, self._first.__name__ if is_a(self._first, (FunctionType, type)) else type(self._first).__name__)
         for value in arguments:
@@ -382,9 +389,9 @@ class Contract:
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):
             return {name for name in names if name[:2] != "__"} if _ANY in wanted else wanted & names
-        if of_class and not _is_users(value):
+        if of_class and not self._is_users(value):
             return set() if _is_pure(_module_of(value), "") else wanted & {name for kind in value.__mro__[:-1] for name in vars(kind)}
-        kinds = [kind for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__) if _is_users(kind)]
+        kinds = [kind for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__) if self._is_users(kind)]
         defined = {name for kind in kinds for name in vars(kind)}
         names |= defined
         found = {name for name in names if name[:2] != "__"} if _ANY in wanted else (wanted & names) | (self._optional - {_ANY})
@@ -406,13 +413,13 @@ class Contract:
         if problem := _unguarded(value):
             self._refuse(f"it reads what is not guarded: {label} is {problem}")
         elif issubclass(kind, Tensor):
-            self._tensors.setdefault(id(value), (weakref.ref(value), value.buffer, value.requires_grad, label))
-            if _is_users(kind):
+            self._tensors.setdefault(id(value), (value, value.buffer, value.requires_grad, label))
+            if self._is_users(kind):
                 self._object(value, label)
         elif kind is np.ndarray:
             self._arrays.append((value, _array_key(value), label))
-        elif self._seen.get(id(value), MOST_DEPTH + 1) > depth:
-            self._seen[id(value)] = depth
+        elif id(value) not in self._seen or self._seen[id(value)][0] > depth:
+            self._seen[id(value)] = depth, value
             if issubclass(kind, CONTAINERS):
                 self._container(value, label, depth)
             if issubclass(kind, _CALLABLE):
@@ -428,10 +435,10 @@ class Contract:
                 return
         base: Any = next(kind for kind in CONTAINERS if is_a(value, kind))
         keys = [*base.__iter__(value)]
-        self._items.append((base.__iter__, base.__len__, value, [*map(_reference, keys)], label))
+        self._items.append((base.__iter__, base.__len__, value, keys, label))
         if base is dict:
             items = dict.values(value)
-            self._items.append((iter, len, items, [*map(_reference, items)], label))
+            self._items.append((iter, len, items, [*items], label))
             for key, part in dict.items(value):
                 self._visit(key, f"a key of {label}", depth + 1)
                 self._visit(part, f"{label}[{key!r}]" if type(key) is str else f"an item of {label}", depth + 1)
@@ -458,10 +465,9 @@ class Contract:
 
     def _object(self, value: Any, label: str) -> None:
         kind = type(value)
-        if issubclass(kind, type) and not _is_users(value):
-            if not _is_pure(_module_of(value), value.__name__) and not _is_value_class(value):
-                self._refuse(f"it calls {_module_of(value)}.{value.__name__}()")
-        if is_layer(value):
+        if issubclass(kind, type) and not (self._is_users(value) or _is_pure(_module_of(value), value.__name__) or _is_value_class(value)):
+            self._refuse(f"it calls {_module_of(value)}.{value.__name__}()")
+        if is_layer(value) and id(value) not in self._layers:
             for layer in value.modules():
                 self._layers[id(layer)] = layer
                 self._objects.setdefault(id(layer), (layer, type(layer), label if layer is value else type(layer).__name__, set()))
@@ -477,7 +483,7 @@ class Contract:
     def _guard(self, owner: Any, holder: Any, name: str, label: str) -> Any:
         """Guard what a mapping has under a name; returns that. ``owner`` identifies the mapping."""
         value = holder.get(name, _MISSING)
-        self._named.setdefault((id(owner), name), [holder, name, _reference(value), label])
+        self._named.setdefault((id(owner), name), [holder, name, value, label])
         return value
 
     def _attribute(self, value: Any, name: str, label: str) -> Any:
@@ -492,7 +498,7 @@ class Contract:
             if found is not _MISSING and not reported:
                 self._visit(found, label)
         for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__):
-            if _is_users(kind) or value is self._first or (name == "forward" and is_layer(value)):
+            if self._is_users(kind) or value is self._first or (name == "forward" and is_layer(value)):
                 if name in vars(kind) or found is _COMPUTED:
                     member = self._guard(kind, vars(kind), name, label)
                     stored = _COMPUTED if member is _MISSING else self._member(value, member, label)
@@ -514,7 +520,7 @@ class Contract:
             self._pending += [(f, first) for f in ((member.fget, member.fset) if is_a(member, property) else (member.func,))]
         elif is_a(member, MemberDescriptorType):
             if instance is not None and is_a(owner, member.__objclass__):
-                stored = self._guard(member, _Slot(owner, member), str(id(owner)), label)
+                stored = self._guard(member, _Place(member, owner), str(id(owner)), label)
                 self._visit(None if stored is _MISSING else stored, label)
                 return stored
         elif not (_module_of(type(member)).lstrip("_") in _DESCRIPTORS and any("__get__" in vars(kind) for kind in type(member).__mro__)):
@@ -551,7 +557,7 @@ class Contract:
         """Guard what a Python function names. ``owner`` is the object that it is a method of."""
         if not is_a(function, FunctionType) or (id(function), id(owner)) in self._walked:
             return
-        self._walked[id(function), id(owner)] = function
+        self._walked[id(function), id(owner)] = function, owner
         if len(self._walked) > MOST_FUNCTIONS:
             self._refuse(f"it names more than {MOST_FUNCTIONS} functions")
             return
@@ -585,7 +591,7 @@ class Contract:
         """The place of a name, as an owner and a mapping."""
         if name in function.__code__.co_freevars:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
-            return cell, _Cell(cell)
+            return cell, _Place(_CONTENTS, cell)
         return function.__globals__, function.__globals__
 
     def _read(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
@@ -654,83 +660,112 @@ class Contract:
         self._kinds: list[tuple[Any, str, Any, str]] = []
         for key, (holder, name, _) in self._stores.items():
             entry = self._named.get(key)
-            if entry is not None and (type(entry[2]) is weakref.ref or entry[2] in (None, _MISSING)):
+            if entry is not None and (is_a(entry[2], Tensor) or entry[2] is None or entry[2] is _MISSING):
                 del self._named[key]
                 self._kinds.append((holder, name, _tensor_kind(holder.get(name)), entry[3]))
                 self._tensors = {i: one for i, one in self._tensors.items() if one[3] != entry[3]}
-        named = self._named.values()
-        self._mappings = [entry for entry in named if type(entry[0]) is not _Cell]
-        self._cells = [[entry[0].cell, *entry[2:]] for entry in named if type(entry[0]) is _Cell]
-        self._instances = [(value, kind, own, len(own), label) for value, kind, label in objects if not is_a(value, (type, ModuleType))
-                           for own in (instance_dict(value) if not _is_own(value) and not is_layer(value) else _NO_DICT,)]  # fmt: skip
+        self._dicts, self._proxies, self._others = (
+            [entry for entry in self._named.values() if type(entry[0]) is kind] for kind in (dict, MappingProxyType, _Place)
+        )
+        instances = [
+            (value, kind, instance_dict(value), label)
+            for value, kind, label in objects
+            if not (is_a(value, (type, ModuleType)) or _is_own(value))
+        ]
+        self._instances = [value for value, *_ in instances], [kind for _, kind, *_ in instances], [label for *_, label in instances]
+        own = [(value, own, label) for value, _, own, label in instances if own is not _NO_DICT and not is_layer(value)]
+        self._own_dicts = [[one[i] for one in own] for i in range(3)]
+        self._sizes = [len(one) for one in self._own_dicts[1]]
+        self._compile()
         self._told = (
-            *[(label, _signature(value)) for _, _, value, label in named],
+            *[(label, _signature(value)) for _, _, value, label in self._named.values()],
             *[(length(container), *map(_signature, items)) for _, length, container, items, _ in self._items],
             *[key for _, key, _ in self._arrays],
             *[(i, id(buffer), learns) for i, (_, buffer, learns, _) in self._tensors.items()],
             *[(id(function), id(code)) for function, code, *_ in self._functions],
-            *[(id(value), id(kind), size) for value, kind, _, size, _ in self._instances],
+            *[(id(value), id(kind)) for value, kind, *_ in instances],
+            *self._sizes,
             *[(label, kind) for _, _, kind, label in self._kinds],
         )
 
+    def _compile(self) -> None:
+        """Arrange the guards in columns, which built-in functions compare."""
+        self._columns = [_columns(entries) for entries in (self._dicts, self._proxies, self._tensors.values(), self._functions)]
+        self._places = [place.read for place, *_ in self._others], [value for _, _, value, _ in self._others]
+
     def equals(self, other: Contract) -> bool:
         """Whether two contracts were made over the same objects and equal values."""
-        return self._told == other._told and all(one[0]() is not None for one in self._tensors.values())
+        return self._told == other._told
 
     def changed(self, by_itself: bool = False) -> str:
-        """The name of the first value that differs by now; empty if none does. ``by_itself`` leaves out what the function sets."""
-        for entry in self._mappings:
-            holder, name, value, label = entry
-            now = holder.get(name, _MISSING)
-            if now is not value and (now is None or type(value) is not weakref.ref or value() is not now):
-                if not _same(value, now):
-                    return label
-                entry[2] = now
-        for entry in self._cells:
-            cell, value, label = entry
-            try:
-                now = cell.cell_contents
-            except ValueError:
-                now = _MISSING
-            if now is not value and (now is None or type(value) is not weakref.ref or value() is not now):
-                if not _same(value, now):
-                    return label
-                entry[1] = now
-        for value, kind, own, size, label in self._instances:
-            if type(value) is not kind or (own is not _NO_DICT and (len(own) != size or _get(value, "__dict__") is not own)):
-                return label
-        for ref, buffer, learns, label in self._tensors.values():
-            t = ref()
-            if t is None or t.buffer is not buffer or t.requires_grad is not learns:
-                return label
-        for function, code, defaults, keywords in self._functions:
-            if function.__code__ is not code or function.__defaults__ is not defaults or function.__kwdefaults__ is not keywords:
-                return function.__qualname__
-        return self._changed_items(by_itself) if self._items or self._arrays or self._kinds else ""
+        """The name of the first value that differs by now; empty if none does. ``by_itself`` leaves out what the function sets.
 
-    def _changed_items(self, by_itself: bool) -> str:
-        for iterate, length, container, items, label in self._items:
-            if length(container) != len(items):
+        This runs before every replay: one Python call, however many guards there are, unless a plain value was replaced by an equal one.
+        """
+        (dicts, names, values, _), (proxies, of_classes, members, _), (tensors, buffers, learns, _), functions = self._columns
+        instances, kinds, _ = self._instances
+        users, own, _ = self._own_dicts
+        try:
+            same = (
+                all(map(is_, map(dict.get, dicts, names, repeat(_MISSING)), values))
+                and all(map(is_, map(MappingProxyType.get, proxies, of_classes, repeat(_MISSING)), members))
+                and all(map(is_, map(partial.__call__, self._places[0]), self._places[1]))
+                and all(map(is_, map(type, instances), kinds))
+                and all(map(is_, map(_get, users, repeat("__dict__")), own))
+                and [*map(len, own)] == self._sizes
+                and all(map(is_, map(_buffer, tensors), buffers))
+                and all(map(is_, map(_requires_grad, tensors), learns))
+                and all(map(is_, map(_code, functions[0]), functions[1]))
+                and all(map(is_, map(_defaults, functions[0]), functions[2]))
+                and all(map(is_, map(_kwdefaults, functions[0]), functions[3]))
+            )
+        except (AttributeError, ValueError):  # an empty slot or variable
+            same = False
+        for iterate, length, container, items, _ in self._items if same else ():
+            if length(container) != len(items) or not all(map(is_, iterate(container), items)):
+                same = False
+                break
+        return "" if same and not self._arrays and not self._kinds else self._difference(by_itself)
+
+    def _difference(self, by_itself: bool) -> str:
+        """As :meth:`changed`, one guard after the other. Plain values that were replaced by equal ones are noted."""
+        for entry in (*self._dicts, *self._proxies, *self._others):
+            now = entry[0].get(entry[1], _MISSING)
+            if now is not entry[2] and not _same(entry[2], now):
+                return entry[3]
+            entry[2] = now
+        for value, kind, label in zip(*self._instances, strict=True):
+            if type(value) is not kind:
                 return label
-            for i, now in enumerate(iterate(container)):
-                value = items[i]
-                if now is not value and (now is None or type(value) is not weakref.ref or value() is not now):
-                    if not _same(value, now):
-                        return label
-                    items[i] = now
+        for value, own, size, label in zip(*self._own_dicts[:2], self._sizes, self._own_dicts[2], strict=True):
+            if _get(value, "__dict__") is not own or len(own) != size:
+                return label
+        for t, buffer, learns, label in self._tensors.values():
+            if t.buffer is not buffer or t.requires_grad is not learns:
+                return label
+        for function, *parts in self._functions:
+            if any(now is not old for now, old in zip((_code(function), _defaults(function), _kwdefaults(function)), parts, strict=True)):
+                return function.__qualname__
+        for iterate, length, container, items, label in self._items:
+            if length(container) != len(items) or not all(
+                now is old or _same(old, now) for now, old in zip(iterate(container), items, strict=True)
+            ):
+                return label
+            items[:] = iterate(container)
         for array, key, label in self._arrays:
             if _array_key(array) != key:
                 return label
         for holder, name, kind, label in () if by_itself else self._kinds:
             if _tensor_kind(holder.get(name)) != kind:
                 return label
+        self._compile()
         return ""
 
     # ---- tensors
 
     def tensors(self) -> list[Tensor]:
         """The tensors that the function reaches by name, alone or in objects of netcl."""
-        return [*filter(lambda t: t is not None, (one[0]() for one in self._tensors.values())), *tensors_of(self.own)]
+        return [*[one[0] for one in self._tensors.values()], *tensors_of(self.own)]
 
     def left(self) -> list[Left]:
         """What the function sets, as it is now."""
@@ -759,36 +794,28 @@ class Left(NamedTuple):
         return [t for t in held if isinstance(t, Tensor)]
 
 
-class _Cell:
-    """A variable of a closure, as a mapping."""
+class _Place:
+    """A slot of an object or a variable of a closure, as a mapping. ``read`` raises if it is empty."""
 
-    def __init__(self, cell: Any):
-        self.cell = cell
-
-    def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError:
-            return default
-
-
-class _Slot:
-    """A slot of an object, as a mapping."""
-
-    def __init__(self, owner: Any, slot: Any):
-        self.owner, self._slot = owner, slot
+    def __init__(self, descriptor: Any, owner: Any):
+        self.owner = owner
+        self.read = partial(descriptor.__get__, owner)
 
     def get(self, name: str, default: Any = None) -> Any:
         try:
-            return self._slot.__get__(self.owner)
-        except AttributeError:
+            return self.read()
+        except (AttributeError, ValueError):
             return default
+
+
+def _columns(entries: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    return [[entry[i] for entry in entries] for i in range(4)]
 
 
 def _holder(value: Any, name: str) -> Any:
     """The mapping in which an object stores an attribute."""
     slot = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), None)
-    return _Slot(value, slot) if is_a(slot, MemberDescriptorType) else instance_dict(value)
+    return _Place(slot, value) if is_a(slot, MemberDescriptorType) else instance_dict(value)
 
 
 def _stored(value: Any, name: str) -> Any:
@@ -801,16 +828,12 @@ def _stored(value: Any, name: str) -> Any:
     return found
 
 
-def _reference(value: Any) -> Any:
-    return weakref.ref(value) if is_a(value, Tensor) else value
-
-
 def _signature(value: Any) -> Any:
     """What two contracts compare of a value: a plain value itself, the class of a container, the identity of anything else."""
     kind = type(value)
     if kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
         return kind, repr(value)
-    return kind if kind in CONTAINERS else id(value() if kind is weakref.ref else value)
+    return kind if kind in CONTAINERS else id(value)
 
 
 def _array_key(array: Any) -> tuple[Any, ...]:
@@ -836,5 +859,5 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
         elif is_layer(value) or _is_own(value) or is_a(value, (FunctionType, MethodType)):
             waiting += instance_dict(value).values()
             slots = [part for kind in type(value).__mro__ for part in vars(kind).values() if is_a(part, MemberDescriptorType)]
-            waiting += [_Slot(value, slot).get("") for slot in slots if is_a(value, slot.__objclass__)]
+            waiting += [_Place(slot, value).get("") for slot in slots if is_a(value, slot.__objclass__)]
     return found
