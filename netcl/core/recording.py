@@ -51,7 +51,7 @@ class _ActiveRecorder(threading.local):
 
 active = _ActiveRecorder()
 listening = 0  # how many recorders are at work in whatever thread; every allocation asks, and asking a thread's own costs ten times as much
-#: What else a recorded program rests on, asked at every call: autograd and autocast say here in which mode they are.
+#: Modes that are part of a recording's key, such as ``no_grad`` and ``autocast``. Called before every replay: prefer built-in callables.
 modes: list[Callable[[], Any]] = []
 #: Called before a recording, at its end and before a replay: whoever puts work off until later enqueues it now.
 settlers: list[Callable[[], None]] = []

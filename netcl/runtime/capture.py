@@ -40,17 +40,22 @@ class _Call:
     """The arguments of one call: tensors that a replay rebinds, each buffer once; everything else is part of the ``key``."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
-        self.tensors: list[Tensor] = []
+        tensors: list[Tensor] = []
+        self.tensors = tensors
         self.objects: list[Any] = []
         self.queue = queue
         self.args: Sequence[Any] = args
         self.kwargs = kwargs
         key: list[Any] = []
         for i, arg in enumerate(args):
-            if type(arg) is Tensor and not arg.requires_grad and arg.context is not None and not self.tensors:  # the usual case
-                self.tensors.append(arg)
-                key.append((arg.shape, arg.dtype, id(arg.queue)))
-                continue
+            if type(arg) is Tensor and not arg.requires_grad and arg.context is not None:  # the usual case, without a call
+                for other in tensors:
+                    if other.buffer is arg.buffer:
+                        break
+                else:
+                    tensors.append(arg)
+                    key.append((arg.shape, arg.dtype, id(arg.queue)))
+                    continue
             if type(arg) is not Tensor and (part := self._part(arg)) is not arg:
                 arg, self.args = part, [*self.args[:i], part, *self.args[i + 1 :]]
             key.append(self._key(arg))

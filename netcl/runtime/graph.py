@@ -241,6 +241,7 @@ class Graph:
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)
+        self._lock = program.state(self.queue).lock
         self._bound = [value.buffer for value in self.inputs]
         self._changed = [i for i, value in enumerate(self.inputs) if value.marks]
         lasting = (value for value in self.values if value.kind == OUTSIDE or (value.kind == MADE and value.held() is not None))
@@ -407,26 +408,39 @@ class Graph:
                 self._check_place(i, t)
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
-        self._compute_readers(inputs)
-        recording.settle()
-        with program.state(self.queue).lock:
-            self._bind(inputs)
-            fresh = {value: self._renew(value) for value in self._fresh}
+        dispatch.slots["flush"]()
+        if program.awaited and program.before_write is not None:
+            self._compute_readers(inputs)
+        for settler in recording.settlers:
+            settler()
+        bound, fresh = self._bound, {}
+        with self._lock:
+            for i, t in enumerate(inputs):
+                buffer = t.buffer
+                if bound[i] is not buffer:
+                    bound[i] = buffer
+                    for rebind in self._rebinds[i]:
+                        rebind(buffer)
+            for value in self._fresh:
+                fresh[value] = self._renew(value)
             self._note_writes(inputs)
             self._run_parts()
+            if type(self.result) is Output:
+                return self._returned(self.result, inputs, fresh)
             return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
-        """Before anything is overwritten, what waits is computed: all of this thread's, of others' what reads the same memory."""
-        dispatch.call("flush")
-        if program.awaited and program.before_write is not None:
-            for key in program.awaited.keys() & self._overwritten.keys():
-                program.before_write(self._overwritten[key])
-            for i in self._rewritten:
-                inputs[i]._compute_readers()
+        """Compute the deferred values of other threads that read memory which a replay overwrites."""
+        for key in program.awaited.keys() & self._overwritten.keys():
+            program.before_write(self._overwritten[key])  # type: ignore[misc]
+        for i in self._rewritten:
+            inputs[i]._compute_readers()
 
     def _note_writes(self, inputs: Sequence[Tensor]) -> None:
-        wrote([inputs[i] for i in self._changed])
+        if self._changed:
+            wrote([inputs[i] for i in self._changed])
+        else:
+            clock.last = clock.tick()
         now = clock.last
         for mark in self._marks:
             mark.last = now
@@ -462,15 +476,6 @@ class Graph:
         if t.context != self.queue.context:
             raise DeviceError(message("replay", f"input {i} lives on another device", "move it with tensor.to(device)", given=t.device))
         t.wait()
-
-    def _bind(self, inputs: Sequence[Tensor]) -> None:
-        bound = self._bound
-        for i, t in enumerate(inputs):
-            buffer = t.buffer
-            if bound[i] is not buffer:
-                bound[i] = buffer
-                for rebind in self._rebinds[i]:
-                    rebind(buffer)
 
     def _run_parts(self) -> None:
         """Launch everything, and repeat what the host does in a step: up to the first source that can be undone at the beginning, from
