@@ -9,6 +9,7 @@ answers select another recording, and several are kept.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -393,6 +394,12 @@ class CompiledFunction:
         if self._agrees(program, recorder, run, call.tensors, hidden):
             if hidden:
                 self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")
+                return
+            held += tensors_of((run.result, recorder.sources, *[one.value for one in left], *instance_dict(recorder.queue).values()))
+            if recorder.left_behind(held):
+                gc.collect()  # what only a reference cycle holds is not left behind
+            if hidden := recorder.left_behind(held):
+                self._refuse_for_good(f"{hidden}; return it, or set an attribute that the function names")
                 return
             run.copy_result(recorder)
             program.graph = Graph().build(recorder, call.tensors, run.tree)

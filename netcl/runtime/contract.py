@@ -845,7 +845,7 @@ def _tensor_kind(value: Any) -> Any:
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors that objects of netcl hold: parameters, buffers, the state of an optimizer."""
+    """The tensors that objects and functions of netcl hold: parameters, buffers, the state of an optimizer."""
     waiting, seen, found = list(values), set(), []
     while waiting:
         value = waiting.pop()
@@ -856,7 +856,12 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
             found.append(value)
         elif is_a(value, CONTAINERS):
             waiting += items_of(value)
-        elif is_layer(value) or _is_own(value) or is_a(value, (FunctionType, MethodType)):
+        elif is_a(value, partial):
+            waiting += (value.func, *value.args, *value.keywords.values())
+        elif is_a(value, MethodType):
+            waiting.append(value.__self__)
+        elif is_layer(value) or _is_own(value) or is_a(value, FunctionType):
+            waiting += [_Place(_CONTENTS, cell).get("") for cell in getattr(value, "__closure__", None) or ()]
             waiting += instance_dict(value).values()
             slots = [part for kind in type(value).__mro__ for part in vars(kind).values() if is_a(part, MemberDescriptorType)]
             waiting += [_Place(slot, value).get("") for slot in slots if is_a(value, slot.__objclass__)]

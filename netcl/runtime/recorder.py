@@ -257,6 +257,15 @@ class Recorder:
                 return f"a tensor{f' of shape {shape}' if shape is not None else ''} that nothing it names holds"
         return ""
 
+    def left_behind(self, known: Iterable[Tensor]) -> str:
+        """Memory that the step allocated and something still holds, though none of the ``known`` tensors does."""
+        buffers = {id(t.buffer) for t in known if t.array is None}
+        for value in self.values:
+            if value.kind == MADE and value.first >= 0 and id(value.buffer) not in buffers and value.held() is not None:
+                writer = next((node.op or node.name for node in self.nodes if value in node.writes), "an op")
+                return f"it leaves a result of {writer} behind ({value.nbytes} bytes), and nothing that it names holds it"
+        return ""
+
     def story(self) -> list[tuple[Any, ...]]:
         """The run in a form that is equal for two runs of the same step."""
         return [node.story() for node in self.nodes]
