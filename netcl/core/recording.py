@@ -3,7 +3,7 @@
 Everything a program does on a device goes through three doors (launches, transfers, allocations), and a recorder listens there.
 What the host does is told here: numbers that change from step to step and work that a replay must repeat (:func:`again`), facts
 the recorded launches rest on (:func:`requires`), values the host looks at before anything is computed (:func:`check`).
-``runtime.capture`` brings the recorder; without one, these calls cost next to nothing.
+``netcl.replay`` brings the recorder; without one, these calls cost next to nothing.
 """
 
 from __future__ import annotations

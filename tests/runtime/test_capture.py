@@ -19,8 +19,9 @@ from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import random
+from netcl.replay.memory_plan import MemoryBlock, share
+from netcl.replay.values import MADE, Value
 from netcl.runtime.capture import CaptureError, capture_graph
-from netcl.runtime.graph import MADE, MemoryBlock, Value, share
 
 RECORDED = 3  # calls until a function is replayed
 

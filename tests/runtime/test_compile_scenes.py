@@ -2357,7 +2357,7 @@ def the_method_of_a_class_above(way):
 @replayed
 def an_attribute_in_a_format(way):
     setting = Setting()
-    yield from around(way(lambda x: x * float("{0.scale}".format(setting))), lambda: setattr(setting, "scale", 5.0))
+    yield from around(way(lambda x: x * float("{0.scale}".format(setting))), lambda: setattr(setting, "scale", 5.0))  # noqa: UP030, UP032
 
 
 @replayed
@@ -2367,7 +2367,7 @@ def the_text_of_an_object(way):
             return str(self.scale)
 
     setting = Named()
-    yield from around(way(lambda x: x * float("%s" % setting)), lambda: setattr(setting, "scale", 5.0))
+    yield from around(way(lambda x: x * float("%s" % setting)), lambda: setattr(setting, "scale", 5.0))  # noqa: UP031
     setting.scale = 2.0
     yield from around(way(lambda x: x * float(f"{setting}")), lambda: setattr(setting, "scale", 5.0))
 

@@ -4,232 +4,56 @@ A function may read, by name, in its own code and in the code of every Python fu
 small arrays, objects of the user's classes, functions, and objects of netcl. :class:`Contract` finds these values, stores what they are,
 and compares them before every replay. A value or a call of any other kind is a ``problem`` with a name, and the function is not replayed.
 
-Names are listed with :mod:`dis`; no control flow is followed. An attribute of a value without a name (an item, a result, a local variable)
-is guarded in every object that the function can reach. Nothing here runs the user's code: attributes are looked up in ``__dict__`` and in
-classes, never through ``__getattr__`` or properties.
+:mod:`netcl.replay.names` lists the names; no control flow is followed. An attribute of a value without a name (an item, a result, a local
+variable) is guarded in every object that the function can reach. Nothing here runs the user's code: attributes are looked up in
+``__dict__`` and in classes, never through ``__getattr__`` or properties.
 """
 
 from __future__ import annotations
 
 import builtins
-import datetime
-import decimal
-import dis
-import enum
-import fractions
-import io
-import pathlib
-import re
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
-from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import resolve_name
 from itertools import repeat
 from operator import attrgetter, is_
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    FunctionType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    SimpleNamespace,
-    WrapperDescriptorType,
-)
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl.core.tensor import Tensor
+from netcl.replay.kinds import (
+    BASES,
+    CALLABLE,
+    CONTAINERS,
+    EXACTLY_PLAIN,
+    IMPURE,
+    NO_DICT,
+    impure_call,
+    instance_dict,
+    is_a,
+    is_layer,
+    is_own,
+    is_pure,
+    is_users,
+    is_users_function,
+    is_value_class,
+    items_of,
+    module_of,
+    of_netcl,
+    of_user,
+    same_value,
+    unguarded,
+)  # fmt: skip
+from netcl.replay.names import ANY, FIRST, names_in
 
-EXACTLY_PLAIN = frozenset((bool, int, float, str, bytes, complex, type(None)))
-CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 MOST_ITEMS = 64  # of a container; one with more is refused, unless it holds nothing but tensors
 MOST_DEPTH = 8  # of containers inside each other
-MOST_BYTES = 4096  # of an array
 MOST_FUNCTIONS = 5000  # in one contract; methods count once per object
 
-_LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
-#: Modules whose functions depend on their arguments alone, and the exceptions among them.
-_PURE = frozenset(
-    "abc bisect builtins cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq itertools math"
-    " ml_dtypes netcl numbers numpy operator re sre statistics string struct types typing".split()
-)
-_IMPURE = {
-    "builtins": frozenset("__import__ breakpoint delattr eval exec globals input locals open print setattr".split()),
-    "numpy": frozenset(("dump", "fromfile", "memmap", "tofile")),
-}
-_IMPURE_MODULES = ("netcl.data", "netcl.io", "numpy.random", "numpy.lib._npyio", "numpy.lib.npyio", "numpy.lib._datasource")
-_CALLABLE = (FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, partial)
-_VALUES = (
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    datetime.tzinfo,
-    decimal.Decimal,
-    fractions.Fraction,
-    pathlib.PurePath,
-    enum.Enum,
-)
-_FIXED = (type, ModuleType, CodeType, np.dtype, np.ufunc, type(np.sum), range, slice, re.Pattern, property, staticmethod, classmethod,
-          type(Ellipsis), type(NotImplemented), *_VALUES)  # fmt: skip
-#: Classes of Python's library that a user's class may extend: they hold no state but what is guarded.
-_BASES = frozenset((object, SimpleNamespace, OrderedDict, defaultdict, Counter, decimal.Decimal, fractions.Fraction,
-                    *CONTAINERS, *EXACTLY_PLAIN))  # fmt: skip
-_DESCRIPTORS = (
-    "builtins",
-    "collections",
-    "enum",
-    "types",
-    "typing",
-    "abc",
-)  # modules whose descriptors compute nothing but the stored value
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code defines
-_MODULE: Any = vars(type)["__module__"]  # which a class may hide
-_MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
-_COMPUTED: Any = object()  # an attribute that is not stored
-_NO_DICT: dict[str, Any] = {}
-_METHODS = (FunctionType, property, staticmethod, classmethod)
-_CONTENTS: Any = vars(CellType)["cell_contents"]
-_get = object.__getattribute__
-_buffer, _requires_grad = attrgetter("buffer"), attrgetter("requires_grad")
-_code, _defaults, _kwdefaults = attrgetter("__code__"), attrgetter("__defaults__"), attrgetter("__kwdefaults__")
-
-
-# ---- kinds of values
-
-
-def is_a(value: Any, kinds: Any) -> bool:
-    """``isinstance`` by the real class: an object may compute its ``__class__``."""
-    return issubclass(type(value), kinds)
-
-
-def instance_dict(value: Any) -> Mapping[str, Any]:
-    """The ``__dict__`` of an object or a class; empty if there is none."""
-    try:
-        return _get(value, "__dict__")
-    except AttributeError:
-        return _NO_DICT
-
-
-def is_layer(value: Any) -> bool:
-    """Whether ``value`` is a module: an object that reports its parameters and settings to the recorder."""
-    return any("_tell_recorder" in vars(kind) for kind in type(value).__mro__)
-
-
-def items_of(container: Any) -> Iterable[Any]:
-    """The items of a container; of a dictionary, keys and values in turn."""
-    return (part for pair in container.items() for part in pair) if is_a(container, dict) else container
-
-
-def _module_of(kind: Any) -> str:
-    """The name of the module that defines a class or a function."""
-    name = _MODULE.__get__(kind) if isinstance(kind, type) else getattr(kind, "__module__", None)
-    return name if isinstance(name, str) else "builtins"
-
-
-def _of_netcl(module: str) -> bool:
-    return module == "netcl" or module.startswith("netcl.")
-
-
-def _of_user(module: Any) -> bool:
-    return not is_a(module, str) or module.partition(".")[0] not in _LIBRARIES
-
-
-def _is_own(value: Any) -> bool:
-    """Whether ``value`` is an object that netcl defines."""
-    return _of_netcl(_module_of(type(value)))
-
-
-def _is_users(kind: type) -> bool:
-    """Whether a class was written by the user, in Python."""
-    if not kind.__flags__ & _HEAP_TYPE or not _of_user(_module_of(kind)):
-        return False
-    file = instance_dict(sys.modules.get(_module_of(kind))).get("__file__")
-    return not (isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES)))
-
-
-def _is_users_function(function: Any) -> bool:
-    return (
-        is_a(function, FunctionType)
-        and _of_user(function.__globals__.get("__name__"))
-        and not function.__code__.co_filename.startswith("<op ")  # the function of a row
-    )
-
-
-def _base_is_known(kind: type) -> bool:
-    module = _module_of(kind)
-    known = (
-        kind in _BASES or issubclass(kind, (np.generic, enum.Enum, Tensor)) or module in ("abc", "typing", "collections.abc", "contextlib")
-    )
-    return known or _of_netcl(module) or _is_users(kind)
-
-
-def _unguarded(value: Any) -> str:
-    """What ``value`` is, if no guard compares values of its kind; else empty."""
-    kind, module = type(value), _module_of(type(value))
-    if is_a(value, pathlib.Path):
-        return f"a {kind.__name__}, which stands for a file"
-    if kind in _BASES or is_a(value, (Tensor, *_FIXED, *_CALLABLE)) or (is_a(value, np.generic) and not is_a(value, np.void)):
-        return ""
-    if kind is np.ndarray:
-        fits = value.nbytes <= MOST_BYTES and not value.dtype.hasobject
-        return "" if fits else f"an array of {value.nbytes} bytes of {value.dtype} (up to {MOST_BYTES} bytes of numbers are compared)"
-    if module.partition(".")[0] in ("typing", "pyopencl"):
-        return ""
-    if _of_netcl(module):
-        hidden = module.startswith(_IMPURE_MODULES) or any("__next__" in vars(one) for one in kind.__mro__)
-    else:
-        hidden = not all(map(_base_is_known, kind.__mro__))
-    return f"a {module}.{kind.__qualname__}" if hidden else ""
-
-
-def _is_pure(module: str, name: str) -> bool:
-    module = module.lstrip("_")
-    top = module.partition(".")[0]
-    return top in _PURE and name not in _IMPURE.get(top, ()) and not module.startswith(_IMPURE_MODULES)
-
-
-def _impure_call(function: Any) -> str:
-    """The name of a function of a library, if its result depends on more than its arguments or it does more than return one."""
-    name = getattr(function, "__name__", "")
-    if is_a(function, FunctionType):
-        row = function.__code__.co_filename.startswith("<op ")
-        module = "netcl" if row else str(function.__globals__.get("__name__", ""))
-        return "" if _is_pure(module, name) else f"{module}.{name}()"
-    of = function.__self__ if is_a(function, BuiltinFunctionType) else getattr(function, "__objclass__", None)
-    if of is None or isinstance(of, ModuleType):
-        module = (of.__name__ if isinstance(of, ModuleType) else _module_of(function)).lstrip("_")
-        return "" if _is_pure(module, name) else (name if module == "builtins" else f"{module}.{name}") + "()"
-    kind = of if is_a(of, type) else type(of)
-    known = is_a(of, (np.ndarray, np.generic, *CONTAINERS, *EXACTLY_PLAIN)) or (not is_a(of, type) and _is_users(kind))
-    return "" if known or _is_pure(_module_of(kind), name) else f"{name}() of a {_module_of(kind)}.{kind.__qualname__}"
-
-
-def _is_value_class(kind: type) -> bool:
-    """Whether a class of a library makes values that hold no state but their own."""
-    return issubclass(kind, (*_VALUES, BaseException, io.BytesIO, io.StringIO)) and not issubclass(kind, pathlib.Path)
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Whether two plain values are equal; 0.0 is not -0.0, and NaN equals itself."""
-    return type(old) is type(new) and (type(old) in EXACTLY_PLAIN or is_a(old, np.generic)) and repr(old) == repr(new)
-
-
-# ---- names in code
-
-Path = tuple[str, ...]
-_FIRST = ""  # stands for the first argument in a path: in a method, the object that it belongs to
-_ANY = "*"  # stands for every attribute
-_LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT", "STORE_FAST_LOAD_FAST")
-_SKIPPED = ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
-_READERS = (getattr, hasattr, vars, dir)
 #: Special methods that are read only by the syntax and the names beside them. Those of a data class read all of its fields.
 _ON_REQUEST: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("__init__", "__new__", "__post_init__", "__del__", "__init_subclass__", "__set_name__", "__class_getitem__"), ()),
@@ -241,96 +65,15 @@ _ON_REQUEST: dict[str, tuple[str, ...]] = {
 }
 #: Names that read attributes by names that are not in the code.
 _READ_ANY = frozenset(("__dict__", "MATCH_CLASS", "attrgetter", "dir", "format", "format_map", "methodcaller", "vars"))
-
-
-class Names(NamedTuple):
-    """What code names: chains of attributes that begin at a name, and attributes of values without a name."""
-
-    paths: set[Path]
-    loose: set[str]
-    optional: set[str]  # attributes that may be missing: arguments of getattr and hasattr
-    stores: set[Path]
-    loose_stores: set[str]
-    imports: set[tuple[str, int, str]]  # module, level, name
-    syntax: set[str]
-
-
-def names_in(code: CodeType) -> Names:
-    """The names in a function and in the functions inside it."""
-    found = Names(*(set() for _ in Names._fields))  # type: ignore[arg-type]
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
-    local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
-    first = code.co_varnames[0] if code.co_argcount else ""
-    if first and not any(step.opname.startswith(("STORE_FAST", "STORE_DEREF")) and first in _both(step.argval) for step in steps):
-        local[first] = (_FIRST,)
-    path, module = (), ("", 0)
-    for i, step in enumerate(steps):
-        name, op = step.argval, step.opname
-        if op in ("LOAD_ATTR", "LOAD_METHOD"):
-            path = (*path, name) if path else ()
-            found.loose.update(() if path else (name,))
-            continue
-        if op in ("COPY", "DUP_TOP") and step.arg in (None, 1):  # of ``a.b += 1``
-            continue
-        if op in ("STORE_ATTR", "DELETE_ATTR"):
-            found.stores.update([(*path, name)] if path else ())
-            found.loose_stores.update(() if path else (name,))
-        found.paths.add(path)
-        path = ()
-        if op.startswith(_LOADS):
-            name = _both(name)[-1]
-            path = local.get(name, (name,))
-            if name in ("getattr", "hasattr") and name not in local:
-                found.optional.add(_constant_name(steps[i + 1 : i + 12]))
-        elif op in ("STORE_GLOBAL", "DELETE_GLOBAL") or (op in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars):
-            found.stores.add((name,))
-        elif op == "IMPORT_NAME":
-            module = name, steps[i - 2].argval if i > 1 and isinstance(steps[i - 2].argval, int) else 0
-            found.imports.add((*module, ""))
-        elif op == "IMPORT_FROM":
-            found.imports.add((*module, name))
-        elif op.startswith("LOAD_SUPER"):
-            found.loose.add(name)
-        found.syntax.add("%" if op == "BINARY_MODULO" or (op == "BINARY_OP" and "%" in step.argrepr) else op)
-    found.paths.update((path, ()))
-    found.paths.remove(())
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            _include(found, names_in(part), local)
-    return found
-
-
-def _both(argval: Any) -> tuple[Any, ...]:
-    """The names of an instruction that may hold two."""
-    return argval if isinstance(argval, tuple) else (argval,)
-
-
-def _constant_name(steps: Sequence[dis.Instruction]) -> str:
-    """The attribute that ``getattr`` reads, if it is a constant; else ``*``. ``steps`` follow the name ``getattr``."""
-    rest = list(steps[1:]) if steps and steps[0].opname.startswith(_LOADS) and isinstance(steps[0].argval, str) else []
-    while rest and rest[0].opname == "LOAD_ATTR":
-        rest.pop(0)
-    named = len(rest) > 1 and rest[0].opname == "LOAD_CONST" and isinstance(rest[0].argval, str)
-    if named and rest[1].opname.startswith((*_LOADS, "LOAD_CONST", "LOAD_SMALL_INT")):  # a default
-        rest.pop(1)
-    return rest[0].argval if named and len(rest) > 1 and rest[1].opname in ("CALL", "CALL_FUNCTION") else _ANY
-
-
-def _include(found: Names, inner: Names, local: Mapping[str, Path]) -> None:
-    """Add the names of a nested function, as the function around it sees them."""
-    for mine, of_inner in zip(found, inner, strict=True):
-        if mine is not found.paths and mine is not found.stores:
-            mine.update(of_inner)  # type: ignore[arg-type]
-    for mine, loose, paths in ((found.paths, found.loose, inner.paths), (found.stores, found.loose_stores, inner.stores)):
-        for name, *rest in paths:
-            start = () if name == _FIRST else local.get(name, (name,))
-            if start:
-                mine.add((*start, *rest))
-            else:
-                loose.update(rest)
-
-
-# ---- the contract
+_READERS = (getattr, hasattr, vars, dir)
+_METHODS = (FunctionType, property, staticmethod, classmethod)
+_DESCRIPTORS = ("builtins", "collections", "enum", "types", "typing", "abc")  # modules whose descriptors return what is stored
+_MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
+_COMPUTED: Any = object()  # an attribute that is not stored
+_CONTENTS: Any = vars(CellType)["cell_contents"]
+_get = object.__getattribute__
+_buffer, _requires_grad = attrgetter("buffer"), attrgetter("requires_grad")
+_code, _defaults, _kwdefaults = attrgetter("__code__"), attrgetter("__defaults__"), attrgetter("__kwdefaults__")
 
 
 class Contract:
@@ -358,8 +101,9 @@ class Contract:
         self._seen: dict[int, tuple[int, Any]] = {}  # depths; with the values, whose numbers stay their own
         self._walked: dict[tuple[int, int], Any] = {}
         self._pending: deque[tuple[Any, Any]] = deque()  # functions and the objects that they are methods of
-        self._is_users = cache(_is_users)
-        self._first = function.__self__ if is_a(function, MethodType) else function  # walked even where netcl defines it
+        self._is_users: Callable[[Any], bool] = cache(is_users)
+        first: Any = function
+        self._first = first.__self__ if is_a(first, MethodType) else first  # walked even where netcl defines it
         self._visit(function, self._first.__name__ if is_a(self._first, (FunctionType, type)) else type(self._first).__name__)
         for value in arguments:
             self._visit(value, "an argument")
@@ -388,18 +132,18 @@ class Contract:
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):
-            return {name for name in names if name[:2] != "__"} if _ANY in wanted else wanted & names
+            return {name for name in names if name[:2] != "__"} if ANY in wanted else wanted & names
         if of_class and not self._is_users(value):
-            return set() if _is_pure(_module_of(value), "") else wanted & {name for kind in value.__mro__[:-1] for name in vars(kind)}
+            return set() if is_pure(module_of(value), "") else wanted & {name for kind in value.__mro__[:-1] for name in vars(kind)}
         kinds = [kind for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__) if self._is_users(kind)]
         defined = {name for kind in kinds for name in vars(kind)}
         names |= defined
-        found = {name for name in names if name[:2] != "__"} if _ANY in wanted else (wanted & names) | (self._optional - {_ANY})
+        found = {name for name in names if name[:2] != "__"} if ANY in wanted else (wanted & names) | (self._optional - {ANY})
         on_request = self._on_request | ({"__init__", "__new__", "__post_init__"} if of_class else set())
         methods = {name for kind in kinds for name, member in vars(kind).items() if is_a(member, _METHODS)}
         found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
         for base in (value if of_class else type(value)).__mro__ if kinds else ():
-            if _of_netcl(_module_of(base)):  # netcl calls the methods that it defines
+            if of_netcl(module_of(base)):  # netcl calls the methods that it defines
                 found |= {name for name in vars(base).keys() & methods if name not in _ON_REQUEST}
         return found
 
@@ -410,7 +154,7 @@ class Contract:
         kind = type(value)
         if kind in EXACTLY_PLAIN:
             return
-        if problem := _unguarded(value):
+        if problem := unguarded(value):
             self._refuse(f"it reads what is not guarded: {label} is {problem}")
         elif issubclass(kind, Tensor):
             self._tensors.setdefault(id(value), (value, value.buffer, value.requires_grad, label))
@@ -422,9 +166,9 @@ class Contract:
             self._seen[id(value)] = depth, value
             if issubclass(kind, CONTAINERS):
                 self._container(value, label, depth)
-            if issubclass(kind, _CALLABLE):
+            if issubclass(kind, CALLABLE):
                 self._callable(value, label)
-            elif not (issubclass(kind, CONTAINERS) and kind in _BASES):
+            elif not (issubclass(kind, CONTAINERS) and kind in BASES):
                 self._object(value, label)
 
     def _container(self, value: Any, label: str, depth: int) -> None:
@@ -458,23 +202,23 @@ class Contract:
             self._objects.setdefault(id(value), (value, type(value), label, set()))
         elif value in _READERS:
             self._refuse(f"it calls {value.__name__}() by another name")
-        elif problem := _impure_call(value):
+        elif problem := impure_call(value):
             self._refuse(f"it reads what is not guarded: {label} is {problem}")
         elif (of := getattr(value, "__self__", None)) is not None and not is_a(of, (ModuleType, type)):
             self._visit(of, label)
 
     def _object(self, value: Any, label: str) -> None:
         kind = type(value)
-        if issubclass(kind, type) and not (self._is_users(value) or _is_pure(_module_of(value), value.__name__) or _is_value_class(value)):
-            self._refuse(f"it calls {_module_of(value)}.{value.__name__}()")
+        if issubclass(kind, type) and not (self._is_users(value) or is_pure(module_of(value), value.__name__) or is_value_class(value)):
+            self._refuse(f"it calls {module_of(value)}.{value.__name__}()")
         if is_layer(value) and id(value) not in self._layers:
             for layer in value.modules():
                 self._layers[id(layer)] = layer
                 self._objects.setdefault(id(layer), (layer, type(layer), label if layer is value else type(layer).__name__, set()))
                 self._attribute(layer, "forward", label)
-        elif _is_own(value) and "__wrapped__" in instance_dict(value):  # compiled
+        elif is_own(value) and "__wrapped__" in instance_dict(value):  # compiled
             self._visit(value.__wrapped__, label)
-        if is_layer(value) or _is_own(value):
+        if is_layer(value) or is_own(value):
             self.own.append(value)
         self._objects.setdefault(id(value), (value, kind, label, set()))
 
@@ -494,7 +238,7 @@ class Contract:
         own, found, of_class = instance_dict(value), _COMPUTED, is_a(value, type)
         if not of_class and (name in own or name in self._optional):
             found = self._guard(value, own, name, label)
-            reported = _is_own(value) and not is_layer(value) and value is not self._first and (is_a(found, Tensor) or _is_own(found))
+            reported = is_own(value) and not is_layer(value) and value is not self._first and (is_a(found, Tensor) or is_own(found))
             if found is not _MISSING and not reported:
                 self._visit(found, label)
         for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__):
@@ -523,30 +267,30 @@ class Contract:
                 stored = self._guard(member, _Place(member, owner), str(id(owner)), label)
                 self._visit(None if stored is _MISSING else stored, label)
                 return stored
-        elif not (_module_of(type(member)).lstrip("_") in _DESCRIPTORS and any("__get__" in vars(kind) for kind in type(member).__mro__)):
+        elif not (module_of(type(member)).lstrip("_") in _DESCRIPTORS and any("__get__" in vars(kind) for kind in type(member).__mro__)):
             self._visit(member, label)
             return member
         return _COMPUTED
 
     def _of_module(self, module: ModuleType, name: str, label: str) -> Any:
         if name not in vars(module):
-            self._pending.append((vars(module).get("__getattr__") if _of_user(module.__name__) else None, None))
+            self._pending.append((vars(module).get("__getattr__") if of_user(module.__name__) else None, None))
             return _COMPUTED
         value = self._guard(vars(module), vars(module), name, label)
-        if _of_user(module.__name__):
+        if of_user(module.__name__):
             self._visit(value, label)
         elif module.__name__.startswith("numpy.random"):
             self._refuse(f"it reads what is not guarded: {label} is random")
-        elif not (_of_netcl(module.__name__) and not is_a(value, (type, *_CALLABLE))):
+        elif not (of_netcl(module.__name__) and not is_a(value, (type, *CALLABLE))):
             self._of_library(value, label)
         return value
 
     def _of_library(self, value: Any, label: str) -> None:
         """A value of a library: its functions must be pure, its data is compared."""
-        if is_a(value, (FunctionType, BuiltinFunctionType)) and not _is_users_function(value):
-            if _module_of(value) in ("copy", "dataclasses") or value in _READERS:
-                self.loose.add(_ANY)
-            if problem := _impure_call(value):
+        if is_a(value, (FunctionType, BuiltinFunctionType)) and not is_users_function(value):
+            if module_of(value) in ("copy", "dataclasses") or value in _READERS:
+                self.loose.add(ANY)
+            if problem := impure_call(value):
                 self._refuse(f"it calls {problem}")
         elif not is_a(value, ModuleType):
             self._visit(value, label)
@@ -563,8 +307,8 @@ class Contract:
             return
         if (inner := instance_dict(function).get("__wrapped__")) is not None:
             self._visit(inner, function.__name__)
-        if not _is_users_function(function) and function is not self._first and owner is not self._first:
-            if problem := _impure_call(function):
+        if not is_users_function(function) and function is not self._first and owner is not self._first:
+            if problem := impure_call(function):
                 self._refuse(f"it calls {problem}")
             return
         self._functions.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
@@ -577,8 +321,8 @@ class Contract:
         used = names.syntax | names.loose | {name for path in names.paths for name in path}
         self._on_request |= {name for name, by in _ON_REQUEST.items() if name in used or not used.isdisjoint(by)}
         self._calls_forward |= "forward" in used
-        if _ANY in names.optional or used & _READ_ANY:
-            self.loose.add(_ANY)
+        if ANY in names.optional or used & _READ_ANY:
+            self.loose.add(ANY)
         for module, level, name in sorted(names.imports):
             self._import(function, module, level, name)
         for first, *rest in sorted(names.paths):
@@ -596,7 +340,7 @@ class Contract:
 
     def _read(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
         """Guard what a chain of names leads to."""
-        if first == _FIRST:
+        if first == FIRST:
             if owner is None:
                 self.loose.update(rest)
                 return
@@ -605,7 +349,7 @@ class Contract:
             value, label = self._guard(*self._root(function, first), first, first), first
             if value is _MISSING and first in vars(builtins):
                 value = self._guard(builtins, vars(builtins), first, first)
-                if first in _IMPURE["builtins"]:
+                if first in IMPURE["builtins"]:
                     self._refuse(f"it calls {first}()")
                 return
         if value is _MISSING:
@@ -634,9 +378,9 @@ class Contract:
 
     def _store(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
         """Note which name or attribute a function sets."""
-        at, holder = (owner, None) if first == _FIRST else self._root(function, first)
+        at, holder = (owner, NO_DICT) if first == FIRST else self._root(function, first)
         if rest:
-            value = owner if first == _FIRST else holder.get(first)
+            value = owner if first == FIRST else holder.get(first)
             for name in rest[:-1]:
                 value = _stored(value, name)
             if value is None:
@@ -654,7 +398,7 @@ class Contract:
         """Sort the guards by how they are compared. A tensor that the function itself sets is guarded by shape and dtype alone."""
         objects = [(value, kind, label) for value, kind, label, _ in self._objects.values()]
         for value, _, label in objects:
-            if not is_a(value, (type, ModuleType)) and not is_layer(value) and not _is_own(value):
+            if not is_a(value, (type, ModuleType)) and not is_layer(value) and not is_own(value):
                 for name in self._loose_stores & instance_dict(value).keys():
                     self._stores.setdefault((id(value), name), (instance_dict(value), name, f"{label}.{name}"))
         self._kinds: list[tuple[Any, str, Any, str]] = []
@@ -670,14 +414,14 @@ class Contract:
         instances = [
             (value, kind, instance_dict(value), label)
             for value, kind, label in objects
-            if not (is_a(value, (type, ModuleType)) or _is_own(value))
+            if not (is_a(value, (type, ModuleType)) or is_own(value))
         ]
         self._instances = [value for value, *_ in instances], [kind for _, kind, *_ in instances], [label for *_, label in instances]
-        own = [(value, own, label) for value, _, own, label in instances if own is not _NO_DICT and not is_layer(value)]
+        own = [(value, own, label) for value, _, own, label in instances if own is not NO_DICT and not is_layer(value)]
         self._own_dicts = [[one[i] for one in own] for i in range(3)]
         self._sizes = [len(one) for one in self._own_dicts[1]]
         self._compile()
-        self._told = (
+        self.told = (
             *[(label, _signature(value)) for _, _, value, label in self._named.values()],
             *[(length(container), *map(_signature, items)) for _, length, container, items, _ in self._items],
             *[key for _, key, _ in self._arrays],
@@ -695,7 +439,7 @@ class Contract:
 
     def equals(self, other: Contract) -> bool:
         """Whether two contracts were made over the same objects and equal values."""
-        return self._told == other._told
+        return self.told == other.told
 
     def changed(self, by_itself: bool = False) -> str:
         """The name of the first value that differs by now; empty if none does. ``by_itself`` leaves out what the function sets.
@@ -731,7 +475,7 @@ class Contract:
         """As :meth:`changed`, one guard after the other. Plain values that were replaced by equal ones are noted."""
         for entry in (*self._dicts, *self._proxies, *self._others):
             now = entry[0].get(entry[1], _MISSING)
-            if now is not entry[2] and not _same(entry[2], now):
+            if now is not entry[2] and not same_value(entry[2], now):
                 return entry[3]
             entry[2] = now
         for value, kind, label in zip(*self._instances, strict=True):
@@ -748,7 +492,7 @@ class Contract:
                 return function.__qualname__
         for iterate, length, container, items, label in self._items:
             if length(container) != len(items) or not all(
-                now is old or _same(old, now) for now, old in zip(iterate(container), items, strict=True)
+                now is old or same_value(old, now) for now, old in zip(iterate(container), items, strict=True)
             ):
                 return label
             items[:] = iterate(container)
@@ -787,7 +531,7 @@ class Left(NamedTuple):
     def is_there(self) -> bool:
         """Whether it still has the value that the recording left there."""
         now = self.holder.get(self.name)
-        return now is self.value or _same(self.value, now)
+        return now is self.value or same_value(self.value, now)
 
     def tensors(self) -> list[Tensor]:
         held = self.value if isinstance(self.value, (list, tuple)) else [self.value]
@@ -860,7 +604,7 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
             waiting += (value.func, *value.args, *value.keywords.values())
         elif is_a(value, MethodType):
             waiting.append(value.__self__)
-        elif is_layer(value) or _is_own(value) or is_a(value, FunctionType):
+        elif is_layer(value) or is_own(value) or is_a(value, FunctionType):
             waiting += [_Place(_CONTENTS, cell).get("") for cell in getattr(value, "__closure__", None) or ()]
             waiting += instance_dict(value).values()
             slots = [part for kind in type(value).__mro__ for part in vars(kind).values() if is_a(part, MemberDescriptorType)]

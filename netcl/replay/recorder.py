@@ -14,7 +14,8 @@ from netcl.core.kernels import program
 from netcl.core.recording import Number
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
-from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Node, Output, Value
+from netcl.replay.graph import Output
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
 
 
 class CaptureError(RuntimeError):

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from netcl.core import dispatch, platforms, recording
 from netcl.core import dtype as dtypes
@@ -24,177 +22,11 @@ from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor
 from netcl.core.writes import Writes, clock, stamp, wrote
+from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
 
-INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
 MOST_REBINDS = 8  # launches a result may be rebound in before a copy is cheaper
 SMALL = 4096  # bytes of a filled value that is kept rather than filled at every replay
-
-
-@dataclass(eq=False)
-class Value:
-    """A block of memory: an ``input``, something from ``outside`` (a parameter, a running statistic), ``made`` by the step, or a
-    ``constant`` the host sent while it was recorded."""
-
-    kind: str
-    buffer: Any
-    nbytes: int
-    lease: Any = None  # the pool's; weak while recording, so that lifetimes stay those of the step
-    place: int = -1  # of an input, among the inputs; of anything else, in the order of first use
-    first: int = -1
-    last: int = -1
-    written: bool = False
-    owners: list[weakref.ref[Tensor]] = field(default_factory=list)
-    marks: dict[int, Writes] = field(default_factory=dict)  # where tensors over it keep when it was last written in place
-
-    def noted(self, tensor: Tensor) -> None:
-        """Replays change this tensor in place."""
-        mark = tensor._writes()
-        self.marks[id(mark)] = mark
-
-    def held(self) -> Any:
-        """The lease, if anything still holds it."""
-        return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
-
-    def known_as(self) -> tuple[Any, ...]:
-        """What two recordings of one step agree on. The buffer itself, since a number of one that is gone may belong to another."""
-        return (self.kind, self.buffer) if self.kind == OUTSIDE else (self.kind, self.place)
-
-
-@dataclass(eq=False)
-class Node:
-    """One thing enqueued: a ``launch`` (kernel, sizes, arguments), a ``fill``, a ``copy`` or an ``upload``.
-
-    ``args`` are values, numbers of the host (:class:`~netcl.core.recording.Number` where they are asked anew), or local memory;
-    of a fill, a copy or an upload the values come first. ``reads`` and ``writes`` are the values among them.
-    """
-
-    kind: str
-    args: tuple[Any, ...]
-    reads: tuple[Value, ...]
-    writes: tuple[Value, ...]
-    kernel: Any = None
-    sizes: tuple[int, ...] = ()
-    local: tuple[int, ...] | None = None
-    op: str = ""  # the function of netcl.ops that asked for it
-
-    @property
-    def name(self) -> str:
-        """The kernel's name, or the kind."""
-        return self.kernel.name if self.kernel is not None else self.kind
-
-    def story(self) -> tuple[Any, ...]:
-        """The node in a form that is equal for two recordings of the same step."""
-        return (self.kind, self.kernel, self.sizes, self.local, tuple(_shown_argument(arg) for arg in self.args))
-
-
-def _shown_argument(arg: Any) -> Any:
-    if isinstance(arg, Value):
-        return arg.known_as()
-    if isinstance(arg, Number):
-        return ("again", arg.source, arg.index)
-    if isinstance(arg, np.ndarray):
-        return (arg.shape, arg.dtype.str, arg.tobytes())
-    return (type(arg).__name__, repr(arg) if isinstance(arg, (bool, int, float, np.generic)) else arg.size)
-
-
-# ---- memory
-
-
-def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
-    """The nodes without those whose results nobody reads; the lives of their values are set anew.
-
-    What a step made and nobody holds is read only by later nodes, or ``wanted`` as a result.
-    """
-    last = set(wanted)
-    live = {v for node in nodes for v in (*node.reads, *node.writes) if v.kind != MADE or v.held() is not None} | last
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if not node.writes or any(value in live for value in node.writes):
-            live.update(node.reads, node.writes)  # what is written may be read as well: to add to it, say
-            kept.append(node)
-    kept.reverse()
-    for value in {v for node in nodes for v in (*node.reads, *node.writes)}:
-        value.first = value.last = -1
-    for i, node in enumerate(kept):
-        for value in (*node.reads, *node.writes):
-            value.first, value.last = (i if value.first < 0 else value.first), i
-    for value in last:
-        value.last = len(kept)
-    return kept
-
-
-@dataclass(eq=False)
-class MemoryBlock:
-    """Memory that values take turns in and, where it ``cuts``, lie side by side in. ``lease`` is there before, or comes later."""
-
-    nbytes: int
-    lease: Any = None
-    cuts: bool = False
-    members: list[tuple[Value, int]] = field(default_factory=list)  # with their offsets
-    taken: list[tuple[int, int, int, int]] = field(default_factory=list)  # first and last node, first byte and end
-
-    def room(self, value: Value, nbytes: int) -> int:
-        """The lowest offset from which so many bytes are free all the value's life; it may be beyond the end."""
-        at = 0
-        for begin, end in sorted((begin, end) for first, last, begin, end in self.taken if first <= value.last and value.first <= last):
-            if at + nbytes <= begin:
-                break
-            at = max(at, end)
-        return at
-
-    def takes(self, at: int, nbytes: int) -> bool:
-        return at + nbytes <= self.nbytes and (at == 0 or self.cuts)
-
-    def add(self, value: Value, at: int, nbytes: int, last: int | None = None) -> MemoryBlock:
-        self.members.append((value, at))
-        self.taken.append((value.first, value.last if last is None else last, at, at + nbytes))
-        self.nbytes = max(self.nbytes, at + nbytes)
-        return self
-
-    @property
-    def used(self) -> int:
-        """The bytes from its beginning that values lie in."""
-        return max((end for _, _, _, end in self.taken), default=0)
-
-
-def share(
-    values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[MemoryBlock] = (), cuts: bool = False, most: int = 1 << 62
-) -> list[MemoryBlock]:
-    """The blocks for values that live only inside a step: the largest value first, each into the smallest block with room all its life.
-
-    ``size_of`` says what so many bytes take, since pools round up; ``there`` are blocks that exist anyway. Where memory ``cuts``,
-    new blocks grow, up to ``most`` bytes.
-    """
-    blocks = list(there)
-    new: list[MemoryBlock] = []
-    for value in sorted(values, key=lambda v: (-size_of(v.nbytes), v.first)):
-        nbytes = size_of(value.nbytes)
-        places = [(block, block.room(value, nbytes)) for block in blocks if block.nbytes >= nbytes]
-        block, at = min((p for p in places if p[0].takes(p[1], nbytes)), key=lambda p: (p[0] in new, p[0].nbytes), default=(None, 0))
-        if block is None and new and cuts:
-            block, at = new[-1], new[-1].room(value, nbytes)
-        if block is None or at + nbytes > max(most, block.nbytes):
-            block, at = MemoryBlock(nbytes, cuts=cuts), 0
-            new.append(block)
-            blocks.append(block)
-        block.add(value, at, nbytes)
-    return new
-
-
-def lease_blocks(queue: Any, sizes: Sequence[int], others: Sequence[BufferHandle]) -> list[BufferHandle]:
-    """Memory for blocks, largest first: those of other graphs where they are not much larger."""
-    free, taken, pool = sorted(others, key=lambda lease: lease.nbytes), [], get_persistent_pool(queue)
-    for nbytes in sizes:
-        lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)
-        if lease is None:
-            lease = pool.reuse(nbytes) or pool.allocate(nbytes, what="memory of a recorded step")
-        else:
-            free.remove(lease)
-        taken.append(lease)
-    return taken
-
-
-# ---- results
 
 
 @dataclass(eq=False)
