@@ -96,16 +96,6 @@ FAULTS: dict[str, Fault] = {
     "every argument may move": Fault(
         "guards", _CAPTURE, "if not program.trusted[i] and t.buffer is not program.buffers[i]:", "if False:", _REPLAYS
     ),
-    "a contract never changes": Fault(
-        "guards", _CAPTURE, "if not program.contract.changed():", "if True:", ("tests/runtime/test_compile_scenes.py",)
-    ),
-    "memory may be left behind": Fault(
-        "guards",
-        _CAPTURE,
-        "if hidden := _left_behind(recorder, held, of_call):",
-        "if hidden := False:",
-        ("tests/runtime/test_compile_scenes.py",),
-    ),
     "settings may change": Fault("guards", _CAPTURE, "if case.changed(settings):", "if False:", ("tests/runtime/test_capture_changes.py",)),
     "two runs need not agree": Fault(
         "guards", _CAPTURE, "if unlike and not excused:", "if False:", ("tests/runtime/test_compile_scenes.py",)

@@ -28,7 +28,7 @@ class Names(NamedTuple):
 
 def names_in(code: CodeType) -> Names:
     """The names in a function and in the functions inside it."""
-    found = Names(*(set() for _ in Names._fields))
+    found = Names(*(set() for _ in Names.__annotations__))
     steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
     local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
     first = code.co_varnames[0] if code.co_argcount else ""
