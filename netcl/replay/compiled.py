@@ -1,10 +1,11 @@
 """Record a step once, replay it without its Python: ``netcl.compile`` and ``capture_graph``.
 
-A compiled function runs as it is the first time (programs are built, state is made), is recorded the second and third time, and
-replayed from then on if both recordings are equal. If they differ, or if the function reads or calls something that no guard covers
-(:mod:`netcl.replay.contract`), it is refused: it runs as plain Python for good, with one warning that names the cause. Guards are checked
-at every call: shapes, training or evaluation, which gradients exist, the memory of parameters, what is read around the function. Other
-answers select another recording, and several are kept.
+The first call runs eagerly: programs are built, state is created. The second and third call are recorded. If both recordings are equal,
+later calls replay them. If they differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`),
+it is refused: it runs eagerly for good, with one warning that names the cause.
+
+Guards are compared at every call: shapes, settings of modules, which gradients exist, the memory of parameters, the contract. Several
+recordings are kept, one for each key, state and contract.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial, update_wrapper
-from operator import attrgetter, is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -36,7 +36,7 @@ __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 log = logging.getLogger("netcl")
 
 MOST_CASES = 16  # kinds of arguments, states of modules and contracts that are recorded; more would hold too much memory
-MOST_TRIALS = 8  # recordings that do not lead to a replay until a step is left alone
+MOST_TRIALS = 8  # recordings without a replay until a function is refused
 
 
 class _Call:
@@ -176,12 +176,12 @@ class Guards:
         for t, buffer in self.owned:
             if t.buffer is not buffer:
                 return False
-        for leaf, buffer in self.gradients:
-            if leaf.grad is None or leaf.grad.buffer is not buffer:
-                return False
         for ref, buffer in self.outside:
             owner = ref()
             if owner is None or owner.buffer is not buffer:
+                return False
+        for leaf, buffer in self.gradients:
+            if leaf.grad is None or leaf.grad.buffer is not buffer:
                 return False
         for one in self.left:
             if not one.is_there():
@@ -190,10 +190,6 @@ class Guards:
             if fact() != value:
                 return False
         return True
-
-
-_grad, _hooks, _requires_grad = attrgetter("grad"), attrgetter("_hooks"), attrgetter("requires_grad")
-_is_none = partial(is_, None)
 
 
 class _Case:
@@ -224,13 +220,13 @@ class _Case:
         self.seen = True
 
     def state(self) -> tuple[Any, ...]:
-        """Settings of modules, and which tensors require, have and hook a gradient. Plain ``map`` calls: this runs before every replay."""
-        return (*map(dict.get, *self.modes), *map(len, self.sizes), *map(_requires_grad, self.watched),
-                *map(_is_none, map(_grad, self.leaves)), *map(_is_none, map(_hooks, self.leaves)))  # fmt: skip
+        """Settings of modules, and which tensors require, have and hook a gradient."""
+        leaves = self.leaves
+        return (*self.settings(), *[leaf.grad is None for leaf in leaves], *[leaf._hooks is None for leaf in leaves])
 
     def settings(self) -> list[Any]:
         """The part of the state that a step must not change."""
-        return [*map(dict.get, *self.modes), *map(len, self.sizes), *map(_requires_grad, self.watched)]
+        return [*map(dict.get, *self.modes), *map(len, self.sizes), *[t.requires_grad for t in self.watched]]
 
     def changed(self, settings: list[Any]) -> bool:
         """Whether settings differ by now. Tensors are compared by identity."""
@@ -393,6 +389,7 @@ class CompiledFunction:
         hidden = contract.problem
         if not hidden and recorder.unheld(held):  # tables and counters of netcl belong to the queue
             hidden = recorder.unheld([*held, *tensors_of(instance_dict(recorder.queue).values())])
+            hidden = hidden and f"it reads {hidden}{contract.carried()}"
         if self._agrees(program, recorder, run, call.tensors, hidden):
             if hidden:
                 self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")
@@ -406,6 +403,7 @@ class CompiledFunction:
             program.graph = Graph().build(recorder, call.tensors, run.tree)
             read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
             program.guards = Guards(recorder, [*gradients, *read], left)
+            contract.leave_out(program.guards.parts)
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
         """Whether this recording equals the one before. If not, the function is refused, unless only memory moved or an argument was also
@@ -424,7 +422,7 @@ class CompiledFunction:
         if before is None or unlike:
             program.trials += 1
             if program.trials > MOST_TRIALS:
-                self._give_up(program, "the memory it works on is another one at every call")
+                self._give_up(program, hidden or "it works on different memory at every call")
             return False
         program.trusted = [new or old for new, old in zip(moved, program.trusted or [False] * len(moved), strict=True)]
         return True
@@ -442,7 +440,7 @@ class CompiledFunction:
 
     def _refuse(self, reason: str) -> None:
         name = self.__dict__.get("__qualname__", type(self.function).__name__)
-        remedy = "results are right, calls cost what they cost without; docs/capture.md says how to make it replayable"
+        remedy = "it runs eagerly, with the same results; docs/capture.md lists what a compiled function may read"
         text = message("compile", f"{name} is not replayed: {reason}", remedy)
         if self.strict:
             raise CaptureError(text)
@@ -460,7 +458,7 @@ def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[An
 
 
 def _remembered_outputs(result: Any, recorder: Recorder) -> Any:
-    """A result with what is remembered of each tensor in its place."""
+    """A result with an :class:`Output` in the place of each tensor."""
     if isinstance(result, Tensor):
         return recorder.output(result)
     if isinstance(result, (list, tuple)):
@@ -474,7 +472,7 @@ def _remembered_outputs(result: Any, recorder: Recorder) -> Any:
 
 
 def _comparable_result(tree: Any) -> Any:
-    """A result in a form that two runs of a step agree on."""
+    """A result in a form that is equal for two runs of the same step."""
     if isinstance(tree, Output):
         return (tree.value.known_as(), tree.shape, tree.dtype)
     if isinstance(tree, (list, tuple)):
@@ -483,7 +481,7 @@ def _comparable_result(tree: Any) -> Any:
 
 
 def _own_copy(result: Any, recorder: Recorder) -> Any:
-    """A result in memory of its own: what was recorded is overwritten by the next replay."""
+    """A result in memory of its own: the next replay overwrites the recorded memory."""
     if isinstance(result, Tensor):
         return result._copy() if recorder.value_of(result.buffer).kind in (MADE, CONSTANT) else result
     if isinstance(result, (list, tuple)):
@@ -493,7 +491,7 @@ def _own_copy(result: Any, recorder: Recorder) -> Any:
 
 
 class _Run:
-    """What a recorded call returned, and what is remembered of it. The only holder of the result: its memory may be shared."""
+    """What a recorded call returned. The only holder of the result, so that the memory plan may reuse its memory."""
 
     def __init__(self, result: Any, recorder: Recorder):
         self.result = result
@@ -511,7 +509,7 @@ def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, exc
 
 
 class _Inference(CompiledFunction):
-    """A compiled module: in evaluation nothing is recorded for backward. Attributes are the module's."""
+    """A compiled module. In evaluation it runs under ``no_grad``; attributes are those of the module."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -537,7 +535,7 @@ class _Inference(CompiledFunction):
 
 
 def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -> Any:  # named as torch names it
-    """Make a model, a function or a whole training step replayable: recorded once, then enqueued without its Python.
+    """Record a model, a function or a whole training step, and replay it without its Python.
 
     >>> import netcl
     >>> double = netcl.compile(lambda x: x * 2 + 1)
@@ -545,26 +543,26 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     [[1.0, 1.0], [3.0, 3.0], [5.0, 5.0], [7.0, 7.0], [9.0, 9.0]]
 
     A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
-    and random numbers go on as they would without. A function that reads something no guard covers, or whose two recordings differ, is
+    and random numbers advance as in eager code. A function that reads something no guard covers, or whose two recordings differ, is
     refused with one warning that names the cause, and runs eagerly from then on. On the NumPy backend nothing is recorded. Arrays among the
     arguments become tensors. A module is compiled for evaluation.
 
-    What eager code fuses is recorded fused. ``fuse=True`` fuses small tensors too, and joins softmaxes, norms and other folds of rows with
-    what surrounds them: fewer launches, for a little more memory and sums that may be rounded otherwise.
+    ``fuse=True`` also fuses small tensors, and row-wise reductions (softmax, norms) with the ops around them: fewer launches, a little more
+    memory, and sums that may be rounded differently.
     """
     if function is None:
         return partial(compile, fuse=fuse)
     if isinstance(function, CompiledFunction):
         return function
     if not callable(function):
-        raise TypeError(message("compile", "a model or a function is compiled", given=type(function).__name__))
+        raise TypeError(message("compile", "function must be a model or a callable", given=type(function).__name__))
     return (_Inference if is_layer(function) else CompiledFunction)(function, fuse=fuse)
 
 
 def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = ()) -> Any:
-    """Record device work. As decorator: like :func:`compile`, but what cannot be replayed raises :class:`CaptureError`.
+    """Record device work. As a decorator: like :func:`compile`, but a function that cannot be replayed raises :class:`CaptureError`.
 
-    As context manager it records one block, over ``inputs``; run the block once before, so that programs are built and state is made:
+    As a context manager it records one block over ``inputs``. Run the block once before, so that programs are built and state is created:
 
     >>> import netcl
     >>> x = netcl.full((2,), 3.0)
@@ -579,9 +577,9 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
 @contextmanager
 def _captured_block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
     if any(isinstance(t.queue, CPUQueue) for t in inputs):
-        raise CaptureError(message("capture_graph", "there is nothing to record on the NumPy backend", "use an OpenCL device"))
+        raise CaptureError(message("capture_graph", "inputs must be on an OpenCL device, got the NumPy backend", "use an OpenCL device"))
     if recording.active.recorder is not None:
-        raise CaptureError(message("capture_graph", "a block is being recorded already"))
+        raise CaptureError(message("capture_graph", "blocks cannot be nested: another recording is active"))
     graph, recorder = Graph(), Recorder(inputs)
     with recorder:
         yield graph

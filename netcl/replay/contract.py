@@ -17,9 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
 from importlib.util import resolve_name
-from itertools import repeat
-from operator import attrgetter, is_
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,8 +70,6 @@ _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
 _COMPUTED: Any = object()  # an attribute that is not stored
 _CONTENTS: Any = vars(CellType)["cell_contents"]
 _get = object.__getattribute__
-_buffer, _requires_grad = attrgetter("buffer"), attrgetter("requires_grad")
-_code, _defaults, _kwdefaults = attrgetter("__code__"), attrgetter("__defaults__"), attrgetter("__kwdefaults__")
 
 
 class Contract:
@@ -96,7 +92,7 @@ class Contract:
         self._items: list[tuple[Callable[..., Any], Callable[..., int], Any, list[Any], str]] = []  # iterator, length, container, items
         self._arrays: list[tuple[Any, tuple[Any, ...], str]] = []
         self._tensors: dict[int, tuple[Tensor, Any, bool, str]] = {}
-        self._functions: list[tuple[FunctionType, CodeType, Any, Any]] = []
+        self._functions: dict[int, tuple[FunctionType, CodeType, Any, Any]] = {}
         self._objects: dict[int, tuple[Any, type, str, set[str]]] = {}  # with the names that were looked up
         self._seen: dict[int, tuple[int, Any]] = {}  # depths; with the values, whose numbers stay their own
         self._walked: dict[tuple[int, int], Any] = {}
@@ -311,8 +307,8 @@ class Contract:
             if problem := impure_call(function):
                 self._refuse(f"it calls {problem}")
             return
-        self._functions.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
-        for part in (function.__defaults__ or (), function.__kwdefaults__ or {}):
+        self._functions[id(function)] = function, function.__code__, function.__defaults__, function.__kwdefaults__
+        for part in (function.__defaults__, function.__kwdefaults__):
             self._visit(part, f"a default of {function.__qualname__}")
         names = names_in(function.__code__)
         self.loose |= names.loose
@@ -408,34 +404,29 @@ class Contract:
                 del self._named[key]
                 self._kinds.append((holder, name, _tensor_kind(holder.get(name)), entry[3]))
                 self._tensors = {i: one for i, one in self._tensors.items() if one[3] != entry[3]}
-        self._dicts, self._proxies, self._others = (
-            [entry for entry in self._named.values() if type(entry[0]) is kind] for kind in (dict, MappingProxyType, _Place)
-        )
-        instances = [
-            (value, kind, instance_dict(value), label)
-            for value, kind, label in objects
-            if not (is_a(value, (type, ModuleType)) or is_own(value))
-        ]
-        self._instances = [value for value, *_ in instances], [kind for _, kind, *_ in instances], [label for *_, label in instances]
-        own = [(value, own, label) for value, _, own, label in instances if own is not NO_DICT and not is_layer(value)]
-        self._own_dicts = [[one[i] for one in own] for i in range(3)]
-        self._sizes = [len(one) for one in self._own_dicts[1]]
-        self._compile()
+        named = self._named.values()
+        self._mappings = [entry for entry in named if type(entry[0]) is not _Place]
+        self._places = [[entry[0].read, *entry[2:]] for entry in named if type(entry[0]) is _Place]
+        self._instances = [one for one in objects if not (is_a(one[0], (type, ModuleType)) or is_own(one[0]))]
+        self._own_dicts = [(value, own, len(own), label) for value, _, label in self._instances
+                           if (own := instance_dict(value)) is not NO_DICT and not is_layer(value)]  # fmt: skip
         self.told = (
-            *[(label, _signature(value)) for _, _, value, label in self._named.values()],
+            *[(label, _signature(value)) for _, _, value, label in named],
             *[(length(container), *map(_signature, items)) for _, length, container, items, _ in self._items],
             *[key for _, key, _ in self._arrays],
             *[(i, id(buffer), learns) for i, (_, buffer, learns, _) in self._tensors.items()],
-            *[(id(function), id(code)) for function, code, *_ in self._functions],
-            *[(id(value), id(kind)) for value, kind, *_ in instances],
-            *self._sizes,
+            *[(id(function), id(code)) for function, code, *_ in self._functions.values()],
+            *[(id(value), id(kind)) for value, kind, _ in self._instances],
+            *[size for *_, size, _ in self._own_dicts],
             *[(label, kind) for _, _, kind, label in self._kinds],
         )
 
-    def _compile(self) -> None:
-        """Arrange the guards in columns, which built-in functions compare."""
-        self._columns = [_columns(entries) for entries in (self._dicts, self._proxies, self._tensors.values(), self._functions)]
-        self._places = [place.read for place, *_ in self._others], [value for _, _, value, _ in self._others]
+    def leave_out(self, parts: Iterable[tuple[Any, str, Any]]) -> None:
+        """Drop the guards of attributes that a recording guards itself: (dictionary, name, value)."""
+        guarded = {(id(holder), name): value for holder, name, value in parts}
+        self._mappings = [entry for entry in self._mappings if (id(entry[0]), entry[1]) not in guarded]
+        for value in guarded.values():
+            self._tensors.pop(id(value), None)
 
     def equals(self, other: Contract) -> bool:
         """Whether two contracts were made over the same objects and equal values."""
@@ -444,65 +435,51 @@ class Contract:
     def changed(self, by_itself: bool = False) -> str:
         """The name of the first value that differs by now; empty if none does. ``by_itself`` leaves out what the function sets.
 
-        This runs before every replay: one Python call, however many guards there are, unless a plain value was replaced by an equal one.
+        This runs before every replay: plain loops over identities, with a call only where one differs.
         """
-        (dicts, names, values, _), (proxies, of_classes, members, _), (tensors, buffers, learns, _), functions = self._columns
-        instances, kinds, _ = self._instances
-        users, own, _ = self._own_dicts
-        try:
-            same = (
-                all(map(is_, map(dict.get, dicts, names, repeat(_MISSING)), values))
-                and all(map(is_, map(MappingProxyType.get, proxies, of_classes, repeat(_MISSING)), members))
-                and all(map(is_, map(partial.__call__, self._places[0]), self._places[1]))
-                and all(map(is_, map(type, instances), kinds))
-                and all(map(is_, map(_get, users, repeat("__dict__")), own))
-                and [*map(len, own)] == self._sizes
-                and all(map(is_, map(_buffer, tensors), buffers))
-                and all(map(is_, map(_requires_grad, tensors), learns))
-                and all(map(is_, map(_code, functions[0]), functions[1]))
-                and all(map(is_, map(_defaults, functions[0]), functions[2]))
-                and all(map(is_, map(_kwdefaults, functions[0]), functions[3]))
-            )
-        except (AttributeError, ValueError):  # an empty slot or variable
-            same = False
-        for iterate, length, container, items, _ in self._items if same else ():
-            if length(container) != len(items) or not all(map(is_, iterate(container), items)):
-                same = False
-                break
-        return "" if same and not self._arrays and not self._kinds else self._difference(by_itself)
-
-    def _difference(self, by_itself: bool) -> str:
-        """As :meth:`changed`, one guard after the other. Plain values that were replaced by equal ones are noted."""
-        for entry in (*self._dicts, *self._proxies, *self._others):
-            now = entry[0].get(entry[1], _MISSING)
-            if now is not entry[2] and not same_value(entry[2], now):
-                return entry[3]
-            entry[2] = now
-        for value, kind, label in zip(*self._instances, strict=True):
+        for entry in self._mappings:
+            holder, name, value, label = entry
+            now = holder.get(name, _MISSING)
+            if now is not value:
+                if not same_value(value, now):
+                    return label
+                entry[2] = now
+        for entry in self._places:
+            read, value, label = entry
+            try:
+                now = read()
+            except (AttributeError, ValueError):  # an empty slot or variable
+                now = _MISSING
+            if now is not value:
+                if not same_value(value, now):
+                    return label
+                entry[1] = now
+        for value, kind, label in self._instances:
             if type(value) is not kind:
                 return label
-        for value, own, size, label in zip(*self._own_dicts[:2], self._sizes, self._own_dicts[2], strict=True):
-            if _get(value, "__dict__") is not own or len(own) != size:
+        for value, own, size, label in self._own_dicts:
+            if len(own) != size or _get(value, "__dict__") is not own:
                 return label
         for t, buffer, learns, label in self._tensors.values():
             if t.buffer is not buffer or t.requires_grad is not learns:
                 return label
-        for function, *parts in self._functions:
-            if any(now is not old for now, old in zip((_code(function), _defaults(function), _kwdefaults(function)), parts, strict=True)):
+        for function, code, defaults, keywords in self._functions.values():
+            if function.__code__ is not code or function.__defaults__ is not defaults or function.__kwdefaults__ is not keywords:
                 return function.__qualname__
         for iterate, length, container, items, label in self._items:
-            if length(container) != len(items) or not all(
-                now is old or same_value(old, now) for now, old in zip(iterate(container), items, strict=True)
-            ):
+            if length(container) != len(items):
                 return label
-            items[:] = iterate(container)
+            for i, now in enumerate(iterate(container)):
+                if now is not items[i]:
+                    if not same_value(items[i], now):
+                        return label
+                    items[i] = now
         for array, key, label in self._arrays:
             if _array_key(array) != key:
                 return label
         for holder, name, kind, label in () if by_itself else self._kinds:
             if _tensor_kind(holder.get(name)) != kind:
                 return label
-        self._compile()
         return ""
 
     # ---- tensors
@@ -514,6 +491,11 @@ class Contract:
     def left(self) -> list[Left]:
         """What the function sets, as it is now."""
         return [Left(holder, name, holder.get(name), label) for holder, name, label in self._stores.values()]
+
+    def carried(self) -> str:
+        """The tensors that the function sets and may read at the next call, for a message."""
+        labels = ", ".join(label for *_, label in self._kinds)
+        return f" but {labels}, which it sets itself" if labels else ""
 
     def uncalled(self) -> Iterable[Any]:
         """The modules whose ``forward`` the function may call without calling the module."""
@@ -550,10 +532,6 @@ class _Place:
             return self.read()
         except (AttributeError, ValueError):
             return default
-
-
-def _columns(entries: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    return [[entry[i] for entry in entries] for i in range(4)]
 
 
 def _holder(value: Any, name: str) -> Any:

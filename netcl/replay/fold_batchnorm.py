@@ -1,8 +1,7 @@
 """``fuse_graph``: a model for evaluation, or a step, in fewer and larger kernels.
 
-Two things are done. Batch norms that follow a convolution or a linear layer are folded into its weights: in evaluation both are linear,
-so one layer can do the work of two. And the graph is recorded with its ops deferred, so that chains of formulas, folds of rows and
-activations of products are single launches.
+Batch norms that follow a convolution or a linear layer are folded into its weights, since both are linear in evaluation. The rest is
+recorded with ``fuse=True``.
 """
 
 from __future__ import annotations

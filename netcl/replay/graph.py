@@ -1,7 +1,7 @@
-"""A recorded step: nodes over values, memory planned by lifetimes, and a list of prepared launches to replay.
+"""A recorded step that can be replayed: a list of prepared launches over planned memory.
 
-A :class:`Value` is a block of device memory as the step saw it, a :class:`Node` one thing that was enqueued. Values that the step
-makes and drops share memory (:func:`share`); what it leaves behind (gradients, say) keeps its own and is overwritten by every replay.
+Values that live only inside the step share memory (:mod:`netcl.replay.memory_plan`). What the step leaves behind, such as gradients, keeps
+its memory and is overwritten by every replay.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from netcl.core.writes import Writes, clock, stamp, wrote
 from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
 
-MOST_REBINDS = 8  # launches a result may be rebound in before a copy is cheaper
-SMALL = 4096  # bytes of a filled value that is kept rather than filled at every replay
+MOST_REBINDS = 8  # launches that use a result; with more, a copy is cheaper than binding a fresh buffer
+SMALL = 4096  # bytes; a filled value up to this size is kept instead of filled at every replay
 
 
 @dataclass(eq=False)
 class Output:
-    """A tensor of the result: where its values are after a replay, and what it looks like."""
+    """A tensor of the result: its value, shape and dtype."""
 
     value: Value
     shape: tuple[int, ...]
@@ -42,9 +42,9 @@ class Output:
 class Graph:
     """A recorded step that can be replayed.
 
-    ``nodes`` is what it enqueues, ``values`` the memory it does so over, ``inputs`` the values that a replay rebinds,
-    ``planned_bytes`` what the values that live only inside a replay take together. ``replay(inputs)`` runs it on tensors of
-    the same shapes and dtypes and returns what the step returned, in fresh tensors; nothing waits for the device.
+    ``nodes`` are its commands, ``values`` the memory they use, ``inputs`` the values that a replay rebinds, ``planned_bytes`` the size of
+    the memory that values inside a replay share. ``replay(inputs)`` runs it on tensors of the same shapes and dtypes and returns the result
+    of the step in fresh tensors, without waiting for the device.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Graph:
         self._like: list[tuple[tuple[int, ...], str]] = []
 
     def returns(self, result: Any) -> Any:
-        """Say, inside ``with capture_graph(...) as graph``, what a replay gives back: tensors, also in lists, tuples and dicts."""
+        """Set the result of a replay, inside ``with capture_graph(...) as graph``: tensors, also in lists, tuples and dicts."""
         self.result = result
         return result
 
@@ -101,7 +101,7 @@ class Graph:
         return self
 
     def _place_values(self) -> None:
-        """A buffer for every value: its own if somebody still holds it, one anew at each replay for a result, else one it shares."""
+        """Choose a buffer for every value: its own if it is still held, a fresh one at each replay for a result, else a shared one."""
         self._buffers: dict[Value, Any] = {value: value.buffer for value in self.values}
         self._leases: list[Any] = []
         self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
@@ -121,8 +121,8 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
-        """Memory for passing values. What the step leaves behind is free for them until the step writes it; graphs of one queue take turns
-        on the rest, for nothing in it outlives a replay."""
+        """Place values that live only inside a replay: in memory that the step leaves behind, until the step writes it, and in blocks that
+        all graphs of the queue share."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
@@ -134,8 +134,8 @@ class Graph:
             mine = [block for block in (*new, *there) if block.members]
             shared.update(block.lease for block in mine)
         for value in passing:
-            self._buffers[value] = value.buffer = None  # what it lay in when the step ran
-        pool.clear()  # of what running the step took, a replay takes nothing but the above
+            self._buffers[value] = value.buffer = None  # the buffer of the recorded run is released
+        pool.clear()  # a replay needs nothing else of what the eager run allocated
         self._leases += [block.lease for block in mine]
         self.planned_bytes = sum(block.used for block in mine)
         for block in (*mine, *left):
@@ -144,7 +144,7 @@ class Graph:
                     self._buffers[value] = block.lease.part(at, pool.bucket_of(value.nbytes))
 
     def _renewable(self) -> list[Value]:
-        """Results that nobody else holds and that only launches touch: they can be bound to fresh memory instead of being copied."""
+        """Results that nothing else holds and that only launches use: they are bound to fresh memory instead of being copied."""
         outputs: dict[Value, int] = {}
         rebuilt(self.result, lambda output: outputs.setdefault(output.value, 0))
         moved = {value for node in self.nodes if node.kind != "launch" for value in (*node.reads, *node.writes)}
@@ -155,7 +155,7 @@ class Graph:
         return [value for value in single if 0 < outputs[value] <= MOST_REBINDS]
 
     def _filled_once(self) -> dict[Value, list[Node]]:
-        """Small values of nobody else that are filled and from then on only read: they keep what they are filled with."""
+        """Small values that are filled and then only read: they are filled once and kept."""
         fills: dict[Value, list[Node]] = {}
         changed = {value for node in self.nodes if node.kind != "fill" for value in node.writes}
         for node in self.nodes:
@@ -184,7 +184,7 @@ class Graph:
         self._answers = any(launch.answers for launch, _ in self._launches)
 
     def _stays(self, node: Node) -> bool:
-        """Whether what a transfer puts in place is still there at the next replay."""
+        """Whether the result of a transfer persists until the next replay, so that it need not be repeated."""
         value = node.writes[0]
         return value in self._known or (node.kind == "upload" and value.kind == CONSTANT and not value.written)
 
@@ -224,7 +224,7 @@ class Graph:
     # ---- running it
 
     def replay(self, inputs: Sequence[Tensor] = ()) -> Any:
-        """Run the step on these inputs; the result is in fresh tensors that nothing has waited for.
+        """Run the step on these inputs; returns the result in fresh tensors, without waiting for the device.
 
         Tensors that the step left behind (gradients, attributes) are overwritten in place.
         """
@@ -282,8 +282,8 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """The first input in memory that the step writes, or reads under another name while it writes the input: its commands are not in
-        order for that."""
+        """The first input whose memory overlaps other memory of the step in a way that the recorded order of commands does not allow: the
+        step writes it, or writes the input and also reads it by another name."""
         for i, t in enumerate(inputs):
             if id(t.buffer) in self._written or (self._outside and i in self._rewritten and id(t.buffer) in self._outside):
                 return i
@@ -291,7 +291,7 @@ class Graph:
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self._like):
-            what = "the recorded step takes another number of inputs"
+            what = "the number of inputs must be that of the recorded step"
             raise ShapeError(message("replay", what, wanted=len(self._like), given=len(inputs)))
         for i, (t, (shape, dtype)) in enumerate(zip(inputs, self._like, strict=True)):
             if t.shape != shape or t.dtype != dtype:
@@ -310,11 +310,11 @@ class Graph:
         t.wait()
 
     def _run_parts(self) -> None:
-        """Launch everything, and repeat what the host does in a step: up to the first source that can be undone at the beginning, from
-        there on between the launches where the step did it.
+        """Enqueue all commands and call the sources. Sources before the first one that can be undone run at the beginning, the others where
+        the step called them.
 
-        If a source raises (a schedule that is at its end), the launches before it are made; if a launch fails, the sources after it are not
-        asked, and those right before it are undone: counters and parameters stay together, as without a recording.
+        If a source raises (a schedule that is at its end), the commands before it are enqueued. If a command fails, the sources after it
+        are not called and those right before it are undone. So counters and parameters stay consistent, as in eager code.
         """
         said, asking, done = self._said, -1, 0
         try:
@@ -361,11 +361,11 @@ class Graph:
             raise program.failure("replay", "in a recorded step", error) from None
 
     def _say_why(self, call: Callable[[], object]) -> None:
-        """A launch that answered with an error, made again by the way that raises it."""
+        """Repeat a launch that returned an error code, by a call that raises the error."""
         next(launch for launch, _ in self._launches if launch.call is call).observed()
 
     def _run_observed(self, calls: Sequence[Callable[[], object]]) -> None:
-        """As eager code does it, for who listens to launches (a profile)."""
+        """Enqueue with events, for observers of launches such as a profile."""
         launches = {id(launch.call): (launch, node) for launch, node in self._launches}
         for call in calls:
             launch, node = launches.get(id(call), (None, None))
@@ -396,7 +396,7 @@ class Graph:
         return Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
 
     def table(self) -> str:
-        """What a replay enqueues, a line each: the op, the kernel, its sizes, and the bytes of what it reads and writes."""
+        """The commands of a replay, one per line: op, kernel, sizes, bytes read and written."""
         rows = [f"{'':4} {'op':24} {'kernel':32} {'items':>20} {'reads':>12} {'writes':>12}"]
         for i, node in enumerate(self.nodes):
             read, written = (sum(value.nbytes for value in values) for values in (node.reads, node.writes))
@@ -410,7 +410,7 @@ class Graph:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a result, in order: of lists, tuples and dictionaries in each other."""
+    """The tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -418,7 +418,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def rebuilt(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """A result again, with ``of`` called on every :class:`Output` in it."""
+    """A result with ``of(output)`` in the place of every :class:`Output`."""
     if isinstance(tree, Output):
         return of(tree)
     if isinstance(tree, (list, tuple)):

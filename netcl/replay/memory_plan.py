@@ -11,16 +11,16 @@ from netcl.replay.values import MADE, Node, Value
 
 
 def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
-    """The nodes without those whose results nobody reads; the lives of their values are set anew.
+    """The nodes without those whose results nobody reads. Sets the lifetimes of the values to the remaining nodes.
 
-    What a step made and nobody holds is read only by later nodes, or ``wanted`` as a result.
+    A value that the step made and nothing holds is read only by later nodes, or ``wanted`` as a result.
     """
     last = set(wanted)
     live = {v for node in nodes for v in (*node.reads, *node.writes) if v.kind != MADE or v.held() is not None} | last
     kept: list[Node] = []
     for node in reversed(nodes):
         if not node.writes or any(value in live for value in node.writes):
-            live.update(node.reads, node.writes)  # what is written may be read as well: to add to it, say
+            live.update(node.reads, node.writes)  # a node may also read what it writes, to accumulate
             kept.append(node)
     kept.reverse()
     for value in {v for node in nodes for v in (*node.reads, *node.writes)}:
@@ -35,7 +35,7 @@ def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
 
 @dataclass(eq=False)
 class MemoryBlock:
-    """Memory that values take turns in and, where it ``cuts``, lie side by side in. ``lease`` is there before, or comes later."""
+    """Memory that values share: one after the other and, if it ``cuts`` into sub-buffers, side by side."""
 
     nbytes: int
     lease: Any = None
@@ -44,7 +44,7 @@ class MemoryBlock:
     taken: list[tuple[int, int, int, int]] = field(default_factory=list)  # first and last node, first byte and end
 
     def room(self, value: Value, nbytes: int) -> int:
-        """The lowest offset from which so many bytes are free all the value's life; it may be beyond the end."""
+        """The lowest offset at which ``nbytes`` are free during the value's lifetime; it may lie beyond the end."""
         at = 0
         for begin, end in sorted((begin, end) for first, last, begin, end in self.taken if first <= value.last and value.first <= last):
             if at + nbytes <= begin:
@@ -63,17 +63,18 @@ class MemoryBlock:
 
     @property
     def used(self) -> int:
-        """The bytes from its beginning that values lie in."""
+        """The number of bytes that values occupy, from the beginning of the block."""
         return max((end for _, _, _, end in self.taken), default=0)
 
 
 def share(
     values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[MemoryBlock] = (), cuts: bool = False, most: int = 1 << 62
 ) -> list[MemoryBlock]:
-    """The blocks for values that live only inside a step: the largest value first, each into the smallest block with room all its life.
+    """New blocks for values that live only inside a step. The largest value is placed first, each in the smallest block that is free
+    during its lifetime.
 
-    ``size_of`` says what so many bytes take, since pools round up; ``there`` are blocks that exist anyway. Where memory ``cuts``,
-    new blocks grow, up to ``most`` bytes.
+    ``size_of`` gives the allocated size of a value, since pools round up; ``there`` are existing blocks. If memory ``cuts`` into
+    sub-buffers, new blocks grow up to ``most`` bytes.
     """
     blocks = list(there)
     new: list[MemoryBlock] = []
@@ -92,7 +93,7 @@ def share(
 
 
 def lease_blocks(queue: Any, sizes: Sequence[int], others: Sequence[BufferHandle]) -> list[BufferHandle]:
-    """Memory for blocks, largest first: those of other graphs where they are not much larger."""
+    """Memory for blocks, largest first. Blocks of other graphs are reused if they are not much larger."""
     free, taken, pool = sorted(others, key=lambda lease: lease.nbytes), [], get_persistent_pool(queue)
     for nbytes in sizes:
         lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)

@@ -17,40 +17,40 @@ INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
 
 @dataclass(eq=False)
 class Value:
-    """A block of memory: an ``input``, something from ``outside`` (a parameter, a running statistic), ``made`` by the step, or a
-    ``constant`` the host sent while it was recorded."""
+    """A block of memory: an ``input``, memory from ``outside`` (a parameter, a running statistic), ``made`` by the step, or a ``constant``
+    that the host uploaded while the step was recorded."""
 
     kind: str
     buffer: Any
     nbytes: int
-    lease: Any = None  # the pool's; weak while recording, so that lifetimes stay those of the step
+    lease: Any = None  # the pool's handle; weak while recording, so that lifetimes are those of the step
     place: int = -1  # of an input, among the inputs; of anything else, in the order of first use
     first: int = -1
     last: int = -1
     written: bool = False
     owners: list[weakref.ref[Tensor]] = field(default_factory=list)
-    marks: dict[int, Writes] = field(default_factory=dict)  # where tensors over it keep when it was last written in place
+    marks: dict[int, Writes] = field(default_factory=dict)  # write times of the tensors over it
 
     def noted(self, tensor: Tensor) -> None:
-        """Replays change this tensor in place."""
+        """Note that replays write to this tensor in place."""
         mark = tensor._writes()
         self.marks[id(mark)] = mark
 
     def held(self) -> Any:
-        """The lease, if anything still holds it."""
+        """The lease, if it is still alive."""
         return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
 
     def known_as(self) -> tuple[Any, ...]:
-        """What two recordings of one step agree on. The buffer itself, since a number of one that is gone may belong to another."""
+        """What is equal in two recordings of one step. Holds the buffer itself: the ``id`` of a released one may be reused."""
         return (self.kind, self.buffer) if self.kind == OUTSIDE else (self.kind, self.place)
 
 
 @dataclass(eq=False)
 class Node:
-    """One thing enqueued: a ``launch`` (kernel, sizes, arguments), a ``fill``, a ``copy`` or an ``upload``.
+    """One enqueued command: a ``launch`` (kernel, sizes, arguments), a ``fill``, a ``copy`` or an ``upload``.
 
-    ``args`` are values, numbers of the host (:class:`~netcl.core.recording.Number` where they are asked anew), or local memory;
-    of a fill, a copy or an upload the values come first. ``reads`` and ``writes`` are the values among them.
+    ``args`` are values, numbers (:class:`~netcl.core.recording.Number` if a replay computes them again) or local memory; in transfers
+    the values come first. ``reads`` and ``writes`` are the values among them.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Node:
     kernel: Any = None
     sizes: tuple[int, ...] = ()
     local: tuple[int, ...] | None = None
-    op: str = ""  # the function of netcl.ops that asked for it
+    op: str = ""  # the function of netcl.ops that enqueued it
 
     @property
     def name(self) -> str:
