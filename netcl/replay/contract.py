@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
 from importlib.util import resolve_name
@@ -63,6 +63,7 @@ _ON_REQUEST: dict[str, tuple[str, ...]] = {
 }
 #: Names that read attributes by names that are not in the code.
 _READ_ANY = frozenset(("__dict__", "MATCH_CLASS", "attrgetter", "dir", "format", "format_map", "methodcaller", "vars"))
+_CALLED_BY_NETCL = frozenset(("step", "zero_grad", "parameters", "forward", "backward"))  # methods, by whatever class defines them
 _READERS = (getattr, hasattr, vars, dir)
 _METHODS = (FunctionType, property, staticmethod, classmethod)
 _DESCRIPTORS = ("builtins", "collections", "enum", "types", "typing", "abc")  # modules whose descriptors return what is stored
@@ -87,6 +88,7 @@ class Contract:
         self._optional: set[str] = set()
         self._on_request: set[str] = set()
         self._loose_stores: set[str] = set()
+        self._set: set[str] = set()  # all attributes and names that are set
         self._stores: dict[tuple[int, str], tuple[Any, str, str]] = {}  # [holder, name, label]
         self._named: dict[tuple[int, str], list[Any]] = {}  # [holder, name, value, label]
         self._items: list[tuple[Callable[..., Any], Callable[..., int], Any, list[Any], str]] = []  # iterator, length, container, items
@@ -121,7 +123,7 @@ class Contract:
                     self._attribute(value, name, label)
 
     def _extent(self) -> tuple[int, ...]:
-        return len(self.loose), len(self._optional), len(self._on_request), len(self._objects), len(self._walked)
+        return len(self.loose), len(self._optional), len(self._on_request), len(self._set), len(self._objects), len(self._walked)
 
     def _names_of(self, value: Any) -> set[str]:
         """The attributes of an object that code may read without naming the object: by loose names, by syntax, and from netcl."""
@@ -138,6 +140,8 @@ class Contract:
         on_request = self._on_request | ({"__init__", "__new__", "__post_init__"} if of_class else set())
         methods = {name for kind in kinds for name, member in vars(kind).items() if is_a(member, _METHODS)}
         found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
+        found |= methods & _CALLED_BY_NETCL
+        found |= {name for kind in kinds for name, member in vars(kind).items() if name in self._set and "__set__" in dir(type(member))}
         for base in (value if of_class else type(value)).__mro__ if kinds else ():
             if of_netcl(module_of(base)):  # netcl calls the methods that it defines
                 found |= {name for name in vars(base).keys() & methods if name not in _ON_REQUEST}
@@ -168,18 +172,18 @@ class Contract:
                 self._object(value, label)
 
     def _container(self, value: Any, label: str, depth: int) -> None:
-        if not (type(value) in (list, tuple) and all(is_a(part, Tensor) for part in value)):
-            problem = f"a {type(value).__name__} of {len(value)} items (up to {MOST_ITEMS} are compared)" if len(value) > MOST_ITEMS else ""
-            if problem or (depth >= MOST_DEPTH and len(value)):
+        base: Any = next(kind for kind in (OrderedDict, *CONTAINERS) if is_a(value, kind))  # a subclass may override its methods
+        keys = [*base.__iter__(value)]
+        if not (base in (list, tuple) and all(is_a(part, Tensor) for part in keys)):
+            problem = f"a {type(value).__name__} of {len(keys)} items (up to {MOST_ITEMS} are compared)" if len(keys) > MOST_ITEMS else ""
+            if problem or (depth >= MOST_DEPTH and keys):
                 self._refuse(f"it reads what is not guarded: {label} is {problem or f'nested more than {MOST_DEPTH} deep'}")
                 return
-        base: Any = next(kind for kind in CONTAINERS if is_a(value, kind))
-        keys = [*base.__iter__(value)]
         self._items.append((base.__iter__, base.__len__, value, keys, label))
-        if base is dict:
-            items = dict.values(value)
+        if issubclass(base, dict):
+            items = base.values(value)
             self._items.append((iter, len, items, [*items], label))
-            for key, part in dict.items(value):
+            for key, part in base.items(value):
                 self._visit(key, f"a key of {label}", depth + 1)
                 self._visit(part, f"{label}[{key!r}]" if type(key) is str else f"an item of {label}", depth + 1)
         else:
@@ -244,7 +248,7 @@ class Contract:
                     stored = _COMPUTED if member is _MISSING else self._member(value, member, label)
                     found = stored if found is _COMPUTED else found
             elif of_class and found is _COMPUTED and name in vars(kind) and name[:2] != "__":
-                self._of_library(getattr(value, name), label)  # a method of a class of a library
+                self._of_library(getattr(value, name, None), label)  # a method of a class of a library
         return found
 
     def _member(self, owner: Any, member: Any, label: str) -> Any:
@@ -314,6 +318,7 @@ class Contract:
         self.loose |= names.loose
         self._optional |= names.optional
         self._loose_stores |= names.loose_stores
+        self._set |= names.loose_stores | {path[-1] for path in names.stores}
         used = names.syntax | names.loose | {name for path in names.paths for name in path}
         self._on_request |= {name for name, by in _ON_REQUEST.items() if name in used or not used.isdisjoint(by)}
         self._calls_forward |= "forward" in used

@@ -2483,6 +2483,63 @@ def functions_of_functions(way):
     yield from several(step)
 
 
+@replayed
+def the_order_of_an_ordered_dict(way):
+    table = OrderedDict(a=2.0, b=5.0)
+    yield from around(way(lambda x: x * next(iter(table.values()))), lambda: table.move_to_end("a"))
+
+
+@replayed
+def a_property_that_is_set(way):
+    class Holder:
+        factor = 2.0
+
+        @property
+        def last(self):
+            return self.kept
+
+        @last.setter
+        def last(self, x):
+            self.kept = x * self.factor
+
+    holder = Holder()
+
+    def step(x):
+        holder.last = x
+        return holder.kept + 0.0
+
+    yield from around(way(step), lambda: setattr(Holder, "factor", 5.0))
+
+
+@right
+def an_optimizer_of_the_users(way):
+    class Descent:
+        def __init__(self, weight):
+            self.weight, self.rate = weight, 0.1
+
+        def step(self):
+            with ag.no_grad():
+                self.weight.sub_(self.weight.grad * self.rate)
+
+    weight = Tensor.ones((2,), requires_grad=True)
+    descent = Descent(weight)
+
+    def apply(optimizers):
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def step(x):
+        weight.grad = None
+        (weight * x).sum().backward()
+        apply([descent])
+
+    step = way(step)
+    for i in range(12):
+        descent.rate = 0.1 if i < 6 else 0.5
+        step(one(float(i)))
+        yield weight.detach().clone()
+
+
 # ---- the test
 
 
