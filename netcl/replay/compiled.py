@@ -26,7 +26,7 @@ from netcl.core.device import CPUQueue, chosen_device, get_active_device
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.replay.contract import Contract, Left, tensors_of
-from netcl.replay.graph import Graph, Output
+from netcl.replay.graph import Graph, Output, map_leaves
 from netcl.replay.kinds import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of
 from netcl.replay.recorder import CaptureError, Recorder, difference
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE
@@ -347,8 +347,7 @@ class CompiledFunction:
         settings, inside = case.settings(), call.inside()
         with recorder:
             run = _Run(self._plain(call.args, call.kwargs), recorder)
-            for layer in contract.uncalled():
-                layer._tell_recorder()
+            contract.report_uncalled()
         recorder.finish()
         if [*map(id, call.inside())] != [*map(id, inside)]:
             recorder.host_work("a container among its arguments changes")
@@ -457,18 +456,13 @@ def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[An
     return recorder.left_behind(known)
 
 
-def _remembered_outputs(result: Any, recorder: Recorder) -> Any:
-    """A result with an :class:`Output` in the place of each tensor."""
-    if isinstance(result, Tensor):
-        return recorder.output(result)
-    if isinstance(result, (list, tuple)):
-        parts = [_remembered_outputs(part, recorder) for part in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    if type(result) is dict:
-        return {key: _remembered_outputs(part, recorder) for key, part in result.items()}
-    if result is not None and not isinstance(result, (bool, int, str)):
-        recorder.host_work(f"the result holds a {type(result).__name__}")
-    return result
+def _output(leaf: Any, recorder: Recorder) -> Any:
+    """What a graph stores of a leaf of a result."""
+    if isinstance(leaf, Tensor):
+        return recorder.output(leaf)
+    if leaf is not None and not isinstance(leaf, (bool, int, str)):
+        recorder.host_work(f"the result holds a {type(leaf).__name__}")
+    return leaf
 
 
 def _comparable_result(tree: Any) -> Any:
@@ -480,14 +474,10 @@ def _comparable_result(tree: Any) -> Any:
     return tuple((key, _comparable_result(part)) for key, part in tree.items()) if type(tree) is dict else repr(tree)
 
 
-def _own_copy(result: Any, recorder: Recorder) -> Any:
-    """A result in memory of its own: the next replay overwrites the recorded memory."""
-    if isinstance(result, Tensor):
-        return result._copy() if recorder.value_of(result.buffer).kind in (MADE, CONSTANT) else result
-    if isinstance(result, (list, tuple)):
-        parts = [_own_copy(part, recorder) for part in result]
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    return {key: _own_copy(part, recorder) for key, part in result.items()} if type(result) is dict else result
+def _own_copy(leaf: Any, recorder: Recorder) -> Any:
+    """A leaf of a result in memory of its own: the next replay overwrites the recorded memory."""
+    copied = isinstance(leaf, Tensor) and recorder.value_of(leaf.buffer).kind in (MADE, CONSTANT)
+    return leaf._copy() if copied else leaf
 
 
 class _Run:
@@ -495,10 +485,10 @@ class _Run:
 
     def __init__(self, result: Any, recorder: Recorder):
         self.result = result
-        self.tree = _remembered_outputs(result, recorder)
+        self.tree = map_leaves(result, partial(_output, recorder=recorder))
 
     def copy_result(self, recorder: Recorder) -> None:
-        self.result = _own_copy(self.result, recorder)
+        self.result = map_leaves(self.result, partial(_own_copy, recorder=recorder))
 
 
 def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:
@@ -583,7 +573,7 @@ def _captured_block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
     graph, recorder = Graph(), Recorder(inputs)
     with recorder:
         yield graph
-        tree = _remembered_outputs(graph.result, recorder)
+        tree = map_leaves(graph.result, partial(_output, recorder=recorder))
     recorder.finish()
     if recorder.problem or recorder.queue is None:
         raise CaptureError(message("capture_graph", f"the block cannot be replayed: {recorder.problem or 'it launches nothing'}"))

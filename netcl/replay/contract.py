@@ -43,9 +43,10 @@ from netcl.replay.kinds import (
     module_of,
     of_netcl,
     of_user,
+    report,
     same_value,
     unguarded,
-)  # fmt: skip
+)
 from netcl.replay.names import ANY, FIRST, names_in
 
 MOST_ITEMS = 64  # of a container; one with more is refused, unless it holds nothing but tensors
@@ -502,9 +503,10 @@ class Contract:
         labels = ", ".join(label for *_, label in self._kinds)
         return f" but {labels}, which it sets itself" if labels else ""
 
-    def uncalled(self) -> Iterable[Any]:
-        """The modules whose ``forward`` the function may call without calling the module."""
-        return self._layers.values() if self._calls_forward else ()
+    def report_uncalled(self) -> None:
+        """Let modules report to the recorder whose ``forward`` the function may call without calling the module."""
+        for layer in self._layers.values() if self._calls_forward else ():
+            report(layer)
 
 
 class Left(NamedTuple):

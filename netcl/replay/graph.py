@@ -67,8 +67,7 @@ class Graph:
         """Plan the memory of a recording and prepare its launches."""
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
-        outputs: list[Value] = []
-        rebuilt(result, lambda output: outputs.append(output.value))
+        outputs = [output.value for output in _outputs(result)]
         self.nodes = needed(recording.nodes, outputs)
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
@@ -145,8 +144,7 @@ class Graph:
 
     def _renewable(self) -> list[Value]:
         """Results that nothing else holds and that only launches use: they are bound to fresh memory instead of being copied."""
-        outputs: dict[Value, int] = {}
-        rebuilt(self.result, lambda output: outputs.setdefault(output.value, 0))
+        outputs = {output.value: 0 for output in _outputs(self.result)}
         moved = {value for node in self.nodes if node.kind != "launch" for value in (*node.reads, *node.writes)}
         for node in self.nodes:
             for value in {*node.reads, *node.writes} & outputs.keys():
@@ -259,7 +257,7 @@ class Graph:
             self._run_parts()
             if type(self.result) is Output:
                 return self._returned(self.result, inputs, fresh)
-            return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
+            return map_leaves(self.result, lambda leaf: self._returned(leaf, inputs, fresh) if type(leaf) is Output else leaf)
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
         """Compute the deferred values of other threads that read memory which a replay overwrites."""
@@ -417,13 +415,15 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
-def rebuilt(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """A result with ``of(output)`` in the place of every :class:`Output`."""
-    if isinstance(tree, Output):
-        return of(tree)
+def map_leaves(tree: Any, of: Callable[[Any], Any]) -> Any:
+    """A result with ``of(leaf)`` in the place of everything that is not a list, a tuple or a dictionary."""
     if isinstance(tree, (list, tuple)):
-        parts = [rebuilt(part, of) for part in tree]
+        parts = [map_leaves(part, of) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if isinstance(tree, dict):
-        return {key: rebuilt(part, of) for key, part in tree.items()}
-    return tree
+    return {key: map_leaves(part, of) for key, part in tree.items()} if type(tree) is dict else of(tree)
+
+
+def _outputs(tree: Any) -> list[Output]:
+    found: list[Any] = []
+    map_leaves(tree, found.append)
+    return [leaf for leaf in found if isinstance(leaf, Output)]

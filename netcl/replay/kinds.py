@@ -81,6 +81,11 @@ def is_layer(value: Any) -> bool:
     return any("_tell_recorder" in vars(kind) for kind in type(value).__mro__)
 
 
+def report(layer: Any) -> None:
+    """Let a module report its parameters and settings to the active recorder."""
+    layer._tell_recorder()
+
+
 def items_of(container: Any) -> Iterable[Any]:
     """The items of a container; of a dictionary, keys and values in turn."""
     return (part for pair in container.items() for part in pair) if is_a(container, dict) else container
