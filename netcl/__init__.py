@@ -30,7 +30,7 @@ _SHORTCUTS = {
     **dict.fromkeys(("get_matmul_precision", "set_matmul_precision"), "netcl.core.kernel_selector"),
     "Tensor": "netcl.core.tensor",
     "KernelSpec": "netcl.core.kernels.primitives",
-    **dict.fromkeys(("compile", "capture_graph"), "netcl.runtime.capture"),
+    **dict.fromkeys(("compile", "capture_graph"), "netcl.replay.compiled"),
     **dict.fromkeys(("autocast", "is_autocast_enabled"), "netcl.amp"),
     "dtype": "netcl.core.dtype",
 }

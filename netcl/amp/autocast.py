@@ -11,6 +11,8 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ContextDecorator
+from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from netcl.core import dtype as dtypes
@@ -44,7 +46,7 @@ class _Active(threading.local):
 
 
 active = _Active()
-recording.modes.append(lambda: active.dtype)
+recording.modes.append(partial(attrgetter("dtype"), active))
 _warned = False
 
 

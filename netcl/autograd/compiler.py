@@ -22,7 +22,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 from netcl.engine.lazy_graph import TraceNode
 from netcl.engine.modes import modes
-from netcl.runtime.graph import tensors_in
+from netcl.replay.graph import tensors_in
 
 
 class TracingContext:

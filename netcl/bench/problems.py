@@ -13,7 +13,7 @@ from netcl import ops as F
 from netcl.bench.harness import Case, Comparison, Setting, Way
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
-from netcl.runtime import capture
+from netcl.replay import compiled
 
 Targets = dict[str, float]
 WARM_CALLS = 6  # a step is replayed after at most so many
@@ -33,7 +33,7 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.first: list[Any] = []
         self.refused = ""
-        made = capture.compile(function, fuse=True)
+        made = compiled.compile(function, fuse=True)
         try:
             self.first = [made(*arguments) for _ in range(WARM_CALLS)]
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:

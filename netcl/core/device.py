@@ -513,6 +513,11 @@ def get_active_device() -> DeviceHandle:
     return require("auto")
 
 
+def chosen_device() -> DeviceHandle | None:
+    """The device that a ``device(...)`` block or :func:`set_active_device` chose; ``None`` where the default one is active."""
+    return _active.stack[-1] if _active.stack else _active.base
+
+
 def queue_of(place: Any = None) -> Any:
     """The queue meant by a queue, a handle, a ``device(...)`` or a selector; ``None`` is that of the active device."""
     return place if hasattr(place, "finish") else (get_active_device() if place is None else require(place)).queue

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from netcl.core import dispatch, env, recording
@@ -410,7 +412,7 @@ def get_matmul_precision() -> str:
 
 
 recording.modes.append(get_matmul_precision)
-recording.modes.append(lambda: _selector.named)
+recording.modes.append(partial(attrgetter("named"), _selector))
 
 
 def get_kernel_selector() -> KernelSelector:

@@ -3,7 +3,7 @@
 Everything a program does on a device goes through three doors (launches, transfers, allocations), and a recorder listens there.
 What the host does is told here: numbers that change from step to step and work that a replay must repeat (:func:`again`), facts
 the recorded launches rest on (:func:`requires`), values the host looks at before anything is computed (:func:`check`).
-``runtime.capture`` brings the recorder; without one, these calls cost next to nothing.
+``netcl.replay`` brings the recorder; without one, these calls cost next to nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _ActiveRecorder(threading.local):
 
 active = _ActiveRecorder()
 listening = 0  # how many recorders are at work in whatever thread; every allocation asks, and asking a thread's own costs ten times as much
-#: What else a recorded program rests on, asked at every call: autograd and autocast say here in which mode they are.
+#: Modes that are part of a recording's key, such as ``no_grad`` and ``autocast``. Called before every replay: prefer built-in callables.
 modes: list[Callable[[], Any]] = []
 #: Called before a recording, at its end and before a replay: whoever puts work off until later enqueues it now.
 settlers: list[Callable[[], None]] = []

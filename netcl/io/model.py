@@ -26,7 +26,7 @@ from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
 from netcl.nn.parameter import OBJECT_BYTES, placed, queue_for, stand_on
 from netcl.ops import random
-from netcl.runtime.capture import CompiledFunction
+from netcl.replay.compiled import CompiledFunction
 
 _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError, OutOfMemoryError)
 

@@ -1,1 +1,1 @@
-"""Services over core: compiled programs on disk, measured configurations, capture, streams."""
+"""Services over core: compiled programs on disk, measured configurations, streams."""

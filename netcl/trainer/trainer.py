@@ -24,7 +24,7 @@ from netcl.io import FileError, latest_whole, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
 from netcl.optim import ReduceLROnPlateau
-from netcl.runtime.capture import compile as compiled
+from netcl.replay.compiled import compile as compiled
 from netcl.trainer.callbacks import Callback, CallbackList, ModelCheckpoint
 from netcl.trainer.history import History
 from netcl.trainer.metrics import Mean, Metric, make_metric

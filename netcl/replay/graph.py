@@ -1,19 +1,17 @@
-"""A recorded step: nodes over values, memory planned by lifetimes, and a list of prepared launches to replay.
+"""A recorded step that can be replayed: a list of prepared launches over planned memory.
 
-A :class:`Value` is a block of device memory as the step saw it, a :class:`Node` one thing that was enqueued. Values that the step
-makes and drops share memory (:func:`share`); what it leaves behind (gradients, say) keeps its own and is overwritten by every replay.
+Values that live only inside the step share memory (:mod:`netcl.replay.memory_plan`). What the step leaves behind, such as gradients, keeps
+its memory and is overwritten by every replay.
 """
 
 from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from netcl.core import dispatch, platforms, recording
 from netcl.core import dtype as dtypes
@@ -24,182 +22,16 @@ from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor
 from netcl.core.writes import Writes, clock, stamp, wrote
+from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
 
-INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
-MOST_REBINDS = 8  # launches a result may be rebound in before a copy is cheaper
-SMALL = 4096  # bytes of a filled value that is kept rather than filled at every replay
-
-
-@dataclass(eq=False)
-class Value:
-    """A block of memory: an ``input``, something from ``outside`` (a parameter, a running statistic), ``made`` by the step, or a
-    ``constant`` the host sent while it was recorded."""
-
-    kind: str
-    buffer: Any
-    nbytes: int
-    lease: Any = None  # the pool's; weak while recording, so that lifetimes stay those of the step
-    place: int = -1  # of an input, among the inputs; of anything else, in the order of first use
-    first: int = -1
-    last: int = -1
-    written: bool = False
-    owners: list[weakref.ref[Tensor]] = field(default_factory=list)
-    marks: dict[int, Writes] = field(default_factory=dict)  # where tensors over it keep when it was last written in place
-
-    def noted(self, tensor: Tensor) -> None:
-        """Replays change this tensor in place."""
-        mark = tensor._writes()
-        self.marks[id(mark)] = mark
-
-    def held(self) -> Any:
-        """The lease, if anything still holds it."""
-        return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
-
-    def known_as(self) -> tuple[Any, ...]:
-        """What two recordings of one step agree on. The buffer itself, since a number of one that is gone may belong to another."""
-        return (self.kind, self.buffer) if self.kind == OUTSIDE else (self.kind, self.place)
-
-
-@dataclass(eq=False)
-class Node:
-    """One thing enqueued: a ``launch`` (kernel, sizes, arguments), a ``fill``, a ``copy`` or an ``upload``.
-
-    ``args`` are values, numbers of the host (:class:`~netcl.core.recording.Number` where they are asked anew), or local memory;
-    of a fill, a copy or an upload the values come first. ``reads`` and ``writes`` are the values among them.
-    """
-
-    kind: str
-    args: tuple[Any, ...]
-    reads: tuple[Value, ...]
-    writes: tuple[Value, ...]
-    kernel: Any = None
-    sizes: tuple[int, ...] = ()
-    local: tuple[int, ...] | None = None
-    op: str = ""  # the function of netcl.ops that asked for it
-
-    @property
-    def name(self) -> str:
-        """The kernel's name, or the kind."""
-        return self.kernel.name if self.kernel is not None else self.kind
-
-    def story(self) -> tuple[Any, ...]:
-        """The node in a form that is equal for two recordings of the same step."""
-        return (self.kind, self.kernel, self.sizes, self.local, tuple(_shown_argument(arg) for arg in self.args))
-
-
-def _shown_argument(arg: Any) -> Any:
-    if isinstance(arg, Value):
-        return arg.known_as()
-    if isinstance(arg, Number):
-        return ("again", arg.source, arg.index)
-    if isinstance(arg, np.ndarray):
-        return (arg.shape, arg.dtype.str, arg.tobytes())
-    return (type(arg).__name__, repr(arg) if isinstance(arg, (bool, int, float, np.generic)) else arg.size)
-
-
-# ---- memory
-
-
-def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
-    """The nodes without those whose results nobody reads; the lives of their values are set anew.
-
-    What a step made and nobody holds is read only by later nodes, or ``wanted`` as a result.
-    """
-    last = set(wanted)
-    live = {v for node in nodes for v in (*node.reads, *node.writes) if v.kind != MADE or v.held() is not None} | last
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if not node.writes or any(value in live for value in node.writes):
-            live.update(node.reads, node.writes)  # what is written may be read as well: to add to it, say
-            kept.append(node)
-    kept.reverse()
-    for value in {v for node in nodes for v in (*node.reads, *node.writes)}:
-        value.first = value.last = -1
-    for i, node in enumerate(kept):
-        for value in (*node.reads, *node.writes):
-            value.first, value.last = (i if value.first < 0 else value.first), i
-    for value in last:
-        value.last = len(kept)
-    return kept
-
-
-@dataclass(eq=False)
-class MemoryBlock:
-    """Memory that values take turns in and, where it ``cuts``, lie side by side in. ``lease`` is there before, or comes later."""
-
-    nbytes: int
-    lease: Any = None
-    cuts: bool = False
-    members: list[tuple[Value, int]] = field(default_factory=list)  # with their offsets
-    taken: list[tuple[int, int, int, int]] = field(default_factory=list)  # first and last node, first byte and end
-
-    def room(self, value: Value, nbytes: int) -> int:
-        """The lowest offset from which so many bytes are free all the value's life; it may be beyond the end."""
-        at = 0
-        for begin, end in sorted((begin, end) for first, last, begin, end in self.taken if first <= value.last and value.first <= last):
-            if at + nbytes <= begin:
-                break
-            at = max(at, end)
-        return at
-
-    def takes(self, at: int, nbytes: int) -> bool:
-        return at + nbytes <= self.nbytes and (at == 0 or self.cuts)
-
-    def add(self, value: Value, at: int, nbytes: int, last: int | None = None) -> MemoryBlock:
-        self.members.append((value, at))
-        self.taken.append((value.first, value.last if last is None else last, at, at + nbytes))
-        self.nbytes = max(self.nbytes, at + nbytes)
-        return self
-
-    @property
-    def used(self) -> int:
-        """The bytes from its beginning that values lie in."""
-        return max((end for _, _, _, end in self.taken), default=0)
-
-
-def share(
-    values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[MemoryBlock] = (), cuts: bool = False, most: int = 1 << 62
-) -> list[MemoryBlock]:
-    """The blocks for values that live only inside a step: the largest value first, each into the smallest block with room all its life.
-
-    ``size_of`` says what so many bytes take, since pools round up; ``there`` are blocks that exist anyway. Where memory ``cuts``,
-    new blocks grow, up to ``most`` bytes.
-    """
-    blocks = list(there)
-    new: list[MemoryBlock] = []
-    for value in sorted(values, key=lambda v: (-size_of(v.nbytes), v.first)):
-        nbytes = size_of(value.nbytes)
-        places = [(block, block.room(value, nbytes)) for block in blocks if block.nbytes >= nbytes]
-        block, at = min((p for p in places if p[0].takes(p[1], nbytes)), key=lambda p: (p[0] in new, p[0].nbytes), default=(None, 0))
-        if block is None and new and cuts:
-            block, at = new[-1], new[-1].room(value, nbytes)
-        if block is None or at + nbytes > max(most, block.nbytes):
-            block, at = MemoryBlock(nbytes, cuts=cuts), 0
-            new.append(block)
-            blocks.append(block)
-        block.add(value, at, nbytes)
-    return new
-
-
-def lease_blocks(queue: Any, sizes: Sequence[int], others: Sequence[BufferHandle]) -> list[BufferHandle]:
-    """Memory for blocks, largest first: those of other graphs where they are not much larger."""
-    free, taken, pool = sorted(others, key=lambda lease: lease.nbytes), [], get_persistent_pool(queue)
-    for nbytes in sizes:
-        lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)
-        if lease is None:
-            lease = pool.reuse(nbytes) or pool.allocate(nbytes, what="memory of a recorded step")
-        else:
-            free.remove(lease)
-        taken.append(lease)
-    return taken
-
-
-# ---- results
+MOST_REBINDS = 8  # launches that use a result; with more, a copy is cheaper than binding a fresh buffer
+SMALL = 4096  # bytes; a filled value up to this size is kept instead of filled at every replay
 
 
 @dataclass(eq=False)
 class Output:
-    """A tensor of the result: where its values are after a replay, and what it looks like."""
+    """A tensor of the result: its value, shape and dtype."""
 
     value: Value
     shape: tuple[int, ...]
@@ -210,9 +42,9 @@ class Output:
 class Graph:
     """A recorded step that can be replayed.
 
-    ``nodes`` is what it enqueues, ``values`` the memory it does so over, ``inputs`` the values that a replay rebinds,
-    ``planned_bytes`` what the values that live only inside a replay take together. ``replay(inputs)`` runs it on tensors of
-    the same shapes and dtypes and returns what the step returned, in fresh tensors; nothing waits for the device.
+    ``nodes`` are its commands, ``values`` the memory they use, ``inputs`` the values that a replay rebinds, ``planned_bytes`` the size of
+    the memory that values inside a replay share. ``replay(inputs)`` runs it on tensors of the same shapes and dtypes and returns the result
+    of the step in fresh tensors, without waiting for the device.
     """
 
     def __init__(self) -> None:
@@ -225,7 +57,7 @@ class Graph:
         self._like: list[tuple[tuple[int, ...], str]] = []
 
     def returns(self, result: Any) -> Any:
-        """Say, inside ``with capture_graph(...) as graph``, what a replay gives back: tensors, also in lists, tuples and dicts."""
+        """Set the result of a replay, inside ``with capture_graph(...) as graph``: tensors, also in lists, tuples and dicts."""
         self.result = result
         return result
 
@@ -235,12 +67,12 @@ class Graph:
         """Plan the memory of a recording and prepare its launches."""
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
-        outputs: list[Value] = []
-        rebuilt(result, lambda output: outputs.append(output.value))
+        outputs = [output.value for output in _outputs(result)]
         self.nodes = needed(recording.nodes, outputs)
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)
+        self._lock = program.state(self.queue).lock
         self._bound = [value.buffer for value in self.inputs]
         self._changed = [i for i, value in enumerate(self.inputs) if value.marks]
         lasting = (value for value in self.values if value.kind == OUTSIDE or (value.kind == MADE and value.held() is not None))
@@ -268,7 +100,7 @@ class Graph:
         return self
 
     def _place_values(self) -> None:
-        """A buffer for every value: its own if somebody still holds it, one anew at each replay for a result, else one it shares."""
+        """Choose a buffer for every value: its own if it is still held, a fresh one at each replay for a result, else a shared one."""
         self._buffers: dict[Value, Any] = {value: value.buffer for value in self.values}
         self._leases: list[Any] = []
         self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
@@ -288,8 +120,8 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
-        """Memory for passing values. What the step leaves behind is free for them until the step writes it; graphs of one queue take turns
-        on the rest, for nothing in it outlives a replay."""
+        """Place values that live only inside a replay: in memory that the step leaves behind, until the step writes it, and in blocks that
+        all graphs of the queue share."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
@@ -301,8 +133,8 @@ class Graph:
             mine = [block for block in (*new, *there) if block.members]
             shared.update(block.lease for block in mine)
         for value in passing:
-            self._buffers[value] = value.buffer = None  # what it lay in when the step ran
-        pool.clear()  # of what running the step took, a replay takes nothing but the above
+            self._buffers[value] = value.buffer = None  # the buffer of the recorded run is released
+        pool.clear()  # a replay needs nothing else of what the eager run allocated
         self._leases += [block.lease for block in mine]
         self.planned_bytes = sum(block.used for block in mine)
         for block in (*mine, *left):
@@ -311,9 +143,8 @@ class Graph:
                     self._buffers[value] = block.lease.part(at, pool.bucket_of(value.nbytes))
 
     def _renewable(self) -> list[Value]:
-        """Results that nobody else holds and that only launches touch: they can be bound to fresh memory instead of being copied."""
-        outputs: dict[Value, int] = {}
-        rebuilt(self.result, lambda output: outputs.setdefault(output.value, 0))
+        """Results that nothing else holds and that only launches use: they are bound to fresh memory instead of being copied."""
+        outputs = {output.value: 0 for output in _outputs(self.result)}
         moved = {value for node in self.nodes if node.kind != "launch" for value in (*node.reads, *node.writes)}
         for node in self.nodes:
             for value in {*node.reads, *node.writes} & outputs.keys():
@@ -322,7 +153,7 @@ class Graph:
         return [value for value in single if 0 < outputs[value] <= MOST_REBINDS]
 
     def _filled_once(self) -> dict[Value, list[Node]]:
-        """Small values of nobody else that are filled and from then on only read: they keep what they are filled with."""
+        """Small values that are filled and then only read: they are filled once and kept."""
         fills: dict[Value, list[Node]] = {}
         changed = {value for node in self.nodes if node.kind != "fill" for value in node.writes}
         for node in self.nodes:
@@ -351,7 +182,7 @@ class Graph:
         self._answers = any(launch.answers for launch, _ in self._launches)
 
     def _stays(self, node: Node) -> bool:
-        """Whether what a transfer puts in place is still there at the next replay."""
+        """Whether the result of a transfer persists until the next replay, so that it need not be repeated."""
         value = node.writes[0]
         return value in self._known or (node.kind == "upload" and value.kind == CONSTANT and not value.written)
 
@@ -391,7 +222,7 @@ class Graph:
     # ---- running it
 
     def replay(self, inputs: Sequence[Tensor] = ()) -> Any:
-        """Run the step on these inputs; the result is in fresh tensors that nothing has waited for.
+        """Run the step on these inputs; returns the result in fresh tensors, without waiting for the device.
 
         Tensors that the step left behind (gradients, attributes) are overwritten in place.
         """
@@ -407,26 +238,39 @@ class Graph:
                 self._check_place(i, t)
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
-        self._compute_readers(inputs)
-        recording.settle()
-        with program.state(self.queue).lock:
-            self._bind(inputs)
-            fresh = {value: self._renew(value) for value in self._fresh}
+        dispatch.slots["flush"]()
+        if program.awaited and program.before_write is not None:
+            self._compute_readers(inputs)
+        for settler in recording.settlers:
+            settler()
+        bound, fresh = self._bound, {}
+        with self._lock:
+            for i, t in enumerate(inputs):
+                buffer = t.buffer
+                if bound[i] is not buffer:
+                    bound[i] = buffer
+                    for rebind in self._rebinds[i]:
+                        rebind(buffer)
+            for value in self._fresh:
+                fresh[value] = self._renew(value)
             self._note_writes(inputs)
             self._run_parts()
-            return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
+            if type(self.result) is Output:
+                return self._returned(self.result, inputs, fresh)
+            return map_leaves(self.result, lambda leaf: self._returned(leaf, inputs, fresh) if type(leaf) is Output else leaf)
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
-        """Before anything is overwritten, what waits is computed: all of this thread's, of others' what reads the same memory."""
-        dispatch.call("flush")
-        if program.awaited and program.before_write is not None:
-            for key in program.awaited.keys() & self._overwritten.keys():
-                program.before_write(self._overwritten[key])
-            for i in self._rewritten:
-                inputs[i]._compute_readers()
+        """Compute the deferred values of other threads that read memory which a replay overwrites."""
+        for key in program.awaited.keys() & self._overwritten.keys():
+            program.before_write(self._overwritten[key])  # type: ignore[misc]
+        for i in self._rewritten:
+            inputs[i]._compute_readers()
 
     def _note_writes(self, inputs: Sequence[Tensor]) -> None:
-        wrote([inputs[i] for i in self._changed])
+        if self._changed:
+            wrote([inputs[i] for i in self._changed])
+        else:
+            clock.last = clock.tick()
         now = clock.last
         for mark in self._marks:
             mark.last = now
@@ -436,8 +280,8 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """The first input in memory that the step writes, or reads under another name while it writes the input: its commands are not in
-        order for that."""
+        """The first input whose memory overlaps other memory of the step in a way that the recorded order of commands does not allow: the
+        step writes it, or writes the input and also reads it by another name."""
         for i, t in enumerate(inputs):
             if id(t.buffer) in self._written or (self._outside and i in self._rewritten and id(t.buffer) in self._outside):
                 return i
@@ -445,7 +289,7 @@ class Graph:
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         if len(inputs) != len(self._like):
-            what = "the recorded step takes another number of inputs"
+            what = "the number of inputs must be that of the recorded step"
             raise ShapeError(message("replay", what, wanted=len(self._like), given=len(inputs)))
         for i, (t, (shape, dtype)) in enumerate(zip(inputs, self._like, strict=True)):
             if t.shape != shape or t.dtype != dtype:
@@ -463,21 +307,12 @@ class Graph:
             raise DeviceError(message("replay", f"input {i} lives on another device", "move it with tensor.to(device)", given=t.device))
         t.wait()
 
-    def _bind(self, inputs: Sequence[Tensor]) -> None:
-        bound = self._bound
-        for i, t in enumerate(inputs):
-            buffer = t.buffer
-            if bound[i] is not buffer:
-                bound[i] = buffer
-                for rebind in self._rebinds[i]:
-                    rebind(buffer)
-
     def _run_parts(self) -> None:
-        """Launch everything, and repeat what the host does in a step: up to the first source that can be undone at the beginning, from
-        there on between the launches where the step did it.
+        """Enqueue all commands and call the sources. Sources before the first one that can be undone run at the beginning, the others where
+        the step called them.
 
-        If a source raises (a schedule that is at its end), the launches before it are made; if a launch fails, the sources after it are not
-        asked, and those right before it are undone: counters and parameters stay together, as without a recording.
+        If a source raises (a schedule that is at its end), the commands before it are enqueued. If a command fails, the sources after it
+        are not called and those right before it are undone. So counters and parameters stay consistent, as in eager code.
         """
         said, asking, done = self._said, -1, 0
         try:
@@ -524,11 +359,11 @@ class Graph:
             raise program.failure("replay", "in a recorded step", error) from None
 
     def _say_why(self, call: Callable[[], object]) -> None:
-        """A launch that answered with an error, made again by the way that raises it."""
+        """Repeat a launch that returned an error code, by a call that raises the error."""
         next(launch for launch, _ in self._launches if launch.call is call).observed()
 
     def _run_observed(self, calls: Sequence[Callable[[], object]]) -> None:
-        """As eager code does it, for who listens to launches (a profile)."""
+        """Enqueue with events, for observers of launches such as a profile."""
         launches = {id(launch.call): (launch, node) for launch, node in self._launches}
         for call in calls:
             launch, node = launches.get(id(call), (None, None))
@@ -559,7 +394,7 @@ class Graph:
         return Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
 
     def table(self) -> str:
-        """What a replay enqueues, a line each: the op, the kernel, its sizes, and the bytes of what it reads and writes."""
+        """The commands of a replay, one per line: op, kernel, sizes, bytes read and written."""
         rows = [f"{'':4} {'op':24} {'kernel':32} {'items':>20} {'reads':>12} {'writes':>12}"]
         for i, node in enumerate(self.nodes):
             read, written = (sum(value.nbytes for value in values) for values in (node.reads, node.writes))
@@ -573,20 +408,22 @@ class Graph:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a result, in order: of lists, tuples and dictionaries in each other."""
+    """The tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
-def rebuilt(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """A result again, with ``of`` called on every :class:`Output` in it."""
-    if isinstance(tree, Output):
-        return of(tree)
+def map_leaves(tree: Any, of: Callable[[Any], Any]) -> Any:
+    """A result with ``of(leaf)`` in the place of everything that is not a list, a tuple or a dictionary."""
     if isinstance(tree, (list, tuple)):
-        parts = [rebuilt(part, of) for part in tree]
+        parts = [map_leaves(part, of) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if isinstance(tree, dict):
-        return {key: rebuilt(part, of) for key, part in tree.items()}
-    return tree
+    return {key: map_leaves(part, of) for key, part in tree.items()} if type(tree) is dict else of(tree)
+
+
+def _outputs(tree: Any) -> list[Output]:
+    found: list[Any] = []
+    map_leaves(tree, found.append)
+    return [leaf for leaf in found if isinstance(leaf, Output)]

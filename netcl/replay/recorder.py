@@ -1,4 +1,4 @@
-"""The recorder: listens at the doors of the device while a step runs, and writes down what it enqueues over which memory."""
+"""The recorder: an observer of launches, transfers and allocations that stores what a step enqueues, and over which memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from netcl.core.kernels import program
 from netcl.core.recording import Number
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
-from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Node, Output, Value
+from netcl.replay.graph import Output
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
 
 
 class CaptureError(RuntimeError):
-    """A step cannot be recorded, or a recording does not fit what it is asked for."""
+    """A step cannot be recorded, or a graph cannot be replayed on the given inputs."""
 
 
 class Dependency:
-    """An object whose attributes a recording rests on: ``modes`` are plain values, parts must stay the same objects, and of ``sizes``
-    none may get more or fewer items."""
+    """An object that a recording depends on: attributes in ``modes`` are compared by value, ``parts`` by identity, ``sizes`` by length."""
 
     def __init__(self, owner: Any, modes: Sequence[str], parts: Sequence[str], sizes: Sequence[Sized]):
         self.owner = owner
@@ -40,9 +40,9 @@ class Dependency:
 
 
 class Recorder:
-    """One run of a step, written down: ``with recorder: step(...)``.
+    """A recording of one run of a step: ``with recorder: step(...)``.
 
-    ``problem`` says, if it is not empty, why the run cannot be replayed.
+    ``problem`` is the reason why the run cannot be replayed, or empty.
     """
 
     def __init__(self, inputs: Sequence[Tensor]):
@@ -51,7 +51,7 @@ class Recorder:
         self.inputs: list[Value] = []
         self.sources: list[Callable[[], Any]] = []
         self.undos: list[Callable[[], None] | None] = []
-        self.asked: list[int] = []  # after how many nodes each source was
+        self.asked: list[int] = []  # number of nodes before each source was called
         self.facts: list[tuple[Callable[[], Any], Any]] = []
         self.checks: list[tuple[int | Tensor, Callable[[Any], None]]] = []
         self.dependencies: dict[int, Dependency] = {}
@@ -59,7 +59,7 @@ class Recorder:
         self.queue: Any = None
         self.problem = ""
         self._now: dict[int, Value] = {}  # which value a buffer holds
-        self._gradients: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []  # of leaves, as they were met
+        self._gradients: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []  # of leaves, at their first use
         self._used = 0
         for t in inputs:
             self._add_input(t)
@@ -71,7 +71,7 @@ class Recorder:
         self.inputs.append(self._add(value))
 
     def __enter__(self) -> Recorder:
-        dispatch.call("flush")  # what is deferred until here is no part of the step
+        dispatch.call("flush")  # values deferred before the step are not part of it
         recording.settle()
         recording.start(self)
         program.launch_observers.append(self.launch)
@@ -92,7 +92,7 @@ class Recorder:
         return value
 
     def value_of(self, buffer: Any, tensor: Any = None) -> Value:
-        """The value a buffer holds now; memory that was there before the step is from outside."""
+        """The value that a buffer holds now. A buffer that existed before the step is a value from outside."""
         value = self._now.get(id(buffer))
         if value is None or value.buffer is not buffer:
             value = self._add(Value(OUTSIDE, buffer, buffer.size))
@@ -121,12 +121,12 @@ class Recorder:
         node.op = _op()
         self.nodes.append(node)
 
-    # ---- the doors
+    # ---- launches, transfers and allocations
 
     def launch(self, kernel: Any, queue: Any, sizes: tuple[int, ...], local: Any, args: tuple[Any, ...], event: Any) -> None:
         del event
         if recording.active.recorder is not self:
-            return  # another thread's, or one that is not to be recorded
+            return  # a launch of another thread, or inside ``paused``
         self._on(queue)
         told: list[Any] = []
         reads: list[Value] = []
@@ -140,7 +140,7 @@ class Recorder:
             told.append(value)
             (reads if only_read else writes).append(value)
             if value.kind == MADE and not only_read and isinstance(arg, Tensor):
-                value.noted(arg)  # if the step leaves it behind, the next replay overwrites it
+                value.noted(arg)  # if the step leaves it behind, replays overwrite it
         self._append(Node("launch", tuple(told), tuple(reads), tuple(writes), kernel, sizes, local))
 
     def _on(self, queue: Any) -> None:
@@ -173,7 +173,7 @@ class Recorder:
             if t.array is None:
                 self.value_of(t.buffer).noted(t)
 
-    # ---- what the host does
+    # ---- work of the host
 
     def read(self, what: str) -> None:
         if not self.problem:
@@ -218,30 +218,30 @@ class Recorder:
             self.checks.append((value.place, function))
         elif value.kind == OUTSIDE:
             self.checks.append((tensor, function))
-        elif value.kind != CONSTANT or value.written:  # a constant was checked for good
+        elif value.kind != CONSTANT or value.written:  # a constant needs one check only
             self.read("a check of values that the step computes")
 
-    # ---- afterwards
+    # ---- after the run
 
     def output(self, tensor: Tensor) -> Output:
-        """What is remembered of a tensor of the result; its memory is kept to the end of the step."""
+        """The :class:`Output` for a tensor of the result; its value lives to the end of the step."""
         if tensor.array is not None:
             self.problem = self.problem or "a result lives on the NumPy backend"
             return Output(Value(CONSTANT, None, 0), tensor.shape, tensor.dtype, tensor)
         if tensor.grad_fn is not None and tensor.grad_fn.rule is not None:
-            self.problem = self.problem or "a result still carries its history for backward: record the whole step, or use no_grad()"
+            self.problem = self.problem or "a result carries its history for backward: record the whole step, or use no_grad()"
         value = self.value_of(tensor.buffer, tensor)
         self._touch(value)
         return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
 
     def leaves_behind(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """The step has set ``name`` to these tensors: a replay sets nothing, and of an argument the next one is another."""
+        """The step has set ``name`` to these tensors. A replay sets nothing, so none of them may be an argument."""
         inputs = {id(value.buffer) for value in self.inputs}
         if any(t.array is None and id(t.buffer) in inputs for t in tensors):
             self.problem = self.problem or f"it leaves an argument behind ({name}), which a replay would not"
 
     def finish(self) -> None:
-        """After the run: memory that only transfers touched has no known owner, and could go to somebody else."""
+        """Check that memory from outside has an owner, and find the leaves whose gradient was replaced."""
         if any(v.kind == OUTSIDE and v.lease is None and not v.owners and v.first >= 0 for v in self.values):
             self.problem = self.problem or "it fills or copies memory from outside that no kernel uses"
         for t, before in self._gradients:
@@ -249,7 +249,7 @@ class Recorder:
                 self.leaf(t)
 
     def unheld(self, held: Iterable[Tensor]) -> str:
-        """A tensor from outside that none of these is, nor the gradient of one: a replaced one would go unnoticed."""
+        """A tensor from outside that is not among ``held``: no guard would notice that it was replaced."""
         known = {id(t.buffer) for t in held if t.array is None}
         for value in self.values:
             if value.kind == OUTSIDE and value.first >= 0 and value.owners and id(value.buffer) not in known:
@@ -257,16 +257,25 @@ class Recorder:
                 return f"a tensor{f' of shape {shape}' if shape is not None else ''} that nothing it names holds"
         return ""
 
+    def left_behind(self, known: Iterable[Tensor]) -> str:
+        """Memory that the step allocated and something still holds, though none of the ``known`` tensors does."""
+        buffers = {id(t.buffer) for t in known if t.array is None}
+        for value in self.values:
+            if value.kind == MADE and value.first >= 0 and id(value.buffer) not in buffers and value.held() is not None:
+                writer = next((node.op or node.name for node in self.nodes if value in node.writes), "an op")
+                return f"it leaves a result of {writer} behind ({value.nbytes} bytes), and nothing that it names holds it"
+        return ""
+
     def story(self) -> list[tuple[Any, ...]]:
-        """The run in a form that is equal for two runs of the same step."""
+        """The recording in a form that is equal for two runs of the same step."""
         return [node.story() for node in self.nodes]
 
 
 def difference(
     a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node], excuses: Callable[[Any, Any], bool]
 ) -> tuple[str, bool]:
-    """The first thing that two recordings of a step do not have in common, empty if they are the same, and whether it is only memory for
-    which ``excuses`` holds. ``nodes`` are those of ``b``."""
+    """The first difference between two recordings, empty if they are equal; and whether all differences are in memory for which ``excuses``
+    holds. ``nodes`` are those of ``b``."""
     elsewhere = ""
     for i, (one, other, node) in enumerate(zip(a, b, nodes, strict=False)):
         name = f"{node.name} of {node.op}" if node.op else node.name

@@ -1,0 +1,580 @@
+"""Record a step once, replay it without its Python: ``netcl.compile`` and ``capture_graph``.
+
+The first call runs eagerly: programs are built, state is created. The second and third call are recorded. If both recordings are equal,
+later calls replay them. If they differ, or if the function reads or calls something that no guard covers (:mod:`netcl.replay.contract`),
+it is refused: it runs eagerly for good, with one warning that names the cause.
+
+Guards are compared at every call: shapes, settings of modules, which gradients exist, the memory of parameters, the contract. Several
+recordings are kept, one for each key, state and contract.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from functools import partial, update_wrapper
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dispatch, recording
+from netcl.core.device import CPUQueue, chosen_device, get_active_device
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.replay.contract import Contract, Left, tensors_of
+from netcl.replay.graph import Graph, Output, map_leaves
+from netcl.replay.kinds import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of
+from netcl.replay.recorder import CaptureError, Recorder, difference
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE
+
+__all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
+
+log = logging.getLogger("netcl")
+
+MOST_CASES = 16  # kinds of arguments, states of modules and contracts that are recorded; more would hold too much memory
+MOST_TRIALS = 8  # recordings without a replay until a function is refused
+
+
+class _Call:
+    """The arguments of one call: tensors that a replay rebinds, each buffer once; everything else is part of the ``key``."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], queue: Any):
+        tensors: list[Tensor] = []
+        self.tensors = tensors
+        self.objects: list[Any] = []
+        self.queue = queue
+        self.args: Sequence[Any] = args
+        self.kwargs = kwargs
+        key: list[Any] = []
+        for i, arg in enumerate(args):
+            if type(arg) is Tensor and not arg.requires_grad and arg.context is not None:  # the usual case, without a call
+                for other in tensors:
+                    if other.buffer is arg.buffer:
+                        break
+                else:
+                    tensors.append(arg)
+                    key.append((arg.shape, arg.dtype, id(arg.queue)))
+                    continue
+            if type(arg) is not Tensor and (part := self._part(arg)) is not arg:
+                arg, self.args = part, [*self.args[:i], part, *self.args[i + 1 :]]
+            key.append(self._key(arg))
+        if kwargs:
+            self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()}
+            key.append(tuple([(name, self._key(arg)) for name, arg in self.kwargs.items()]))
+        for mode in recording.modes:
+            key.append(mode())
+        self.key = (id(chosen_device()), *key)
+
+    def _part(self, arg: Any) -> Any:
+        """An argument with its arrays as tensors; the argument itself if it holds none, since the function may change it."""
+        if is_a(arg, np.ndarray):
+            return Tensor.from_host(self.queue or get_active_device().queue, arg)
+        if type(arg) in (list, tuple):
+            parts: Any = type(arg)([self._part(part) for part in arg])
+        elif type(arg) is dict:
+            parts = {name: self._part(part) for name, part in arg.items()}
+        else:
+            return arg
+        return parts if any([new is not old for new, old in zip(items_of(parts), items_of(arg), strict=True)]) else arg
+
+    def _key(self, arg: Any) -> Any:
+        if is_a(arg, Tensor):
+            return self._tensor_key(arg)
+        if type(arg) in (list, tuple):
+            return (type(arg).__name__, *[self._key(part) for part in arg])
+        if type(arg) is dict:
+            return ("dict", *[(name, self._key(part)) for name, part in arg.items()])
+        if type(arg) in EXACTLY_PLAIN or is_a(arg, np.generic):
+            return (type(arg), repr(arg))
+        self.objects.append(arg)  # kept, so that no other object takes its identity
+        return ("object", id(arg))
+
+    def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
+        """A tensor that requires a gradient is part of the key by identity; of any other, only shape, dtype and queue are."""
+        if t.requires_grad or t.context is None:
+            self.objects.append(t)
+            return ("object", id(t), t.backend)
+        for i, other in enumerate(self.tensors):
+            if other.buffer is t.buffer:
+                return ("as", i, t.shape, t.dtype)
+        self.tensors.append(t)
+        return (t.shape, t.dtype, id(t.queue))
+
+    def inside(self) -> list[Any]:
+        """What is in the containers among the arguments now."""
+        return [part for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
+
+    def not_recordable(self) -> str:
+        """Why a call with these arguments cannot be recorded; ``"numpy"`` for a tensor on the NumPy backend."""
+        for t in self.objects:
+            if is_a(t, Tensor) and t.context is None:
+                return "numpy"
+            if is_a(t, Tensor) and t.grad_fn is not None:
+                return "an argument carries its history for backward: compile the whole step, or detach() it"
+        return ""
+
+
+def _inside(arg: Any) -> Iterator[Any]:
+    if type(arg) in (list, tuple, dict):
+        for part in items_of(arg):
+            yield part
+            yield from _inside(part)
+
+
+class _Program:
+    """The recordings of calls with one key, in one state, under one contract: the last one, and the graph, once two are equal."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self.story: Any = None
+        self.trials = 0
+        self.graph: Graph | None = None
+        self.guards: Guards | None = None
+        self.trusted: list[bool] = []  # inputs that were recorded in two buffers
+        self.buffers: list[Any] = []
+        self.owners: dict[int, list[Any]] = {}  # of the memory from outside that the last recording used
+        self.refused = ""
+
+    def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
+        """Whether two recordings may use two buffers in a place.
+
+        They may if no tensor is left in the first buffer. After a replay they may also if one of the two was an argument: the step
+        then reaches the argument by another name as well.
+        """
+        if {old[0], new[0]} == {INPUT, OUTSIDE}:
+            return replayed
+        if old[0] != OUTSIDE or new[0] != OUTSIDE:
+            return False
+        return not any((t := ref()) is not None and t.buffer is old[1] for ref in self.owners.get(id(old[1]), ()))
+
+
+class Guards:
+    """What must hold for a graph to be replayed, beside the contract; and the gradients that a replay sets."""
+
+    def __init__(self, recorder: Recorder, gradients: Sequence[tuple[Tensor, Any]], left: Sequence[Left]):
+        self.facts = recorder.facts
+        self.left = [one for one in left if not (one.name == "grad" and id(getattr(one.holder, "owner", None)) in recorder.leaves)]
+        used = {id(v.buffer) for v in recorder.values if v.kind == OUTSIDE and v.first >= 0}
+        self.gradients = [(leaf, buffer) for leaf, buffer in gradients if id(buffer) in used]
+        dependencies = recorder.dependencies.values()
+        self.parts = [(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts()]
+        self.owned = [(t, t.buffer) for d in dependencies for t in d.tensors()]
+        outside = [(ref, v.buffer) for v in recorder.values if v.kind == OUTSIDE for ref in v.owners]
+        known = {id(t) for t, _ in self.owned}
+        self.outside = [(ref, buffer) for ref, buffer in outside if ref() is not None and id(ref()) not in known]
+        self.leaves = [(leaf, leaf.grad) for leaf in recorder.leaves.values()]
+
+    def hold(self) -> bool:
+        """Whether the recorded launches are still valid."""
+        for attributes, name, part in self.parts:
+            if attributes.get(name) is not part:
+                return False
+        for t, buffer in self.owned:
+            if t.buffer is not buffer:
+                return False
+        for ref, buffer in self.outside:
+            owner = ref()
+            if owner is None or owner.buffer is not buffer:
+                return False
+        for leaf, buffer in self.gradients:
+            if leaf.grad is None or leaf.grad.buffer is not buffer:
+                return False
+        for one in self.left:
+            if not one.is_there():
+                return False
+        for fact, value in self.facts:  # noqa: SIM110, a generator is a call more
+            if fact() != value:
+                return False
+        return True
+
+
+class _Case:
+    """Calls with one key: the objects that report their state, and the programs by state."""
+
+    def __init__(self, objects: Sequence[Any]):
+        self.objects = list(objects)
+        self.modes: tuple[list[dict[str, Any]], list[str]] = [], []  # mappings, and names in them
+        self.sizes: list[Sized] = []
+        self.watched: list[Tensor] = []
+        self.leaves: list[Tensor] = []
+        self.programs: dict[Any, list[_Program]] = {}
+        self.seen = False
+
+    def watch(self, recorder: Recorder) -> None:
+        """From now on, make what this recording depends on part of the state."""
+        known = {(id(of), name) for of, name in zip(*self.modes, strict=True)}
+        tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
+        for d in recorder.dependencies.values():
+            self.sizes += [of for of in d.sizes if id(of) not in sizes]
+            modes = [name for name in d.modes if (id(d.owner.__dict__), name) not in known]
+            self.modes[0].extend([d.owner.__dict__] * len(modes))
+            self.modes[1].extend(modes)
+            self.watched += [t for t in d.tensors() if id(t) not in tensors]
+            tensors |= {id(t) for t in d.tensors()}
+        self.leaves += [t for t in recorder.leaves.values() if id(t) not in leaves]
+        self.watched += [t for t in self.leaves if id(t) not in tensors]
+        self.seen = True
+
+    def state(self) -> tuple[Any, ...]:
+        """Settings of modules, and which tensors require, have and hook a gradient."""
+        leaves = self.leaves
+        return (*self.settings(), *[leaf.grad is None for leaf in leaves], *[leaf._hooks is None for leaf in leaves])
+
+    def settings(self) -> list[Any]:
+        """The part of the state that a step must not change."""
+        return [*map(dict.get, *self.modes), *map(len, self.sizes), *[t.requires_grad for t in self.watched]]
+
+    def changed(self, settings: list[Any]) -> bool:
+        """Whether settings differ by now. Tensors are compared by identity."""
+        pairs = zip(settings, self.settings(), strict=True)
+        return any(old is not new and (isinstance(old, Tensor) or isinstance(new, Tensor) or old != new) for old, new in pairs)
+
+
+class CompiledFunction:
+    """A function that is recorded and replayed; made by :func:`compile` and :func:`capture_graph`.
+
+    Call it as the function itself. ``graphs`` are the recordings, ``refused`` lists the reasons for calls that are not replayed. Results
+    are fresh tensors; tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
+    """
+
+    def __init__(self, function: Callable[..., Any], strict: bool = False, fuse: bool = False):
+        if is_a(function, (FunctionType, MethodType, BuiltinFunctionType, type)) or is_layer(function):
+            update_wrapper(self, function, updated=())
+        self.__wrapped__ = self.function = function
+        self.strict = strict
+        self.fuse = fuse
+        self._cases: dict[Any, _Case] = {}
+        self._warned: set[str] = set()
+        self._lock = threading.RLock()
+        self._queue: Any = None
+        self._unsettled = 0  # recordings of calls that changed what they read
+        self._refused = ""  # why this function is never replayed again
+
+    def __repr__(self) -> str:
+        return f"compile({self.function!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has recordings of its own: those here are over the memory of this function's tensors."""
+        return type(self), (self.function, self.strict, self.fuse)
+
+    @property
+    def _programs(self) -> list[_Program]:
+        return [program for case in self._cases.values() for programs in case.programs.values() for program in programs]
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs that calls are replayed from."""
+        return [program.graph for program in self._programs if program.graph is not None]
+
+    @property
+    def refused(self) -> list[str]:
+        """The reasons for calls that are not replayed."""
+        return list(dict.fromkeys(reason for reason in (self._refused, *[p.refused for p in self._programs]) if reason))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if recording.active.recorder is not None:
+            return self._plain(args, kwargs)  # part of a step that is being recorded
+        with self._lock:
+            call = _Call(args, kwargs, self._queue)
+            if self._refused or (call.objects and (why := call.not_recordable())):
+                if not self._refused and why != "numpy":
+                    self._refuse(why)
+                return self._plain(call.args, call.kwargs)
+            case = self._cases.get(call.key)
+            if case is None:
+                if len(self._cases) >= MOST_CASES:
+                    self._refuse(f"it was called with more than {MOST_CASES} kinds of arguments; pass a number that changes as a tensor")
+                    return self._plain(call.args, call.kwargs)
+                case = self._cases[call.key] = _Case(call.objects)
+            state = case.state()
+            for program in case.programs.get(state, ()):
+                if not program.contract.changed():
+                    break
+            else:
+                return self._recorded(case, state, None, call)
+            graph, guards = program.graph, program.guards
+            if graph is None or guards is None:
+                return self._plain(call.args, call.kwargs) if program.refused else self._recorded(case, state, program, call)
+            for i, t in enumerate(call.tensors):
+                if not program.trusted[i] and t.buffer is not program.buffers[i]:
+                    return self._recorded(case, state, program, call)  # the step may reach this buffer by another name too
+            if graph.meets(call.tensors) is not None:
+                return self._plain(call.args, call.kwargs)
+            if not guards.hold():
+                program.graph = program.guards = program.story = None
+                program.trials += 1
+                return self._recorded(case, state, program, call)
+            result = graph.run(call.tensors)  # unchecked: the key holds shapes, dtypes and queues
+            for leaf, gradient in guards.leaves:
+                leaf.grad = gradient
+            program.trials = 0
+            return result
+
+    def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not self.fuse:
+            return self.function(*args, **kwargs)
+        with dispatch.call("fusing"):
+            return self.function(*args, **kwargs)
+
+    def _program(self, case: _Case, state: Any, contract: Contract) -> _Program | None:
+        """The program of this state and contract; ``None``, and the function is refused, if there are too many."""
+        programs = case.programs.setdefault(state, [])
+        for program in programs:
+            if program.contract.equals(contract):
+                program.contract = contract
+                return program
+        if len(self._programs) < MOST_CASES * MOST_CASES and len(programs) < MOST_CASES and len(case.programs) <= MOST_CASES:
+            programs.append(_Program(contract))
+            return programs[-1]
+        reasons = [program.refused for program in programs if program.refused]
+        other = programs[-1].contract.changed() if programs else "a setting of a module"
+        self._refuse_for_good(reasons[0] if reasons else f"{other} is different at every call; pass it as an argument")
+        return None
+
+    def _recorded(self, case: _Case, state: Any, program: _Program | None, call: _Call) -> Any:
+        """Run the function and record it. The first recording of a case only finds what its state is made of."""
+        contract = program.contract if program is not None else Contract(self.function, call.objects)
+        if program is None and case.seen:
+            program = self._program(case, state, contract)
+            if program is None or program.refused:
+                return self._plain(call.args, call.kwargs)
+        recorder = Recorder(call.tensors)
+        gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
+        settings, inside = case.settings(), call.inside()
+        with recorder:
+            run = _Run(self._plain(call.args, call.kwargs), recorder)
+            contract.report_uncalled()
+        recorder.finish()
+        if [*map(id, call.inside())] != [*map(id, inside)]:
+            recorder.host_work("a container among its arguments changes")
+        if case.changed(settings):
+            recorder.host_work("a setting of a module changes, or which tensors require a gradient")
+        case.watch(recorder)
+        if program is not None and (recorder.queue is not None or program.story is not None):
+            self._queue = recorder.queue or self._queue
+            self._keep(case.programs[state], program, recorder, run, call, gradients)
+        return run.result
+
+    def _keep(
+        self,
+        programs: list[_Program],
+        program: _Program,
+        recorder: Recorder,
+        run: _Run,
+        call: _Call,
+        gradients: Sequence[tuple[Tensor, Any]],
+    ) -> None:
+        """Compare a recording with the one before; make it a graph if they are equal and everything they use is guarded."""
+        contract = program.contract
+        left = contract.left()
+        for one in left:
+            recorder.leaves_behind(one.label, one.tensors())
+        if (changed := contract.changed(by_itself=True)) and not recorder.problem:
+            recorder.problem = f"it changes {changed}, which it reads"
+            self._unsettled += 1
+            if program.story is None and self._unsettled <= MOST_TRIALS:  # it may set something up once, such as a cache
+                programs.remove(program)
+                return
+        if recorder.problem:
+            self._give_up(program, recorder.problem)
+            return
+        held = [*contract.tensors(), *recorder.leaves.values(), *[t for d in recorder.dependencies.values() for t in d.tensors()]]
+        of_held = [(t, t.grad) for t in held if t.grad is not None]
+        held += [gradient for _, gradient in of_held]
+        hidden = contract.problem
+        if not hidden and recorder.unheld(held):  # tables and counters of netcl belong to the queue
+            hidden = recorder.unheld([*held, *tensors_of(instance_dict(recorder.queue).values())])
+            hidden = hidden and f"it reads {hidden}{contract.carried()}"
+        if self._agrees(program, recorder, run, call.tensors, hidden):
+            if hidden:
+                self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")
+                return
+            of_call = (run.result, recorder.sources, *[one.value for one in left], *instance_dict(recorder.queue).values())
+            if hidden := _left_behind(recorder, held, of_call):
+                self._refuse_for_good(f"{hidden}; return it, or set an attribute that the function names")
+                return
+            del of_call  # the run is the only holder of its result: the memory may be shared
+            run.copy_result(recorder)
+            program.graph = Graph().build(recorder, call.tensors, run.tree)
+            read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
+            program.guards = Guards(recorder, [*gradients, *read], left)
+            contract.leave_out(program.guards.parts)
+
+    def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
+        """Whether this recording equals the one before. If not, the function is refused, unless only memory moved or an argument was also
+        reached by another name: then it is recorded again."""
+        story = [*recorder.story(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
+        before, program.story = program.story, story
+        moved = [t.buffer is not old for t, old in zip(tensors, program.buffers, strict=False)]
+        program.buffers = [t.buffer for t in tensors]
+        unlike, excused = "", True
+        if before is not None:
+            unlike, excused = _first_difference(before, story, recorder, partial(program.excuses, program.graph is not None))
+        program.owners = {id(v.buffer): v.owners for v in recorder.values if v.kind == OUTSIDE}
+        if unlike and not excused:
+            self._refuse_for_good(f"two runs differ: {unlike}{hidden and f' ({hidden})'}")
+            return False
+        if before is None or unlike:
+            program.trials += 1
+            if program.trials > MOST_TRIALS:
+                self._give_up(program, hidden or "it works on different memory at every call")
+            return False
+        program.trusted = [new or old for new, old in zip(moved, program.trusted or [False] * len(moved), strict=True)]
+        return True
+
+    def _give_up(self, program: _Program, reason: str) -> None:
+        program.refused = reason
+        program.story = program.graph = None
+        self._refuse(reason)
+
+    def _refuse_for_good(self, reason: str) -> None:
+        """Run the function eagerly from now on."""
+        self._refused = self._refused or reason
+        self._cases.clear()
+        self._refuse(reason)
+
+    def _refuse(self, reason: str) -> None:
+        name = self.__dict__.get("__qualname__", type(self.function).__name__)
+        remedy = "it runs eagerly, with the same results; docs/capture.md lists what a compiled function may read"
+        text = message("compile", f"{name} is not replayed: {reason}", remedy)
+        if self.strict:
+            raise CaptureError(text)
+        if reason not in self._warned:
+            self._warned.add(reason)
+            log.warning("%s", text)
+
+
+def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[Any]) -> str:
+    """What the step allocated and something holds that is not among the tensors or in the values."""
+    known = [*held, *tensors_of(values)]
+    if recorder.left_behind(known):
+        gc.collect()  # what only a reference cycle holds is not left behind
+    return recorder.left_behind(known)
+
+
+def _output(leaf: Any, recorder: Recorder) -> Any:
+    """What a graph stores of a leaf of a result."""
+    if isinstance(leaf, Tensor):
+        return recorder.output(leaf)
+    if leaf is not None and not isinstance(leaf, (bool, int, str)):
+        recorder.host_work(f"the result holds a {type(leaf).__name__}")
+    return leaf
+
+
+def _comparable_result(tree: Any) -> Any:
+    """A result in a form that is equal for two runs of the same step."""
+    if isinstance(tree, Output):
+        return (tree.value.known_as(), tree.shape, tree.dtype)
+    if isinstance(tree, (list, tuple)):
+        return tuple(_comparable_result(part) for part in tree)
+    return tuple((key, _comparable_result(part)) for key, part in tree.items()) if type(tree) is dict else repr(tree)
+
+
+def _own_copy(leaf: Any, recorder: Recorder) -> Any:
+    """A leaf of a result in memory of its own: the next replay overwrites the recorded memory."""
+    copied = isinstance(leaf, Tensor) and recorder.value_of(leaf.buffer).kind in (MADE, CONSTANT)
+    return leaf._copy() if copied else leaf
+
+
+class _Run:
+    """What a recorded call returned. The only holder of the result, so that the memory plan may reuse its memory."""
+
+    def __init__(self, result: Any, recorder: Recorder):
+        self.result = result
+        self.tree = map_leaves(result, partial(_output, recorder=recorder))
+
+    def copy_result(self, recorder: Recorder) -> None:
+        self.result = map_leaves(self.result, partial(_own_copy, recorder=recorder))
+
+
+def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:
+    what, excused = difference(before[:-2], now[:-2], recorder.nodes, excuses)
+    if what or before[-2:] == now[-2:]:
+        return what, excused
+    return f"what they return or leave behind, {before[-2]}, then {now[-2]}", False
+
+
+class _Inference(CompiledFunction):
+    """A compiled module. In evaluation it runs under ``no_grad``; attributes are those of the module."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._own = frozenset(vars(self))
+
+    def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.function.training:  # type: ignore[attr-defined]
+            return super()._plain(args, kwargs)
+        with dispatch.call("no_grad"):
+            return super()._plain(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["function"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_own", (name,)):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.function, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.function, name)
+
+
+def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -> Any:  # named as torch names it
+    """Record a model, a function or a whole training step, and replay it without its Python.
+
+    >>> import netcl
+    >>> double = netcl.compile(lambda x: x * 2 + 1)
+    >>> [double(netcl.full((2,), float(i))).tolist() for i in range(5)]
+    [[1.0, 1.0], [3.0, 3.0], [5.0, 5.0], [7.0, 7.0], [9.0, 9.0]]
+
+    A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
+    and random numbers advance as in eager code. A function that reads something no guard covers, or whose two recordings differ, is
+    refused with one warning that names the cause, and runs eagerly from then on. On the NumPy backend nothing is recorded. Arrays among the
+    arguments become tensors. A module is compiled for evaluation.
+
+    ``fuse=True`` also fuses small tensors, and row-wise reductions (softmax, norms) with the ops around them: fewer launches, a little more
+    memory, and sums that may be rounded differently.
+    """
+    if function is None:
+        return partial(compile, fuse=fuse)
+    if isinstance(function, CompiledFunction):
+        return function
+    if not callable(function):
+        raise TypeError(message("compile", "function must be a model or a callable", given=type(function).__name__))
+    return (_Inference if is_layer(function) else CompiledFunction)(function, fuse=fuse)
+
+
+def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = ()) -> Any:
+    """Record device work. As a decorator: like :func:`compile`, but a function that cannot be replayed raises :class:`CaptureError`.
+
+    As a context manager it records one block over ``inputs``. Run the block once before, so that programs are built and state is created:
+
+    >>> import netcl
+    >>> x = netcl.full((2,), 3.0)
+    >>> with capture_graph(inputs=[x]) as graph:  # doctest: +SKIP
+    ...     y = graph.returns(x * x)
+    >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
+    [16.0, 16.0]
+    """
+    return _captured_block(inputs) if function is None else CompiledFunction(function, strict=True)
+
+
+@contextmanager
+def _captured_block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
+    if any(isinstance(t.queue, CPUQueue) for t in inputs):
+        raise CaptureError(message("capture_graph", "inputs must be on an OpenCL device, got the NumPy backend", "use an OpenCL device"))
+    if recording.active.recorder is not None:
+        raise CaptureError(message("capture_graph", "blocks cannot be nested: another recording is active"))
+    graph, recorder = Graph(), Recorder(inputs)
+    with recorder:
+        yield graph
+        tree = map_leaves(graph.result, partial(_output, recorder=recorder))
+    recorder.finish()
+    if recorder.problem or recorder.queue is None:
+        raise CaptureError(message("capture_graph", f"the block cannot be replayed: {recorder.problem or 'it launches nothing'}"))
+    graph.build(recorder, inputs, tree)
