@@ -158,25 +158,26 @@ def test_no_function_is_named_as_a_copy():
 # Lines of Python and OpenCL by package; "" stands for the modules at the root.
 LINES = {
     "": 434,
-    "amp": 425,
-    "autograd": 2475,
+    "amp": 427,
+    "autograd": 2493,
     "bench": 594,
     "cli": 1264,
-    "core": 6328,
+    "core": 6337,
     "data": 2465,
     "distributed": 1936,
-    "engine": 5951,
+    "engine": 5952,
     "io": 3581,
     "nn": 4748,
     "ops": 21512,
     "optim": 1948,
     "profiling": 1302,
-    "runtime": 3319,
+    "replay": 2622,
+    "runtime": 609,
     "trainer": 2021,
     "utils": 88,
 }
 SLACK = 60  # a package that is further below its figure must lower it
-COUPLING = {"private names of other modules": 291, "imports inside functions": 49, "functions put into lower modules": 22, "Any": 3649}
+COUPLING = {"private names of other modules": 293, "imports inside functions": 49, "functions put into lower modules": 22, "Any": 3647}
 
 
 @cache
