@@ -13,6 +13,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,17 @@ def tensor_cost(handle: DeviceHandle) -> dict[str, float]:
             "hit_rate": round(hits / (hits + misses), 5), "grown_kilobytes": resident_kilobytes() - before}  # fmt: skip
 
 
+def pool_cost(handle: DeviceHandle) -> dict[str, dict[str, float]]:
+    """A lease taken and given back, against one of PyOpenCL's memory pool; by kilobytes."""
+    from pyopencl.tools import ImmediateAllocator, MemoryPool
+
+    ours, theirs = memory.get_persistent_pool(handle.queue), MemoryPool(ImmediateAllocator(handle.queue))
+    ways = {
+        size: {"ours": partial(ours.allocate, size), "pyopencl": partial(theirs.allocate, size)} for size in (1 << 10, 1 << 16, 1 << 20)
+    }
+    return {str(size >> 10): best_microseconds(handle, 5000, **pair) for size, pair in ways.items()}
+
+
 def resident_kilobytes() -> int:
     text = Path("/proc/self/status")
     return int(text.read_text().split("VmRSS:")[1].split()[0]) if text.exists() else 0
@@ -86,7 +98,7 @@ def main() -> None:
         if handle is None:
             raise SystemExit(f"no device {selector!r}")
         row = {"platform": handle.platform_name, "device": handle.device_name, "driver": handle.device.driver_version,
-               "launch_us": launch_cost(handle), "tensor_us": tensor_cost(handle)}  # fmt: skip
+               "launch_us": launch_cost(handle), "tensor_us": tensor_cost(handle), "pool_us": pool_cost(handle)}  # fmt: skip
         results["devices"].append(row)
     text = json.dumps(results, indent=2)
     if options.out:
