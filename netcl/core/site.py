@@ -18,4 +18,4 @@ def user_line() -> traceback.FrameSummary:
 
 
 def _is_own(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<op "))  # the second are functions made of the op table's rows
+    return filename.startswith((_PACKAGE, "<op "))  # the second are functions of reductions, which are made of text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
@@ -118,7 +117,7 @@ class Recorder:
             self._touch(value)
         for value in node.writes:
             value.written = value.written or node.kind != "upload"
-        node.op = _op()
+        node.op = recording.active.op
         self.nodes.append(node)
 
     # ---- launches, transfers and allocations
@@ -304,23 +303,6 @@ def _first_more(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], node
 def _short(told: Any) -> str:
     text = str(told[-1] if isinstance(told, tuple) and isinstance(told[0], str) and told[0] not in (MADE, OUTSIDE, INPUT) else told)
     return text if len(text) < 60 else f"{text[:57]}..."
-
-
-def _op() -> str:
-    """The function of ``netcl.ops`` that is running: the outermost one that is public."""
-    if recording.active.op:
-        return recording.active.op
-    frame, found = sys._getframe(2), ""
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename.startswith("<op "):  # the function of a row
-            return code.co_filename[4:-1]
-        if "/netcl/ops/" in code.co_filename.replace("\\", "/") and code.co_name[0] not in "_<":
-            found = code.co_name
-        elif found:
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
 
 
 def _running_line() -> str:
