@@ -165,19 +165,19 @@ LINES = {
     "core": 6337,
     "data": 2465,
     "distributed": 1936,
-    "engine": 5952,
+    "engine": 5975,
     "io": 3581,
     "nn": 4748,
     "ops": 21512,
     "optim": 1948,
     "profiling": 1302,
-    "replay": 2622,
+    "replay": 2604,
     "runtime": 609,
     "trainer": 2021,
     "utils": 88,
 }
 SLACK = 60  # a package that is further below its figure must lower it
-COUPLING = {"private names of other modules": 293, "imports inside functions": 49, "functions put into lower modules": 22, "Any": 3647}
+COUPLING = {"private names of other modules": 292, "imports inside functions": 49, "functions put into lower modules": 22, "Any": 3647}
 
 
 @cache

@@ -33,7 +33,8 @@ from netcl.engine.reduction import LIMITS, rotated
 from netcl.engine.registry import parse
 
 #: What a CPU rather reads again than computes again.
-_SLOW = {"EXP", "EXPM1", "LOG", "LOG1P", "LOG2", "SIN", "COS", "TAN", "ATAN2", "TANH", "SINH", "COSH", "ERF", "FMOD", "REMAINDER",
+_SLOW = {"EXP", "EXP_BELOW", "EXPM1", "LOG", "LOG1P", "LOG2",
+         "SIN", "COS", "TAN", "ATAN2", "TANH", "SINH", "COSH", "ERF", "FMOD", "REMAINDER",
          "FLOORDIV", "POW"}  # fmt: skip
 
 

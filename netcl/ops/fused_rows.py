@@ -144,7 +144,7 @@ def _deferred_softmax(x: Any, axis: int = -1) -> Tensor | None:
     if not _last(x, axis):
         return None
     r = _Rows("softmax", x)
-    e = r.of("EXP(v0 - v1)", v0=x, v1=r.fold("amax", x))
+    e = r.of("EXP_BELOW(v0 - v1)", v0=x, v1=r.fold("amax", x))
     return r.of("v0 * v1", x.dtype, v0=e, v1=r.of("1 / v0", v0=r.fold("sum", e)))
 
 
@@ -153,7 +153,7 @@ def _log_softmax(x: Any, axis: int = -1) -> Tensor | None:
         return None
     r = _Rows("log_softmax", x)
     z = r.of("v0 - v1", v0=x, v1=r.fold("amax", x))
-    return r.of("v0 - v1", x.dtype, v0=z, v1=r.of("LOG(v0)", v0=r.fold("sum", r.of("EXP(v0)", v0=z))))
+    return r.of("v0 - v1", x.dtype, v0=z, v1=r.of("LOG(v0)", v0=r.fold("sum", r.of("EXP_BELOW(v0)", v0=z))))
 
 
 def _softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
@@ -168,7 +168,7 @@ def _log_softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
     if not _last(y, axis) or not isinstance(upstream, Tensor) or upstream.shape != y.shape:
         return None
     r = _Rows("log_softmax_grad", y)
-    return r.of("v0 - EXP(v1) * v2", y.dtype, v0=upstream, v1=y, v2=r.fold("sum", upstream))
+    return r.of("v0 - EXP_BELOW(v1) * v2", y.dtype, v0=upstream, v1=y, v2=r.fold("sum", upstream))
 
 
 def _is_row_norm(x: Any, axes: int, groups: int, *others: Any) -> bool:

@@ -370,3 +370,9 @@ def test_columns_as_a_gpu_folds_them(shape, axis, cl_device, monkeypatch, rng):
     t = Tensor.from_host(cl_device.queue, x.astype(np.float32))
     np.testing.assert_allclose(ops.sum(t, axis=axis).to_host(), x.sum(axis), rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(ops.max(t, axis=axis).to_host(), x.astype(np.float32).max(axis))
+
+
+def test_exp_below_is_exp_where_it_is_meant_for(device):
+    host = np.concatenate([np.linspace(-87, 0, 4001), [-np.inf, -100.0, np.nan, 1e-3]]).astype(np.float32)
+    got = ops.elementwise_unary(Tensor.from_host(device.queue, host), "EXP_BELOW(x)").to_host()
+    np.testing.assert_allclose(got, np.exp(host.astype(np.float64)), rtol=3e-7, atol=2e-38)
