@@ -221,6 +221,24 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
 def bincount(x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
     """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
 
+def bitwise_and(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The bits that a and b both have."""
+
+def bitwise_left_shift(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The bits of a, b places up; 0 where b is negative or not below the number of bits."""
+
+def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Every bit the other way; of truth values, the other one."""
+
+def bitwise_or(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The bits that a or b has."""
+
+def bitwise_right_shift(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The bits of a, b places down, filled with the sign."""
+
+def bitwise_xor(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The bits that exactly one of a and b has."""
+
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """The products of two stacks of matrices, one by one."""
 

@@ -11,8 +11,9 @@ from netcl.core.method_names import IN_PLACE
 from netcl.core.writes import wrote
 
 FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are no ops
-OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
-LOGICAL = ("and", "or", "xor")
+OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow",
+             "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
+             "rshift": "bitwise_right_shift"}  # fmt: skip
 
 
 def in_place_method(op: str) -> Callable[..., Any]:
@@ -23,13 +24,6 @@ def in_place_method(op: str) -> Callable[..., Any]:
 
     method.__name__ = f"{op}_"
     method.__doc__ = f"``netcl.ops.{op}`` of this tensor, written into its own memory; returns the tensor."
-    return method
-
-
-def _in_place_logical(operator: str) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        return dispatch.call("assign", self, getattr(self, operator)(other))
-
     return method
 
 
@@ -58,5 +52,3 @@ def install(tensor: Any) -> None:
         setattr(tensor, f"{name}_", in_place_method(name))
     for name, op in OPERATORS.items():
         setattr(tensor, f"__i{name}__", in_place_method(op))
-    for name in LOGICAL:
-        setattr(tensor, f"__i{name}__", _in_place_logical(f"__{name}__"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from netcl.core import dispatch
 from netcl.core import dtype as dtypes
-from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.errors import ShapeError, message
 from netcl.core.in_place import in_place_method
 from netcl.core.method_names import METHODS
 
@@ -51,10 +51,10 @@ def size_of(shape: tuple[int, ...]) -> Size:
 
 OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "pow": "pow", "mod": "remainder",
-    "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+    "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }  # fmt: skip
-REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
-LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "ne", "invert": "logical_not"}
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul", "and", "or", "xor", "lshift", "rshift")
 MOVES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bool": "bool", "cpu": "cpu",
          "byte": "uint8", "bfloat16": "bfloat16"}  # fmt: skip
 
@@ -87,17 +87,6 @@ def _comparison(op: str) -> Callable[..., Any]:
 def _reflected(op: str) -> Callable[..., Any]:
     find, filled = dispatch.find, dispatch.slots
     return lambda self, other: (filled.get(op) or find(op))(other, self)
-
-
-def _logical(op: str, title: str) -> Callable[..., Any]:
-    def method(self: Any, *other: Any) -> Any:
-        for x in (self, *other):
-            if getattr(x, "dtype", type(x).__name__) != "bool":
-                what = "takes truth values; of integers, torch's operator is bitwise"
-                raise DtypeError(message(title, what, "compare first: x != 0", dtype=getattr(x, "dtype", type(x).__name__)))
-        return dispatch.call(op, self, *other)
-
-    return method
 
 
 def _to(target: str) -> Callable[[Any], Any]:
@@ -254,10 +243,8 @@ def install(tensor: Any) -> None:
         setattr(tensor, f"__{name}__", (_comparison if op in ("eq", "ne") else _operator)(op))
     for name in REFLECTED:
         setattr(tensor, f"__r{name}__", _reflected(OPERATORS[name]))
-    for name, op in {"__neg__": "neg", "__abs__": "abs", "view": "reshape"}.items():
+    for name, op in {"__neg__": "neg", "__abs__": "abs", "__invert__": "bitwise_not", "view": "reshape"}.items():
         setattr(tensor, name, _method(op))
-    for name, op in LOGICAL.items():
-        setattr(tensor, f"__{name}__", _logical(op, name))
     for name, target in MOVES.items():
         setattr(tensor, name, _to(target))
     for name in ("zeros", "ones", "full", "empty"):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core.errors import DtypeError, message
+
 _SMALL = (
     (1.85777706184603153e-1, 3.16112374387056560e00, 1.13864154151050156e02, 3.77485237685302021e02, 3.20937758913846947e03),
     (1.0, 2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03, 2.84423683343917062e03),
@@ -51,6 +53,22 @@ def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(b >= 0, power, np.where(np.abs(a) == 1, odd, a * 0))
 
 
+def shift_left(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``a << b``; 0 where as many bits as there are, more or fewer than none are asked for."""
+    bits = 8 * np.asarray(a).dtype.itemsize
+    return np.where((b < 0) | (b >= bits), a * 0, np.left_shift(a, np.clip(b, 0, bits - 1)))
+
+
+def shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``a >> b``, filled with the sign; where as many bits as there are, more or fewer than none are asked for, only the sign is left."""
+    last = 8 * np.asarray(a).dtype.itemsize - 1
+    return np.right_shift(a, np.where((b < 0) | (b > last), last, b))
+
+
+def _integers_only(*values: Any) -> Any:
+    raise DtypeError(message("formula", "functions of bits take integers", 'cast first: x.to("int64")'))
+
+
 def _unchanged(x: Any) -> Any:
     return x
 
@@ -78,6 +96,8 @@ class FormulaFunction:
         """The C function for a compute type."""
         if compute in ("int", "long"):
             return self.c_int
+        if not self.c:
+            _integers_only()
         return self.c_single if self.c_single and compute == "float" else self.c
 
     @property
@@ -131,6 +151,12 @@ _ROWS = (
     FormulaFunction("ISFINITE", "netcl_isfinite", np.isfinite, "isfinite", gives="t", c_int="netcl_always", np_int=np.isfinite),
     FormulaFunction("AND", "netcl_and", np.logical_and, "logical_and", "tt", "t", c_int="netcl_and", np_int=np.logical_and),
     FormulaFunction("OR", "netcl_or", np.logical_or, "logical_or", "tt", "t", c_int="netcl_or", np_int=np.logical_or),
+    FormulaFunction("BITAND", "", _integers_only, "bitwise_and", "nn", c_int="netcl_bitand", np_int=np.bitwise_and),
+    FormulaFunction("BITOR", "", _integers_only, "bitwise_or", "nn", c_int="netcl_bitor", np_int=np.bitwise_or),
+    FormulaFunction("BITXOR", "", _integers_only, "bitwise_xor", "nn", c_int="netcl_bitxor", np_int=np.bitwise_xor),
+    FormulaFunction("BITNOT", "", _integers_only, "bitwise_not", c_int="netcl_bitnot", np_int=np.bitwise_not),
+    FormulaFunction("SHIFTLEFT", "", _integers_only, "bitwise_left_shift", "nn", c_int="netcl_shiftleft", np_int=shift_left),
+    FormulaFunction("SHIFTRIGHT", "", _integers_only, "bitwise_right_shift", "nn", c_int="netcl_shiftright", np_int=shift_right),
     FormulaFunction("NOT", "netcl_not", np.logical_not, "logical_not", "t", "t", c_int="netcl_not", np_int=np.logical_not),
 )
 
@@ -160,6 +186,18 @@ HELPERS: dict[str, str] = {
     "netcl_isnan": _bits_test("netcl_isnan", ">"),
     "netcl_isinf": _bits_test("netcl_isinf", "=="),
     "netcl_isfinite": _bits_test("netcl_isfinite", "<"),
+    "netcl_bitand": "real netcl_bitand(real a, real b) { return a & b; }",
+    "netcl_bitor": "real netcl_bitor(real a, real b) { return a | b; }",
+    "netcl_bitxor": "real netcl_bitxor(real a, real b) { return a ^ b; }",
+    "netcl_bitnot": "real netcl_bitnot(real a) { return ~a; }",
+    "netcl_shiftleft": """real netcl_shiftleft(real a, real b) {
+  const real bits = (real)(sizeof(element) * 8);
+  return PICK(a << b, (real)(0), (mask)((b < 0) | (b >= bits)));
+}""",
+    "netcl_shiftright": """real netcl_shiftright(real a, real b) {
+  const real last = (real)(sizeof(element) * 8 - 1);
+  return a >> PICK(b, last, (mask)((b < 0) | (b > last)));
+}""",
     "netcl_never": "mask netcl_never(real a) { return a != a; }",
     "netcl_always": "mask netcl_always(real a) { return a == a; }",
     "netcl_same": "real netcl_same(real a) { return a; }",

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.errors import ShapeError, message
+from netcl.core.dtype import DTYPES
+from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import differentiate
-from netcl.engine.functions import erf
+from netcl.engine.functions import erf, shift_left, shift_right
 from netcl.engine.pointwise import function, run, tensor, tensors
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
 
@@ -126,7 +127,7 @@ binary("ge", "v0 >= v1", None, None, np.greater_equal, onnx="GreaterOrEqual", do
 binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, onnx="And", doc="Both are not zero.")
 binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, onnx="Or", doc="At least one is not zero.")
 binary("logical_xor", "OR(AND(v0, NOT(v1)), AND(NOT(v0), v1))", None, None, np.logical_xor, onnx="Xor", doc="Exactly one is not zero.")
-unary("logical_not", "NOT(v0)", None, np.logical_not, onnx="Not", doc="x is zero.")
+_LOGICAL_NOT = unary("logical_not", "NOT(v0)", None, np.logical_not, onnx="Not", doc="x is zero.")
 unary("isnan", "ISNAN(v0)", None, np.isnan, onnx="IsNaN", doc="x is NaN.")
 unary("isinf", "ISINF(v0)", None, np.isinf, onnx="IsInf", doc="x is infinite.")
 unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="x is neither infinite nor NaN.")
@@ -375,6 +376,52 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
     row = _user_row("elementwise_binary", expr, ("a", "b"))
     grads = differentiate(row.fwd, {"v0": a, "v1": b}, g, F)
     return grads["v0"], grads["v1"]
+
+
+# ---- bits
+
+
+def _bits(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
+    """Register a function of the bits of integers; truth values are one bit each."""
+    row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
+
+    def call(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+        _check_integers(name, a, b)
+        return run(row, (a, b), out)
+
+    call.__name__ = call.__qualname__ = name
+    kinds = ["int32", "int64", *(["bool", ("int64", "uint8")] if truths else [])]
+    samples = [S((257,), (257,), dtypes=kind, low=0, high=high) for kind in kinds] + [S((3, 1), (4,), dtypes="int64", low=-high, high=high)]
+    errors = [(S((3,), (3,)), rf"\[{name}\] takes integers or truth values; .*dtype=float32")]
+    op(at_once=True, vjp=None, ref=ref, name=name, inputs=("a", "b"), samples=samples, errors=errors, doc=doc)(call)
+
+
+def _check_integers(name: str, *values: Any) -> None:
+    for x in values:
+        kind = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype.name
+        if kind not in DTYPES or DTYPES[kind].is_float:
+            raise DtypeError(message(name, "takes integers or truth values", 'cast first: x.to("int64")', dtype=kind))
+
+
+_BITNOT = Pointwise("bitwise_not", "BITNOT(v0)", (None,), np.bitwise_not)
+_bits("bitwise_and", "BITAND", np.bitwise_and, "The bits that a and b both have.")
+_bits("bitwise_or", "BITOR", np.bitwise_or, "The bits that a or b has.")
+_bits("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a and b has.")
+
+
+@op(at_once=True, vjp=None, ref=np.bitwise_not,
+    samples=[S((257,), dtypes="int32", low=-9, high=9), S((9,), dtypes="uint8", low=0, high=255), S((3, 4), dtypes="bool")],
+    errors=[(S((3,)), r"\[bitwise_not\] takes integers or truth values; .*dtype=float32")])  # fmt: skip
+def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Every bit the other way; of truth values, the other one."""
+    _check_integers("bitwise_not", x)
+    x = tensor("bitwise_not", x)
+    return run(_LOGICAL_NOT if x.dtype == "bool" else _BITNOT, (x,), out)
+
+
+_bits("bitwise_left_shift", "SHIFTLEFT", shift_left, "The bits of a, b places up; 0 where b is negative or not below the number of bits.",
+      40, truths=False)  # fmt: skip
+_bits("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places down, filled with the sign.", 40, truths=False)
 
 
 @op(at_once=True, vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],

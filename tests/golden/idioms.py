@@ -1102,6 +1102,18 @@ o.zero_grad()
 (w * w).sum().backward()
 p.step()
 result = (w, p.param_groups[0]['lr'])
+## bitwise operators of integers
+x = torch.arange(-4, 5)
+result = (x & 3, x | 1, x ^ 5, ~x, 6 & x, x.bitwise_xor(1), torch.bitwise_not(x.to(torch.uint8)), x.int() & x)
+## shifts
+x = torch.arange(-4, 5)
+result = (x << 2, x >> 1, 1 << x.clamp(0), x.int() << 31, x >> 70, torch.bitwise_left_shift(x, 3), x.to(torch.uint8) << 7)
+## bitwise operators of truth values and in place
+x = torch.arange(4)
+m = x > 1
+x &= 1
+m ^= True
+result = (x, m, m | (x == 0), ~m, True & m)
 """)
 
 # ---- refused on purpose: torch broadcasts with a warning, or has what netcl has not; error and words are netcl's own
@@ -1114,7 +1126,7 @@ REFUSED = {
         r"\[bce_with_logits\] x and target must have the same shape; .*x\.squeeze\(1\)",
     ),
     "padding in pairs": ("F.pad(a((2, 3)), ((1, 1), (0, 0)))", ValueError, r"\[pad\] .*written flat: padding=\(0, 0, 1, 1\)"),
-    "bitwise operators of ints": ("torch.arange(3) & 1", TypeError, r"\[and\] takes truth values; .* bitwise"),
+    "bitwise operators of floats": ("a((3,)) & 1", TypeError, r"\[bitwise_and\] takes integers or truth values"),
     "max of several dims": ("a((2, 3)).max((0, 1))", ValueError, r"\[max\] dim must be one integer; .*amax\(x, \(0, 1\)\)"),
     "std(False)": ("a((4,)).std(False)", ValueError, r"\[std\] axis must be an integer, not a bool; .*unbiased=False"),
     "sum(True)": ("a((2, 3)).sum(True)", ValueError, r"\[sum\] axis must be an integer, not a bool"),

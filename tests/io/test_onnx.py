@@ -181,7 +181,7 @@ NOT_EXPORTED = set(
     avg_pool2d batch_norm batch_norm_train bernoulli col2im cross_entropy cross_entropy_forward dropout grid_sample im2col index_add
     info_nce isin log_softmax masked_scale max_pool2d max_pool2d_with_indices nll nonzero norm pad resample2d roll rope row_norm
     softmax strided_unslice take top_indices triplet bincount copysign diag diag_embed erfc hypot index_copy index_fill index_put
-    masked_select unique""".split()
+    masked_select unique bitwise_left_shift bitwise_right_shift""".split()
 )
 
 

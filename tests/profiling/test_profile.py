@@ -131,7 +131,9 @@ def test_no_kernel_is_faster_than_the_limit(cl_device):
     with profile() as p:
         for _ in range(10):
             (x @ x + x).to_host(), (y @ y + y).to_host()
-    assert 0 < max(row.roofline for row in p.rows if row.roofline is not None) < 4  # both times are measured, and on a busy machine far apart
+    assert (
+        0 < max(row.roofline for row in p.rows if row.roofline is not None) < 4
+    )  # both times are measured, and on a busy machine far apart
     sizes, rates = zip(*limits(cl_device.queue).bandwidths, strict=True)
     assert sorted(sizes) == list(sizes) and sorted(rates, reverse=True) == list(rates)
 

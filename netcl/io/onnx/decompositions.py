@@ -151,7 +151,16 @@ def _rope(x: Tensor, positions: Any, base: float, offset: int, interleaved: bool
     return ag.reshape(ag.stack(turned, -1), x.shape) if interleaved else ag.cat(turned, -1)
 
 
+def _of_truths(op: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A bitwise op of truth values as the logical one; ONNX has two operators."""
+    return lambda **call: op(**call) if all(getattr(x, "dtype", type(x).__name__) == "bool" for x in call.values()) else NotImplemented
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "bitwise_and": _of_truths(ag.logical_and),
+    "bitwise_or": _of_truths(ag.logical_or),
+    "bitwise_xor": _of_truths(ag.logical_xor),
+    "bitwise_not": _of_truths(ag.logical_not),
     "unbind": _unbind,
     "bound": _bound,
     "roll": _roll,
