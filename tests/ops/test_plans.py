@@ -76,8 +76,8 @@ def test_what_a_call_is_told_makes_its_kind(cl_device, made):
 
 
 def test_a_switch_reaches_calls_that_were_planned_or_replayed(cl_device, made, monkeypatch):
-    x, w, planned, plan = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans._launch_of
-    monkeypatch.setattr(plans, "_launch_of", lambda job, *rest: planned.append(job.kind) or plan(job, *rest))
+    x, w, planned, choose = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans.algorithm_of
+    monkeypatch.setattr(plans, "algorithm_of", lambda queue, job, *rest: planned.append(job.kind) or choose(queue, job, *rest))
     step = compiled(lambda x: ops.conv2d(x, w))
     for turn, switch in enumerate("0101", 1):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
@@ -100,8 +100,8 @@ def test_a_switch_reaches_calls_that_were_planned_or_replayed(cl_device, made, m
     ],
 )
 def test_a_switch_reaches_products_that_were_planned_or_replayed(cl_device, made, monkeypatch, name, values):
-    x, w, planned, plan_for = given(cl_device, 3, 5), given(cl_device, 5, 4), [], gemm.plan_for
-    monkeypatch.setattr(gemm, "plan_for", lambda *args: planned.append(1) or plan_for(*args))
+    x, w, planned, choose = given(cl_device, 3, 5), given(cl_device, 5, 4), [], gemm.chosen
+    monkeypatch.setattr(gemm, "chosen", lambda *args: planned.append(1) or choose(*args))
     step = compiled(lambda x: ops.matmul(x, w))
     for turn, value in enumerate(values, 1):
         monkeypatch.setenv(name, value)
