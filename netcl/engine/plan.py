@@ -109,6 +109,7 @@ class Plan:
         most = max(map(len, launches), default=0)
         self.fixed = list(range(most))
         start = most + sum(not isinstance(arg, At) for args in launches for arg in args)
+        numbered = any(isinstance(arg, Given) for args in launches for arg in args)
         for command in self.commands:
             if isinstance(command, HostStep):
                 self.steps.append((_host_step(self.queue, command.run), _chosen([start + self._slot(at.index) for at in command.at])))
@@ -124,7 +125,8 @@ class Plan:
                 if not isinstance(arg, At):
                     self.fixed.append(arg.buffer if isinstance(arg, Tensor) else arg)
                 slots += (i, start + self._slot(arg.index) if isinstance(arg, At) else len(self.fixed) - 1)
-            self.steps.append((sized or _any_launch(command), _chosen(slots)))
+            launch = sized or _any_launch(command)
+            self.steps.append((_without_numbers(launch) if sized and numbered and not given else launch, _chosen(slots)))
         self.fixed += [None] * (start - len(self.fixed))  # places of numbers that stay set in kernels
 
     def _one_launch(self) -> tuple[Any, ...] | None:
@@ -221,6 +223,11 @@ def _chosen(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
     return lambda _, memory, numbers: run(backend_of(queue), *memory)
+
+
+def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
+    """A launch that takes none of the numbers a run is given."""
+    return lambda queue, memory, numbers: launch(queue, memory, ())
 
 
 def _any_launch(command: Launch) -> Callable[..., None]:
