@@ -225,8 +225,8 @@ def _show(kernel: Any) -> None:
 
 def _rows_cl(region: Region) -> list[Tensor]:
     queue, options = region.order[0].queue, _build_options(region)
-    types = [(x.dtype, x.shape) for x in (*region.kept, *region.leaves)]
-    key = ("rows", region.key, region.slots, region.space, region.order[0].real, options, *types)
+    seen: list[Any] = [*region.kept, *region.leaves]
+    key = ("rows", region.key, region.slots, region.space, region.order[0].real, options, *((x.dtype, x.shape) for x in seen))
     plan = plan_cache(queue).get(key)
     if plan is None or plan.queue is not queue:
         plan = plan_cache(queue)[key] = _plan_rows(region, options)

@@ -43,8 +43,8 @@ def plan_cache(queue: Any) -> dict[Any, Any]:
 class Plan:
     """The commands of a call. ``run(tensors)`` does them over the memory of its operands."""
 
-    __slots__ = ("cast", "commands", "context", "fact", "facts", "fixed", "form", "name", "noted", "leased",
-                 "operands", "queue", "results", "room_of", "rooms", "said", "steps", "whole",
+    __slots__ = ("cast", "commands", "context", "fixed", "form", "name", "noted", "leased",
+                 "operands", "queue", "results", "room_of", "rooms", "steps", "whole",
                  "writes")  # fmt: skip
 
     def __init__(self, name: str, commands: CommandList, result: Any):
@@ -54,10 +54,6 @@ class Plan:
         self.form, self.results = _results(commands, result)
         self.room_of, self.rooms = self._share()
         self.noted, self.writes = sorted(commands.noted), sorted(_written(commands) | commands.noted)
-        self.facts, said = list(commands.facts), list(commands.facts.values())
-        # One function for all facts, mostly the only one: every run asks it.
-        self.fact = self.facts[0] if len(said) == 1 else (lambda: [fact() for fact in self.facts]) if said else None
-        self.said = said[0] if len(said) == 1 else said
         self.fixed: list[Any] = []
         self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
         self._number_slots()
@@ -143,10 +139,6 @@ class Plan:
             return None
         return launch, *self.rooms[0], *self.results[0][1:], [x for i in range(pointers) for x in (i, None)]
 
-    def holds(self) -> bool:
-        """Whether the call would still do the same."""
-        return self.fact is None or self.fact() == self.said
-
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
         """Do the commands over these operands and numbers; the results are new tensors, or operands that were changed in place."""
         if self.whole is not None and not program.launch_observers:
@@ -197,8 +189,6 @@ class Plan:
             if at >= self.operands:
                 lease = leases[at - self.operands]
                 memory[at] = Tensor(lease.buffer, shape, dtype, self.context, self.queue, lease)
-        for fact in self.facts:
-            recording.requires(fact)
         recording.active.op = self.name
         for command in self.commands:
             if isinstance(command, Launch):

@@ -16,11 +16,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from netcl.core import recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
@@ -62,7 +61,6 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
     The tensors: forward ``x, w, y``; input gradient ``dy, w, dx``; weight gradient ``x, dy, dw``. ``ending`` may hold ``bias``,
     ``residual`` and ``scale``, for the first two.
     """
-    recording.requires(SWITCHES[job.kind])
     profile = handle_of(queue).profile
     algorithm, config = algorithm_of(queue, job, config or _chosen_config(job, profile), profile)
     meant = _MEANT.get(job.variant(config), "")

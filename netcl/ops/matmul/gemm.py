@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core import recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
@@ -453,9 +452,6 @@ class Extras(NamedTuple):
     scale: float = 1
 
 
-_SWITCHES = SWITCHES["matmul"]
-
-
 def product(
     a: Tensor, b: Tensor, out_shape: tuple[int, ...], extras: Extras, trans_a: bool = False, trans_b: bool = False,
     config: KernelConfig | None = None,
@@ -465,7 +461,6 @@ def product(
     ``config`` takes the selector's place, as a tuner wants it.
     """
     queue, (finish, bias, residual, scale) = a.queue, extras
-    recording.requires(_SWITCHES)
     p = _product_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
     if p is None:
         a, b = (broadcast_to(x, (*out_shape[:-2], *x.shape[-2:])) for x in (a, b))
