@@ -26,7 +26,7 @@ from netcl.engine.pointwise import common_shape
 from netcl.engine.registry import Choice, Pointwise
 from netcl.engine.strided import dense
 from netcl.ops import views
-from netcl.ops.getitem import block_of, plan_of, result_shape
+from netcl.ops.getitem import block_of, result_shape, selection_of
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -189,10 +189,10 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
 
 def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
     """Whether a view of ``x`` is ``x[index]`` itself."""
-    plan = plan_of(x, index)
-    if plan.arrays or result_shape(plan) != value.shape:
+    selected = selection_of(x, index)
+    if selected.arrays or result_shape(selected) != value.shape:
         return False
-    offset, strides = views.composed(x, *block_of(plan))
+    offset, strides = views.composed(x, *block_of(selected))
     same = [n == 1 or a == b for n, a, b in zip(value.shape, strides, value._place.strides, strict=True)]
     return offset == value._place.offset and all(same)
 

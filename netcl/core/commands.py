@@ -77,7 +77,7 @@ class HostStep(NamedTuple):
 class CommandList:
     """What an op does over operands of certain types, in order. It is the queue of the operands' tensors, and that queue's backend.
 
-    ``facts`` are conditions under which the commands hold, ``noted`` the operands that the op says it changes.
+    ``noted`` holds the operands that the op says it changes.
     """
 
     def __init__(self, queue: Any, state: Any, pool: Any, operands: int):
@@ -88,7 +88,6 @@ class CommandList:
         self.leased: list[tuple[Any, int]] = []  # the shelf of each piece of memory that is no operand, and its bytes
         self.given: list[Any] = []  # the operands' tensors
         self.noted: set[int] = set()
-        self.facts: dict[Callable[[], Any], Any] = {}
 
     @property
     def int_ptr(self) -> int:
@@ -164,16 +163,13 @@ class Notes:
         """A step of the host that every run repeats; what it returns cannot be used."""
         self.commands.commands.append(HostStep(lambda backend: recording.again(function, undo), ()))
 
-    def requires(self, fact: Callable[[], Any]) -> None:
-        self.commands.facts[fact] = fact()
-
     def made(self, tensor: Any) -> bool:
         return type(tensor.buffer) is Place and tensor.buffer.index >= self.commands.operands
 
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host looks at values or changes them")
 
-    upload = fill = copy = read = host_work = depends = leaf = check = _no
+    upload = fill = copy = read = host_work = depends = leaf = check = requires = _no
 
 
 def device_queue(queue: Any) -> Any:

@@ -136,17 +136,6 @@ def raw(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def reader(*names: str) -> Callable[[], tuple[Any, ...]]:
-    """A function that tells what is set of up to four variables, for comparing: an op that asks at every call cannot wait 3 us for each."""
-    stored = getattr(os.environ, "_data", None)  # where CPython keeps them, encoded
-    if type(stored) is not dict:
-        return lambda: tuple([raw(name) for name in names])
-    get = stored.get
-    keys: list[Any] = [*map(os.environ.encodekey, names), *[None] * (4 - len(names))]
-    a, b, c, d = keys
-    return lambda: (get(a), get(b), get(c), get(d))  # a loop takes twice as long
-
-
 def set_for_loader(name: str, text: str) -> None:
     """Tell the OpenCL loader of this process something; only ``core.platforms`` calls this."""
     os.environ[name] = text

@@ -179,11 +179,6 @@ GRADIENTS = {"conv2d_input_grad": "conv2d", "conv2d_weight_grad": "conv2d"}
 RULES |= {gradient: RULES[op] for gradient, op in GRADIENTS.items()}
 TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer a tuner more than one configuration
 
-# The variables an op's answers depend on; programs and tests may change them.
-_CONV_SWITCHES = env.reader("NETCL_KERNEL_STRATEGY", "NETCL_CONV_WINOGRAD", "NETCL_CONV_TILED_LOCAL", "NETCL_MATRIX_UNITS")
-_MATMUL_SWITCHES = env.reader("NETCL_KERNEL_STRATEGY", "NETCL_AMX", "NETCL_MATRIX_UNITS")
-SWITCHES = {"matmul": _MATMUL_SWITCHES, **dict.fromkeys(("conv2d", *GRADIENTS), _CONV_SWITCHES)}
-
 
 def conv_output(p: Problem) -> tuple[int, int]:
     """Height and width of a convolution's output."""
@@ -252,7 +247,6 @@ class KernelSelector:
         self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _nothing
         self.tuned: Callable[[Problem], KernelConfig | None] = _nothing  # the tuning store's lookup, asked after ``measured``
         self._registered: dict[str, list[tuple[Callable[[Any, DeviceProfile], bool], Any]]] = {}
-        self._cache: dict[Hashable, KernelConfig] = {}
 
     @property
     def measured(self) -> Callable[[str, tuple[Hashable, ...]], KernelConfig | None]:
@@ -318,8 +312,7 @@ class KernelSelector:
         return self._answer(op, shape, dtype, flags, shapes, profile)
 
     def clear_cache(self) -> None:
-        """Forget what was decided, plans included; measured and registered kernels stay."""
-        self._cache.clear()
+        """Forget what was planned; measured and registered kernels stay."""
         self._renew()
 
     def _renew(self) -> None:
@@ -352,12 +345,7 @@ class KernelSelector:
             explicit = self.tuned(problem)
         if explicit is None and op in GRADIENTS and self._registered:
             explicit = self._find_registered(GRADIENTS[op], shapes, device)
-        if explicit is not None:
-            return explicit
-        slot = (problem.key, device.platform, device.name, device.driver_version, _precision, *SWITCHES.get(op, tuple)())
-        if slot not in self._cache:
-            self._cache[slot] = decide(problem)
-        return self._cache[slot]
+        return decide(problem) if explicit is None else explicit
 
 
 def _matmul_shapes(shapes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], dict[str, Any]]:
@@ -404,6 +392,15 @@ def set_matmul_precision(precision: str) -> None:
     if precision != _precision:
         _precision = precision
         _selector.clear_cache()
+
+
+def reload_environment() -> None:
+    """Apply changes of the ``NETCL_*`` variables that choose kernels to calls that were planned, and steps that were recorded, before.
+
+    The variables are read when a call of new shapes or dtypes is planned, not at every call.
+    """
+    _selector.named += 1
+    _selector.clear_cache()
 
 
 def get_matmul_precision() -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.tensor import Tensor
+from netcl.engine.call import planned
 
 # A plain sum of k products of values around one is wrong by about k roundings at worst; four times that is the bound for every kernel.
 _ROUNDINGS = 4.0
@@ -38,7 +40,9 @@ class Algorithm:
     kernels: str  # .cl files
     doc: str  # what it is for
     wins: str  # the measurement that it was kept for: a results file or a page of the docs, and the case; empty: nobody has measured it
-    plan: Callable[..., Any]  # plan(queue, problem, config, profile): the launches
+    run: Callable[
+        ..., Any
+    ]  # run(queue, problem, config, profile, operands) launches it; attention: run(queue, sizes, wide, profile), its tiles
     device: str = "any"  # "cpu", "gpu" (whatever is no CPU) or "any": where it runs unless a configuration names its tier
     tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that ask for it; empty: those of its device
     variants: tuple[KernelVariant, ...] = ()  # what it carries out; empty: all of the family
@@ -138,7 +142,7 @@ class Family:
 
     def run_with(self, config: KernelConfig, problem: Problem, *operands: Tensor) -> Tensor:
         """The result by one configuration; the first call compiles. The selector is not asked."""
-        return self.case(problem).run(config, *operands)
+        return planned(f"{problem.key} by {config!r}", partial(self.case(problem).run, config))(*operands)
 
     def reference(self, problem: Problem, *operands: Tensor) -> np.ndarray:
         """The result in float64."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.commands import Launch
+from netcl.core.commands import Given, Launch
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor
@@ -23,7 +23,7 @@ from netcl.engine.expression import PythonText
 from netcl.engine.lazy_graph import Space, TraceNode
 from netcl.engine.modes import later, modes
 from netcl.engine.opencl_text import COMPUTE, Body, as_held, numpy_function, numpy_source
-from netcl.engine.plan import Plan, plan_cache
+from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.pointwise import as_compute, from_compute, plan_map
 from netcl.engine.reduction import UFUNCS
 from netcl.engine.registry import is_truth
@@ -224,32 +224,34 @@ def _show(kernel: Any) -> None:
 
 
 def _rows_cl(region: Region) -> list[Tensor]:
+    queue, options = region.order[0].queue, _build_options(region)
+    seen: list[Any] = [*region.kept, *region.leaves]
+    key = ("rows", region.key, region.slots, region.space, region.order[0].real, options, *((x.dtype, x.shape) for x in seen))
+    plan = plan_cache(queue).get(key)
+    if plan is None or plan.queue is not queue:
+        plan = plan_cache(queue)[key] = _plan_rows(region, options)
+    return _run_plan(plan, region.leaves, region.numbers)
+
+
+def _plan_rows(region: Region, options: tuple[str, ...]) -> Plan:
+    """A region over rows as a plan over its leaves and numbers; parts of sums over columns are joined in a further launch."""
     assert region.space is not None
-    queue = region.order[0].queue
-    plan = row_kernel.plan(
-        region.steps, region.slots, region.order[0].real, region.space, region.leaves, queue, _build_options(region), region.name
-    )
-    results = [Tensor.empty(plan.kept_shape(i, node.shape), plan.stored[i], queue=queue) for i, node in enumerate(region.kept)]
-    real = int if region.order[0].real in ("int", "long") else float
-    room = [Tensor.empty((plan.groups * plan.room, plan.inner), STORED[region.order[0].real], queue=queue)] if plan.room else []
-    plan.kernel(queue, plan.items, plan.local, *region.leaves, *results, *room, *(real(n) for n in region.numbers), *plan.sizes)
-    _show(plan.kernel)
-    return _join_columns(plan, region, results)
-
-
-def _join_columns(plan: Any, region: Region, results: list[Tensor]) -> list[Tensor]:
-    """Sums over columns, of which every work-item left a part, in one further launch."""
-    queue = region.order[0].queue
+    real, commands = region.order[0].real, command_list(region.order[0].queue, region.leaves)
+    rows = row_kernel.row_launch(region.steps, region.slots, real, region.space, region.leaves, commands.queue, options, region.name)
+    results = [Tensor.empty(rows.kept_shape(i, node.shape), rows.stored[i], queue=commands) for i, node in enumerate(region.kept)]
+    room = [Tensor.empty((rows.groups * rows.room, rows.inner), STORED[real], queue=commands)] if rows.room else []
+    numbers = map(Given, range(len(region.numbers)))
+    rows.kernel(commands, rows.items, rows.local, *commands.given, *results, *room, *numbers, *rows.sizes)
     parts = [i for i, node in enumerate(region.kept) if node.kind == "columns"]
-    if not parts:
-        return results
-    sums = [Tensor.empty(region.kept[i].shape, region.kept[i].dtype, queue=queue) for i in parts]
-    kernel, items = row_kernel.join(queue, results[parts[0]].dtype, tuple(s.dtype for s in sums), plan.inner)
-    kernel(queue, items, plan.join_local, *(results[i] for i in parts), *sums, plan.groups, plan.inner)
-    _show(kernel)
-    for i, total in zip(parts, sums, strict=True):
-        results[i] = total
-    return results
+    if parts:
+        sums = [Tensor.empty(region.kept[i].shape, region.kept[i].dtype, queue=commands) for i in parts]
+        kernel, items = row_kernel.join(commands.queue, results[parts[0]].dtype, tuple(s.dtype for s in sums), rows.inner)
+        kernel(commands, items, rows.join_local, *(results[i] for i in parts), *sums, rows.groups, rows.inner)
+        for i, total in zip(parts, sums, strict=True):
+            results[i] = total
+    plan = Plan(region.name, commands, results)
+    plan.cast = int if real in ("int", "long") else float
+    return plan
 
 
 def _rows_numpy(region: Region) -> list[Tensor]:

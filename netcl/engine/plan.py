@@ -43,8 +43,8 @@ def plan_cache(queue: Any) -> dict[Any, Any]:
 class Plan:
     """The commands of a call. ``run(tensors)`` does them over the memory of its operands."""
 
-    __slots__ = ("cast", "commands", "context", "fact", "facts", "fixed", "form", "name", "noted", "leased",
-                 "operands", "queue", "results", "room_of", "rooms", "said", "steps", "whole",
+    __slots__ = ("cast", "commands", "context", "fixed", "form", "name", "noted", "leased",
+                 "operands", "queue", "results", "room_of", "rooms", "steps", "whole",
                  "writes")  # fmt: skip
 
     def __init__(self, name: str, commands: CommandList, result: Any):
@@ -54,10 +54,6 @@ class Plan:
         self.form, self.results = _results(commands, result)
         self.room_of, self.rooms = self._share()
         self.noted, self.writes = sorted(commands.noted), sorted(_written(commands) | commands.noted)
-        self.facts, said = list(commands.facts), list(commands.facts.values())
-        # One function for all facts, mostly the only one: every run asks it.
-        self.fact = self.facts[0] if len(said) == 1 else (lambda: [fact() for fact in self.facts]) if said else None
-        self.said = said[0] if len(said) == 1 else said
         self.fixed: list[Any] = []
         self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
         self._number_slots()
@@ -109,6 +105,7 @@ class Plan:
         most = max(map(len, launches), default=0)
         self.fixed = list(range(most))
         start = most + sum(not isinstance(arg, At) for args in launches for arg in args)
+        numbered = any(isinstance(arg, Given) for args in launches for arg in args)
         for command in self.commands:
             if isinstance(command, HostStep):
                 self.steps.append((_host_step(self.queue, command.run), _chosen([start + self._slot(at.index) for at in command.at])))
@@ -124,7 +121,8 @@ class Plan:
                 if not isinstance(arg, At):
                     self.fixed.append(arg.buffer if isinstance(arg, Tensor) else arg)
                 slots += (i, start + self._slot(arg.index) if isinstance(arg, At) else len(self.fixed) - 1)
-            self.steps.append((sized or _any_launch(command), _chosen(slots)))
+            launch = sized or _any_launch(command)
+            self.steps.append((_without_numbers(launch) if sized and numbered and not given else launch, _chosen(slots)))
         self.fixed += [None] * (start - len(self.fixed))  # places of numbers that stay set in kernels
 
     def _one_launch(self) -> tuple[Any, ...] | None:
@@ -140,10 +138,6 @@ class Plan:
         if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not program.Sized:
             return None
         return launch, *self.rooms[0], *self.results[0][1:], [x for i in range(pointers) for x in (i, None)]
-
-    def holds(self) -> bool:
-        """Whether the call would still do the same."""
-        return self.fact is None or self.fact() == self.said
 
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
         """Do the commands over these operands and numbers; the results are new tensors, or operands that were changed in place."""
@@ -194,8 +188,6 @@ class Plan:
             if at >= self.operands:
                 lease = leases[at - self.operands]
                 memory[at] = Tensor(lease.buffer, shape, dtype, self.context, self.queue, lease)
-        for fact in self.facts:
-            recording.requires(fact)
         recording.active.op = self.name
         for command in self.commands:
             if isinstance(command, Launch):
@@ -220,6 +212,11 @@ def _chosen(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
 
 def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
     return lambda _, memory, numbers: run(backend_of(queue), *memory)
+
+
+def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
+    """A launch that takes none of the numbers a run is given."""
+    return lambda queue, memory, numbers: launch(queue, memory, ())
 
 
 def _any_launch(command: Launch) -> Callable[..., None]:

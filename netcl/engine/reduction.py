@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,7 +138,7 @@ def rotated(width: int, by: int) -> str:
     return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
-def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, chosen: Plan) -> str:
+def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, chosen: FoldLayout) -> str:
     values = value_functions([source, given], [target], stage.compute, layout)
     defines = {"SRC": source.c_storage, "GIVEN": given.c_storage, "DST": target.c_storage, "LOAD": f"load_{source.name}",
                "LOAD_GIVEN": f"load_{given.name}", "STORE": f"store_{target.name}", "WIDTH": layout.width, "LOCAL": chosen.local,
@@ -147,8 +148,8 @@ def _source(stage: Stage, source: DType, given: DType, target: DType, layout: La
     return f"{values}\n{_fold_functions(stage, layout.width)}{macros}{body}"
 
 
-class Plan(NamedTuple):
-    """How a fold of certain sizes is launched."""
+class FoldLayout(NamedTuple):
+    """The kernel of a fold of certain sizes: vector width, work-group, slices of the folded axis, vectors and columns of an item."""
 
     kernel: str
     width: int
@@ -158,8 +159,8 @@ class Plan(NamedTuple):
     tile: int = 1
 
 
-def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
-    """The selector's variant as a launch: sequential, one work-group per row, or slices and a second stage.
+def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout:
+    """The selector's variant for sizes: sequential, one work-group per row, or slices and a second stage.
 
     On CPUs the policy's variants are all slices of rows; a registered one is used unchanged.
     """
@@ -171,31 +172,33 @@ def plan(shape: Shape3, dtype: str, profile: DeviceProfile) -> Plan:
     if shape.inner > 1:
         width = wide if shape.inner >= wide else 1
         if is_named(config) and not config.use_local_memory:
-            return Plan("reduce_columns", width, local, 1)
+            return FoldLayout("reduce_columns", width, local, 1)
         if not cpu:
             return _gpu_columns(shape, width, profile, local)
         span = next((n for n in _CPU_SPANS if shape.inner >= 2 * n * width), 1)
         outputs = shape.rows * -(-shape.inner // (width * span))
-        return Plan("reduce_columns", width, 1, _fold_slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span)
+        return FoldLayout(
+            "reduce_columns", width, 1, _fold_slices(shape.length, outputs, _CPU_PIECES * profile.max_compute_units, 256), span
+        )
     width = wide if shape.length >= 4 * wide else 1
     if cpu and not is_named(config):
-        return Plan("reduce_rows", width, 1, _fold_slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))
+        return FoldLayout("reduce_rows", width, 1, _fold_slices(shape.length, shape.rows, _CPU_PIECES * profile.max_compute_units, 16384))
     if config.variant is KernelVariant.REDUCTION_SEQUENTIAL or not config.use_local_memory or local == 1:
-        return Plan("reduce_rows", width, local, 1)
+        return FoldLayout("reduce_rows", width, local, 1)
     slices = 1
     if config.variant is KernelVariant.REDUCTION_WORKGROUP:
         slices = _fold_slices(shape.length, shape.rows, 8 * profile.max_compute_units, 16384)
-    return Plan("reduce_group", width, local, slices)
+    return FoldLayout("reduce_group", width, local, slices)
 
 
-def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> Plan:
+def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> FoldLayout:
     """A work-item per vector of columns where those keep the device busy, else a work-group per tile of them and slice."""
     across, units = -(-shape.inner // width), profile.max_compute_units
     if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
-        return Plan("reduce_columns", width, 64, 1)
+        return FoldLayout("reduce_columns", width, 64, 1)
     tile = min(16, local, 1 << (across - 1).bit_length())
     groups = shape.rows * -(-across // tile)
-    return Plan("reduce_tile", width, local, _fold_slices(shape.length, groups, 8 * units, _LEAST_ABOVE * local // tile), 1, tile)
+    return FoldLayout("reduce_tile", width, local, _fold_slices(shape.length, groups, 8 * units, _LEAST_ABOVE * local // tile), 1, tile)
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
@@ -204,7 +207,7 @@ def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
 
 
 def _launch(
-    stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: Plan, length: int, args: tuple[Any, ...]
+    stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: FoldLayout, length: int, args: tuple[Any, ...]
 ) -> None:
     """Launch one stage: a partial result per ``length`` elements of every row."""
     queue, slices = x.queue, -(-shape.length // length)
@@ -229,7 +232,7 @@ def _launch(
 def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, args: tuple[Any, ...]) -> None:
     """Fold on a device, in one stage or two."""
     profile = profile_of(x.queue)
-    chosen = plan(shape, x.dtype, profile)
+    chosen = fold_layout(shape, x.dtype, profile)
     if chosen.slices == 1:
         _launch(stage, x, given, target, shape, chosen, shape.length, args)
         return
@@ -238,14 +241,14 @@ def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shap
     rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
     partial = Tensor.empty(tuple(rest), STORED[stage.compute], queue=x.queue)
     _launch(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
-    second = plan(rest, STORED[stage.compute], profile)
+    second = fold_layout(rest, STORED[stage.compute], profile)
     _launch(stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
     partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
-    chosen = plan(shape, x.dtype, profile_of(x.queue))
+    chosen = fold_layout(shape, x.dtype, profile_of(x.queue))
     _launch(Stage(_row_named("sum"), compute, True, False), x, None, partial, shape, chosen, length, (0, 0, 0))
     return partial
 
@@ -434,17 +437,26 @@ def function(row: Reduction) -> Callable[..., Tensor]:
 
     Behind the axis of ``var`` and ``std`` torch takes ``unbiased`` by position, so there ``keepdims`` must be named.
     """
-    params = "".join(f", {name}=default_{name}" for name in row.params)
-    scalars = f"({', '.join(row.params)},)" if row.params else "()"
-    keywords = f"*, keepdims=False{params}" if row.params else "keepdims=False, *"
-    text = f"""def {row.name}(x, axis=None, {keywords}, out=None):
-    if axis is True or axis is False:
-        refuse_bool(row.name, axis)
-    return fold(row, x, axis, keepdims, {scalars}, out)"""
-    scope: dict[str, Any] = {"row": row, "fold": fold, "refuse_bool": _refuse_bool}
-    scope.update({f"default_{name}": value for name, value in row.params.items()})
-    exec(compile(text, f"<op {row.name}>", "exec"), scope)
-    made = scope[row.name]
-    made.__doc__ = row.doc
-    made.__module__ = "netcl.ops"
+
+    def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
+        if axis is True or axis is False:
+            _refuse_bool(row.name, axis)
+        return fold(row, x, axis, keepdims, (), out)
+
+    def with_parameters(x: Any, axis: Axis = None, *, keepdims: bool = False, out: Tensor | None = None, **given: Any) -> Tensor:
+        if axis is True or axis is False:
+            _refuse_bool(row.name, axis)
+        params = {**row.params, **given}
+        if len(params) > len(row.params):
+            raise TypeError(f"{row.name}() got an unexpected keyword argument {list(params)[-1]!r}")
+        return fold(row, x, axis, keepdims, tuple(params.values()), out)
+
+    made: Any = with_parameters if row.params else plain
+    made.__name__ = made.__qualname__ = row.name
+    made.__doc__, made.__module__ = row.doc, "netcl.ops"
+    either, by_name = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
+    first = [Parameter("x", either), Parameter("axis", either, default=None)]
+    first.append(Parameter("keepdims", by_name if row.params else either, default=False))
+    rest = [Parameter(name, by_name, default=value) for name, value in {**row.params, "out": None}.items()]
+    made.__signature__ = Signature(first + rest)
     return made

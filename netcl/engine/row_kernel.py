@@ -296,10 +296,10 @@ __kernel{required} void rows_{name}(
     return program_text, count
 
 
-# ---- plans
+# ---- launches
 
 
-class Plan(NamedTuple):
+class RowLaunch(NamedTuple):
     """How a region over rows is launched."""
 
     kernel: Any
@@ -327,22 +327,11 @@ def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> r
     return spread._replace(vec=spread.vec if inner >= spread.vec else 1)
 
 
-def plan(
+def row_launch(
     steps: tuple[RowOp, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
     name: str,
-) -> Plan:  # fmt: skip
+) -> RowLaunch:  # fmt: skip
     """Decide everything about a region over rows of certain shapes; builds the kernel if it is new."""
-    state = program.state(queue)
-    key = ("rows", steps, slots, real, space, options, *((x.dtype, x.shape) for x in leaves))
-    plans = state.setdefault("row plans", {})
-    if key not in plans:
-        if len(plans) >= 1024:
-            plans.clear()
-        plans[key] = _row_plan(steps, slots, real, space, leaves, queue, options, name)
-    return plans[key]
-
-
-def _row_plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: Any, name: str) -> Plan:
     count, inner = math.prod(space.lead), math.prod(space.shape[len(space.lead) :])
     columns = tuple(steps[k].kind == "columns" for k in slots)
     spread = spread_of(queue, count, inner, real, any(columns))
@@ -359,18 +348,15 @@ def _row_plan(steps: Any, slots: Any, real: str, space: Any, leaves: Sequence[Te
     for j, moved in enumerate(moves):
         sizes += [step * (inner if moved else 1) for step in steps_of(groups, j)]
     n = -(-count // spread.each)
-    return Plan(kernel, n * spread.group, spread.local, n, inner, 1 if layout.half_bits else 64, stored, columns, tuple(sizes), room)
+    return RowLaunch(kernel, n * spread.group, spread.local, n, inner, 1 if layout.half_bits else 64, stored, columns, tuple(sizes), room)
 
 
 def join(queue: Any, part: str, results: tuple[str, ...], inner: int) -> tuple[Any, int]:
     """The kernel that adds up the parts of sums over columns, and its work-items: a vector of columns each."""
     cpu = rows.device_of(queue)[0]
     width = 16 if cpu and inner >= 16 else 1
-    state = program.state(queue)
-    key = ("join columns", part, results, width, inner % width == 0)
-    if key not in state:
-        state[key] = program.get(queue, _join_source(part, results, Layout(0, width, inner % width == 0, "int", cpu)), "join_columns")
-    return state[key], -(-inner // width)
+    source = _join_source(part, results, Layout(0, width, inner % width == 0, "int", cpu))
+    return program.get(queue, source, "join_columns"), -(-inner // width)
 
 
 def _join_source(part: str, results: tuple[str, ...], layout: Layout) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
@@ -40,7 +39,6 @@ class Spread(NamedTuple):
     streams: bool = False  # results go past a CPU's caches
 
 
-@lru_cache(maxsize=1024)
 def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) -> Spread:
     """CPUs: a work-item takes some rows, in vectors. GPUs: short rows one work-item each, others a work-group.
 
@@ -83,10 +81,7 @@ def streams(cpu: bool, n: int, operands: Mapping[str, str]) -> bool:
 def device_of(queue: Any) -> tuple[bool, int, int]:
     """Whether a queue's device is a CPU, its largest work-group, its compute units."""
     state = program.state(queue)
-    facts = state.get(("rows", "device"))
-    if facts is None:
-        facts = state[("rows", "device")] = (launch.on_cpu_device(queue), state.max_work_group, state.device.max_compute_units)
-    return facts
+    return launch.on_cpu_device(queue), state.max_work_group, state.device.max_compute_units
 
 
 def column_spread(queue: Any, wide: bool) -> Spread:
@@ -105,14 +100,13 @@ def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Sprea
     return Spread(group, group, vec, 1)
 
 
-@lru_cache(maxsize=4096)
-def vector_macros(operands: tuple[tuple[str, str], ...], real: str, vec: int, streams: bool = False) -> Mapping[str, str]:
+def vector_macros(operands: Mapping[str, str], real: str, vec: int, streams: bool = False) -> dict[str, str]:
     """``X_VLOAD(p, i)``, ``X_VSTORE(p, i, v)`` and ``X_VSTREAM(p, i, v)`` of each operand: vectors of ``vec`` elements, type ``real``.
 
     What is streamed goes past the caches if it ``streams``; who reads it again soon stores it.
     """
     macros = {}
-    for name, dtype in operands:
+    for name, dtype in operands.items():
         row = dtypes.DTYPES[dtype]
         macros[f"{name}_VLOAD(p, i)"] = _vector_load(row, real, vec, name)
         macros[f"{name}_VSTORE(p, i, v)"] = plain = _vector_store(row, real, vec, name)
@@ -155,18 +149,12 @@ def row_kernel(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], spread: Spread, defines: Mapping[str, Any]
 ) -> program.Kernel:
     """The kernel ``name`` of ``rows.cl`` and ``cl_file`` joined, for operands, a spread and further macros."""
-    state = program.state(queue)
-    key = ("rows", module_file, cl_file, name, spread, *operands.items(), *defines.items())
-    found = state.get(key)
-    if found is None:
-        real = "double" if "float64" in operands.values() else "float"
-        macros = vector_macros(tuple(operands.items()), real, spread.vec, spread.streams)
-        base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held,
-                                      "FETCHES": int(launch.fetches(queue))}  # fmt: skip
-        exp, text = launch.exponential(queue, real, spread.vec)
-        found = launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **exp, **defines}, text)
-        state[key] = found
-    return found
+    real = "double" if "float64" in operands.values() else "float"
+    macros = vector_macros(operands, real, spread.vec, spread.streams)
+    base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held,
+                                  "FETCHES": int(launch.fetches(queue))}  # fmt: skip
+    exp, text = launch.exponential(queue, real, spread.vec)
+    return launch.kernel(queue, module_file, f"rows.cl {cl_file}", name, operands, {**base, **macros, **exp, **defines}, text)
 
 
 def aligned(args: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
-from netcl.engine.plan import MOST_PLANS
+from netcl.engine.call import planned
 
 ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
 _TILE, _ROWS = 32, 8
@@ -98,10 +98,10 @@ def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
     return wide, inner * itemsize // wide
 
 
-# ---- plans
+# ---- launches
 
 
-class _Plan(NamedTuple):
+class _Launch(NamedTuple):
     kernel: Any
     global_size: Any
     local_size: Any
@@ -120,22 +120,20 @@ def _copy_kernel(queue: Any, name: str, copy: Copy) -> Any:
     return launch.kernel(queue, __file__, "strided.cl", name, {}, {"T": ELEMENTS[copy.itemsize], "INDEX": index})
 
 
-def _plans(queue: Any, copy: Copy) -> list[_Plan]:
+def _run_copy(queue: Any, copy: Copy, src: Tensor, dst: Tensor) -> None:
     tiled = _transposition(queue, copy)
-    if tiled is not None:
-        return [tiled]
-    if len(copy.axes) > _RANKS[-1]:
+    if tiled is None and len(copy.axes) > _RANKS[-1]:
         first, rest = copy.axes[0], copy.axes[1:]
-        parts = (
-            copy._replace(source=copy.source + i * first.source, target=copy.target + i * first.target, axes=rest)
-            for i in range(first.size)
-        )
-        return [plan for part in parts for plan in _plans(queue, part)]
-    return [_grid_copy(queue, copy) or _row_copy(queue, copy) or _plain_copy(queue, copy)]
+        for i in range(first.size):
+            part = copy._replace(source=copy.source + i * first.source, target=copy.target + i * first.target, axes=rest)
+            _run_copy(queue, part, src, dst)
+        return
+    kernel, size, local, args = tiled or _grid_copy(queue, copy) or _row_copy(queue, copy) or _plain_copy(queue, copy)
+    kernel(queue, size, local, src, dst, *args)
 
 
-def _grid_copy(queue: Any, copy: Copy) -> _Plan | None:
-    """A plan in three dimensions, for copies of few axes on GPUs."""
+def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
+    """A launch in three dimensions, for copies of few axes on GPUs."""
     axes = copy.axes
     if launch.on_cpu_device(queue) or not 1 <= len(axes) <= 4:
         return None
@@ -152,11 +150,11 @@ def _grid_copy(queue: Any, copy: Copy) -> _Plan | None:
     if max(rows, outer) > _MOST_GROUPS:
         return None
     args = (copy.source, copy.target, *sizes[1:], *(a.source for a in axes), *(a.target for a in axes))
-    return _Plan(_copy_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args)
+    return _Launch(_copy_kernel(queue, "copy_grid", copy), (-(-sizes[3] // across) * across, rows * down, outer), (across, down, 1), args)
 
 
-def _row_copy(queue: Any, copy: Copy) -> _Plan | None:
-    """A plan of some rows per work-item, or of parts of long rows, for copies of few axes on CPUs."""
+def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
+    """A launch over some rows per work-item, or of parts of long rows, for copies of few axes on CPUs."""
     if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
         return None
     axes = (Axis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
@@ -165,10 +163,10 @@ def _row_copy(queue: Any, copy: Copy) -> _Plan | None:
     count = max(1, _CPU_ITEM // (chunk * copy.itemsize))
     sizes = (chunk, count, rows, *(axis.size for axis in axes[1:]))
     args = (copy.source, copy.target, *sizes, *(a.source for a in axes), *(a.target for a in axes))
-    return _Plan(_copy_kernel(queue, "copy_rows", copy), -(-rows // count) * -(-inner // chunk), 1, args)
+    return _Launch(_copy_kernel(queue, "copy_rows", copy), -(-rows // count) * -(-inner // chunk), 1, args)
 
 
-def _plain_copy(queue: Any, copy: Copy) -> _Plan:
+def _plain_copy(queue: Any, copy: Copy) -> _Launch:
     rank = next(r for r in _RANKS if len(copy.axes) <= r)
     axes = (Axis(1, 0, 0),) * (rank - len(copy.axes)) + copy.axes
     inner = axes[-1].size
@@ -176,7 +174,7 @@ def _plain_copy(queue: Any, copy: Copy) -> _Plan:
     chunk, local = _elements_per_item(queue, inner, copy.itemsize)
     sizes = (rows, *(axis.size for axis in axes[1:]))
     args = (copy.source, copy.target, chunk, *sizes, *(a.source for a in axes), *(a.target for a in axes))
-    return _Plan(_copy_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args)
+    return _Launch(_copy_kernel(queue, f"copy{rank}", copy), rows * -(-inner // chunk), local, args)
 
 
 def _elements_per_item(queue: Any, inner: int, itemsize: int) -> tuple[int, int]:
@@ -187,8 +185,8 @@ def _elements_per_item(queue: Any, inner: int, itemsize: int) -> tuple[int, int]
     return (run, 1) if inner > run // 8 else (inner, launch.LOCAL_1D)
 
 
-def _transposition(queue: Any, copy: Copy) -> _Plan | None:
-    """A plan in tiles, if source and destination are dense along different axes that are both long enough."""
+def _transposition(queue: Any, copy: Copy) -> _Launch | None:
+    """A launch in tiles, if source and destination are dense along different axes that are both long enough."""
     q = len(copy.axes) - 1
     p = next((i for i, axis in enumerate(copy.axes[:-1]) if axis.source == 1), None)
     if p is None or copy.axes[q].target != 1 or copy.axes[q].source in (0, 1) or len(copy.axes) > 5:
@@ -202,8 +200,8 @@ def _transposition(queue: Any, copy: Copy) -> _Plan | None:
     args = (copy.source, copy.target, fast.size, slow.size, slow.source, fast.target, batch[1].size, batch[2].size,
             *(axis.source for axis in batch), *(axis.target for axis in batch))  # fmt: skip
     if launch.on_cpu_device(queue):
-        return _Plan(_copy_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks))
-    return _Plan(_copy_kernel(queue, "transpose_local", copy), (blocks * _TILE, _ROWS), (_TILE, _ROWS), args)
+        return _Launch(_copy_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks))
+    return _Launch(_copy_kernel(queue, "transpose_local", copy), (blocks * _TILE, _ROWS), (_TILE, _ROWS), args)
 
 
 def alignment(*tensors: Tensor) -> int:
@@ -214,38 +212,25 @@ def alignment(*tensors: Tensor) -> int:
     return math.gcd(16, *addresses)
 
 
-def remember(state: Any, op: str, key: Any, plan: Any) -> Any:
-    """Keep a plan in the state of a context; the oldest of an op goes when there are too many."""
-    kept = state.setdefault((op, "kept"), [])
-    if len(kept) >= MOST_PLANS:
-        state.pop(kept.pop(0), None)
-    kept.append(key)
-    state[key] = plan
-    return plan
-
-
 # ---- doing it
 
 
-def copy_block(
+def _copy_block(
     sizes: Sequence[int], src: Tensor, s_start: int, s_strides: Sequence[int], dst: Tensor, d_start: int, d_strides: Sequence[int]
-) -> None:
+) -> Tensor:
     """Copy a block of ``sizes`` from ``src`` into ``dst``, in place; both have one dtype and the blocks do not overlap."""
     if 0 in sizes:
-        return
+        return dst
     if dst.array is not None:
         _strided_array(dst, sizes, d_start, d_strides)[...] = _strided_array(src, sizes, s_start, s_strides)
-        return
-    queue = dst.queue
-    key = ("strided", src.dtype, tuple(sizes), s_start, tuple(s_strides), d_start, tuple(d_strides), alignment(src, dst))
-    state = program.state(queue)
-    plans = state.get(key)
-    if plans is None:
-        axes = merge([Axis(*axis) for axis in zip(sizes, s_strides, d_strides, strict=True)])
-        plans = _plans(queue, widen(Copy(dtypes.DTYPES[src.dtype].itemsize, s_start, d_start, axes), key[-1]))
-        remember(state, "strided", key, plans)
-    for plan in plans:
-        plan.kernel(queue, plan.global_size, plan.local_size, src, dst, *plan.args)
+        return dst
+    axes = merge([Axis(*axis) for axis in zip(sizes, s_strides, d_strides, strict=True)])
+    copy = Copy(dtypes.DTYPES[src.dtype].itemsize, s_start, d_start, axes)
+    _run_copy(dst.queue, widen(copy, alignment(src, dst)), src, dst)
+    return dst
+
+
+copy_block = planned("copy_block", _copy_block)
 
 
 def _strided_array(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> np.ndarray:

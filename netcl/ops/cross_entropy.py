@@ -12,7 +12,6 @@ import numpy as np
 
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, op
@@ -168,15 +167,10 @@ def _run_loss(kernel: str, p: LossProblem, operands: dict[str, Tensor], *args: A
 
 def _loss_kernel(queue: Any, kernel: str, p: LossProblem, dtypes: dict[str, str], spread: rows.Spread) -> Any:
     facts = (p.probabilities, p.log_probs, p.label_smoothing > 0, p.inner > 1, p.reduction != "none")
-    state = program.state(queue)
-    key = ("cross_entropy", kernel, spread, *facts, *dtypes.items())
-    found = state.get(key)
-    if found is None:
-        names = ("PROBABILITIES", "LOG_PROBS", "SMOOTHED", "STRIDED", "REDUCED")
-        defines = {"HAS_WEIGHT": int("W" in dtypes), **dict(zip(names, map(int, facts), strict=True))}
-        operands = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
-        found = state[key] = rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, operands, spread, defines)
-    return found
+    names = ("PROBABILITIES", "LOG_PROBS", "SMOOTHED", "STRIDED", "REDUCED")
+    defines = {"HAS_WEIGHT": int("W" in dtypes), **dict(zip(names, map(int, facts), strict=True))}
+    operands = {key: dtypes.get(key, dtypes["X"]) for key in ("X", "L", "W", "M", "G", "Y")}
+    return rows.row_kernel(queue, __file__, "cross_entropy.cl", kernel, operands, spread, defines)
 
 
 def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
 """``x[...]`` and ``x[...] = value`` with everything NumPy takes: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
 
-An index is read into a :class:`Plan`: strides for what is basic, and at most one gather of rows for all integer arrays and masks
+An index is read into a :class:`Selection`: strides for what is basic, and at most one gather of rows for all integer arrays and masks
 together. Reading is made of ops with gradients; writing is in place, and :mod:`netcl.autograd.in_place` records it.
 """
 
@@ -21,7 +21,7 @@ from netcl.ops.index import flat_nonzero, joined_index, put_flat
 from netcl.ops.movement import sum_to
 
 
-class Plan(NamedTuple):
+class Selection(NamedTuple):
     """What an index means for a tensor of a certain shape."""
 
     shape: tuple[int, ...]  # of x, with the axes that a mask covers joined into one
@@ -99,7 +99,7 @@ def _item_range(item: Any, size: int) -> range:
     return range(at % size, at % size + 1)
 
 
-def plan_of(x: Tensor, index: Any) -> Plan:
+def selection_of(x: Tensor, index: Any) -> Selection:
     """Read an index."""
     items = _spelled(index, x.ndim)
     advanced = any(_is_array(item) for item in items)
@@ -132,18 +132,18 @@ def plan_of(x: Tensor, index: Any) -> Plan:
     spread = bool(places) and places[-1] - places[0] != len(places) - 1
     if spread:
         layout = ["arrays", *(part for part in layout if part != "arrays")]
-    return Plan(tuple(shape), tuple(walks), tuple(arrays), spread, tuple(layout))
+    return Selection(tuple(shape), tuple(walks), tuple(arrays), spread, tuple(layout))
 
 
-def _takes_all(plan: Plan) -> bool:
-    return all(walk == range(n) for walk, n in zip(plan.walks, plan.shape, strict=True))
+def _takes_all(selected: Selection) -> bool:
+    return all(walk == range(n) for walk, n in zip(selected.walks, selected.shape, strict=True))
 
 
-def result_shape(plan: Plan, picked: Sequence[int] = ()) -> tuple[int, ...]:
+def result_shape(selected: Selection, picked: Sequence[int] = ()) -> tuple[int, ...]:
     """The shape of ``x[index]``; ``picked`` is that of its integer arrays."""
     sizes: list[int] = []
-    for part in plan.layout:
-        sizes.extend(picked if part == "arrays" else [1 if part is None else len(plan.walks[part])])
+    for part in selected.layout:
+        sizes.extend(picked if part == "arrays" else [1 if part is None else len(selected.walks[part])])
     return tuple(sizes)
 
 
@@ -160,24 +160,24 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     [5, 3, 1]
     """
     (x,) = launch.as_tensors("getitem", x)
-    plan = plan_of(x, index)
-    y = x if plan.shape == x.shape else F.reshape(x, plan.shape)
-    if not _takes_all(plan):
-        y = F.strided_slice(y, [_start(w) for w in plan.walks], [len(w) for w in plan.walks], [w.step for w in plan.walks])
-    if not plan.arrays:
-        shape = result_shape(plan)
+    selected = selection_of(x, index)
+    y = x if selected.shape == x.shape else F.reshape(x, selected.shape)
+    if not _takes_all(selected):
+        y = F.strided_slice(y, [_start(w) for w in selected.walks], [len(w) for w in selected.walks], [w.step for w in selected.walks])
+    if not selected.arrays:
+        shape = result_shape(selected)
         return y if y is not x and y.shape == shape else F.reshape(y, shape)
-    axes = [axis for axis, _ in plan.arrays]
+    axes = [axis for axis, _ in selected.arrays]
     if axes[-1] - axes[0] != len(axes) - 1:
         y = F.permute(y, [*axes, *(i for i in range(len(y.shape)) if i not in axes)])
         axes = list(range(len(axes)))
-    flat = joined_index("getitem", [(item, y.shape[axis]) for (_, item), axis in zip(plan.arrays, axes, strict=True)], x)
+    flat = joined_index("getitem", [(item, y.shape[axis]) for (_, item), axis in zip(selected.arrays, axes, strict=True)], x)
     rows = math.prod(y.shape[axes[0] : axes[-1] + 1])
     y = F.reshape(y, (*y.shape[: axes[0]], rows, *y.shape[axes[-1] + 1 :]))
     y = F.index_select(y, axes[0], F.reshape(flat, (flat.size,)))
-    if plan.spread and axes[0] != 0:
+    if selected.spread and axes[0] != 0:
         y = F.permute(y, [axes[0], *(i for i in range(len(y.shape)) if i != axes[0])])
-    return F.reshape(y, result_shape(plan, flat.shape))
+    return F.reshape(y, result_shape(selected, flat.shape))
 
 
 # ---- writing
@@ -207,11 +207,11 @@ def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     return broadcast_strides(sizes, shape)
 
 
-def block_of(plan: Plan) -> tuple[int, list[int]]:
+def block_of(selected: Selection) -> tuple[int, list[int]]:
     """Where the elements of a basic index lie: offset and strides in contiguous memory."""
-    strides = dense(plan.shape)
-    start = sum(_start(walk) * stride for walk, stride in zip(plan.walks, strides, strict=True))
-    return start, [0 if part is None else plan.walks[part].step * strides[part] for part in plan.layout]
+    strides = dense(selected.shape)
+    start = sum(_start(walk) * stride for walk, stride in zip(selected.walks, strides, strict=True))
+    return start, [0 if part is None else selected.walks[part].step * strides[part] for part in selected.layout]
 
 
 def _setitem_vjp(F: Any, g: Any, index: Any, value_shape: tuple[int, ...], needs: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -229,13 +229,13 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
 
     Gradients flow to the value and, at all other places, to what ``x`` was.
     """
-    plan = plan_of(x, index)
+    selected = selection_of(x, index)
     given = _written_value(x, value)
     x._changing()
     x.host_ref = None
-    if not plan.arrays:
-        shape = result_shape(plan)
-        copy_block(shape, given, 0, _broadcast(given, shape), x, *block_of(plan))
+    if not selected.arrays:
+        shape = result_shape(selected)
+        copy_block(shape, given, 0, _broadcast(given, shape), x, *block_of(selected))
         return x
     places = _index_places(x, index)
     whole = Tensor.empty(places.shape, x.dtype, queue=x.queue)

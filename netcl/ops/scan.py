@@ -39,17 +39,13 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
 
 def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
     check_double(name, queue, (source, target))
-    state = program.state(queue)
     index = index_type(n)
-    key = (name, "scan", source, target, compute, index, minimum)
-    if key not in state:
-        values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
-        is_nan = "isnan(x)" if compute in ("float", "double") else "0"
-        macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
-        macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n" + ("#define MINIMUM\n" if minimum else "")
-        text = f"{values}\n{macros}{_SOURCE.replace('INDEX_T', index)}"
-        state[key] = program.get(queue, text, "scan" if name == "cumsum" else "extreme")
-    return state[key]
+    values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
+    is_nan = "isnan(x)" if compute in ("float", "double") else "0"
+    macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
+    macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n" + ("#define MINIMUM\n" if minimum else "")
+    text = f"{values}\n{macros}{_SOURCE.replace('INDEX_T', index)}"
+    return program.get(queue, text, "scan" if name == "cumsum" else "extreme")
 
 
 def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:

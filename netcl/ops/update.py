@@ -27,6 +27,7 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote
 from netcl.engine import launch, opencl_text
 from netcl.engine.expression import c_name
+from netcl.engine.plan import plan_cache
 from netcl.engine.registry import names_read_by, parse
 from netcl.ops import views
 
@@ -36,7 +37,6 @@ GPU_LOCAL, GPU_WIDTH, GPU_BLOCK = 256, 4, 4096
 CPU_WIDTH = 16
 CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting one costs more; above, cores wait for the last
 NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
-PLANS = 256  # kept per context
 GOLDEN = 0.6180339887498949  # multiples of it, without their whole part, lie as evenly between 0 and 1 as any number's
 _WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|GIVEN|GUARD|BIND|NUMBERS|AHEAD|LOADS|LINES|STORES)\b")
 _HEADER = re.compile(r"\A(//[^\n]*\n)+")
@@ -103,7 +103,7 @@ COPY = Rule("copy", ("x", "y"), (), {"value": "y"}, {"x": "value"})
 CLAMP = Rule("clamp", ("x",), ("most",), {"clamped": "MIN(MAX(x, -most), most)"}, {"x": "clamped"})
 
 
-# ---- plans: which work-group works on what
+# ---- batches: which work-group works on what
 
 
 class Batch(NamedTuple):
@@ -114,7 +114,7 @@ class Batch(NamedTuple):
     groups: int
 
 
-class Plan(NamedTuple):
+class BatchedKernel(NamedTuple):
     """A kernel and its launches for tensors of given dtypes and shapes."""
 
     kernel: program.Kernel
@@ -173,19 +173,20 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return lambda values: (values[index],)
 
 
-def _plan(queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]) -> Plan:
-    """The plan for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
-    plans = program.state(queue).setdefault(("update", "plans"), {})
-    key = (*key, tuple([t.shape for t in roles[0]]))
-    plan = plans.get(key)
-    if plan is None:
-        if len(plans) >= PLANS:
-            plans.clear()
+def _batched(
+    queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
+) -> BatchedKernel:
+    """The kernel and its batches for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
+    key = ("update", *key, tuple([t.shape for t in roles[0]]))
+    try:
+        return queue._netcl_state["plans"][key]
+    except (AttributeError, KeyError):  # a new context, new tensors
         sizes = [t.size for t in roles[0]]
-        spread = _device_spread(queue, sum(sizes))
-        slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
-        plan = plans[key] = Plan(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
-    return plan
+    spread = _device_spread(queue, sum(sizes))
+    slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
+    made = BatchedKernel(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
+    plan_cache(queue)[key] = made
+    return made
 
 
 # ---- kernels
@@ -312,11 +313,11 @@ def _apply_opencl(
         rows, more = ([dtypes.DTYPES[name] for name in of] for of in (kinds, of_given))
         return _update_kernel(queue, rule, rows, more, spread, slots, {"FOLD": 0})
 
-    plan = _plan(queue, (rule, kinds, of_given), make, roles)
-    for done, batch in enumerate(plan.batches):
+    kernel, local, batches = _batched(queue, (rule, kinds, of_given), make, roles)
+    for done, batch in enumerate(batches):
         buffers = chain.from_iterable(map(batch.pick, roles))
         try:
-            plan.kernel(queue, batch.groups * plan.local, plan.local, *buffers, batch.blocks, *given, *scalars)
+            kernel(queue, batch.groups * local, local, *buffers, batch.blocks, *given, *scalars)
         except (DeviceError, OutOfMemoryError) as error:
             raise partly(error) if done else error from None
 
@@ -478,23 +479,23 @@ def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: f
 def _fold_opencl(name: str, tensors: Sequence[Tensor], kind: str, order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     queue, rule, real = tensors[0].queue, _FOLDS[name], dtypes.DTYPES[kind]
     defines = {"FOLD": 1, "MAXIMUM": int(name in _MAXIMA), "ORDER": _ENDS[name]}
-    plans = []
+    folds = []
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         same = [t for t in tensors if t.dtype == dtype]
 
         def make(spread: BlockSpread, slots: int, dtype: str = dtype) -> program.Kernel:
             return _update_kernel(queue, rule, [dtypes.DTYPES[dtype]], [real], spread, slots, defines)
 
-        plans.append((_plan(queue, (rule, dtype, kind), make, [same]), same))
-    count = sum(batch.groups for plan, _ in plans for batch in plan.batches)
+        folds.append((_batched(queue, (rule, dtype, kind), make, [same]), same))
+    count = sum(batch.groups for fold, _ in folds for batch in fold.batches)
     partial, total, factor = (Tensor.empty(shape, kind, queue=queue) for shape in ((max(count, 1),), (), ()))
     start = 0
-    for plan, same in plans:
-        for batch in plan.batches:
-            plan.kernel(queue, batch.groups * plan.local, plan.local, *batch.pick(same), batch.blocks, partial, start, order)
+    for (kernel, local, batches), same in folds:
+        for batch in batches:
+            kernel(queue, batch.groups * local, local, *batch.pick(same), batch.blocks, partial, start, order)
             start += batch.groups
-    plan = plans[0][0]
-    plan.kernel.program.kernel("finish")(queue, plan.local, plan.local, partial, total, factor, count, order, max_norm)
+    kernel, local, _ = folds[0][0]
+    kernel.program.kernel("finish")(queue, local, local, partial, total, factor, count, order, max_norm)
     return total, factor
 
 

@@ -118,19 +118,6 @@ def test_batchnorm(training, fuse_relu):
     assert answer.variant is expected
 
 
-def test_a_problem_is_decided_once(monkeypatch):
-    selector, decided = KernelSelector(GPU), []
-    decide = kernel_selector.decide
-    monkeypatch.setattr(kernel_selector, "decide", lambda problem: decided.append(problem) or decide(problem))
-    first = selector.select_matmul_kernel(64, 64, 64, "float32")
-    assert selector.select_matmul_kernel(64, 64, 64, "float") is first and len(decided) == 1
-    selector.select_matmul_kernel(64, 64, 64, "float16")
-    selector.select_matmul_kernel(64, 64, 64, "float32", trans_a=True)
-    assert len(decided) == 3
-    selector.clear_cache()
-    assert selector.select_matmul_kernel(64, 64, 64, "float32") == first and len(decided) == 4
-
-
 def test_measured_overrides_policy_and_registered_overrides_measured():
     selector, keys = KernelSelector(GPU), []
     measured = KernelConfig(KernelVariant.MATMUL_VECTORIZED, tile_m=7)
@@ -182,6 +169,6 @@ def test_answers_fit_the_device(target, limit, local):
 
 def test_the_process_wide_selector_answers_for_the_active_device(device):
     selector = kernel_selector.get_kernel_selector()
-    assert kernel_selector.select_matmul_config(2048, 2048, 2048) is selector.select_matmul_kernel(2048, 2048, 2048)
+    assert kernel_selector.select_matmul_config(2048, 2048, 2048) == selector.select_matmul_kernel(2048, 2048, 2048)
     expected = "IM2COL" if device.device_type == "cpu" else "WINOGRAD"
     assert kernel_selector.select_conv2d_config(8, 64, 56, 56, 64, 3, 3, 1, 1).variant.name == f"CONV2D_{expected}"

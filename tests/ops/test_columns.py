@@ -32,6 +32,10 @@ def operands(job, queue, rng, *more):
     return [Tensor.from_host(queue, rng.normal(size=shape).astype("f")) for shape in (*shapes[job.kind], *more)]
 
 
+def algorithm(job, queue, config):
+    return plans.algorithm_of(queue, job, config, handle_of(queue).profile)[0].name
+
+
 def exact(job, first, second):
     a, b = (t.to_host().astype(np.float64) for t in (first, second))
     if job.kind == plans.WEIGHT_GRAD:
@@ -57,7 +61,7 @@ def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
     first, second = operands(job, cl_queue, rng)
     want = exact(job, first, second)
     got = Tensor.empty(want.shape, queue=cl_queue)
-    plans.run(job, cl_queue, first, second, *(() if kind == plans.WEIGHT_GRAD else (second,)), got, config=CONFIG)
+    plans.run(job, cl_queue, first, second, got, CONFIG)
     np.testing.assert_allclose(got.to_host(), want, rtol=1e-5, atol=1e-4)
 
 
@@ -72,23 +76,23 @@ def test_it_ends_in_what_follows(cl_queue, rng, kind, case, bias):
     shape = job.g.y_shape if kind == plans.FORWARD else job.g.x_shape
     first, w, added, residual = operands(job, cl_queue, rng, (6,), shape)
     plain, got = Tensor.empty(shape, queue=cl_queue), Tensor.empty(shape, "float16", queue=cl_queue)
-    plans.run(job, cl_queue, first, w, added if bias else w, plain, config=CONFIG)
-    plans.plan(job._replace(finish=finish), cl_queue, CONFIG)(cl_queue, first, w, added if bias else w, got, residual, 0.5)
+    ends = {"bias": added if bias else None}
+    plans.run(job, cl_queue, first, w, plain, CONFIG, **ends)
+    plans.run(job._replace(finish=finish), cl_queue, first, w, got, CONFIG, **ends, residual=residual, scale=0.5)
     want = exact(job, first, w) + (added.to_host().reshape(1, -1, 1, 1) if bias else 0)
     np.testing.assert_allclose(plain.to_host(), want, rtol=1e-5, atol=1e-4)
     if bias:  # which is not scaled
-        plans.run(job._replace(bias=False), cl_queue, first, w, w, plain, config=CONFIG)
+        plans.run(job._replace(bias=False), cl_queue, first, w, plain, CONFIG)
         plain = Tensor.from_host(cl_queue, plain.to_host() * np.float32(0.5) + added.to_host().reshape(1, -1, 1, 1))
     np.testing.assert_array_equal(got.to_host(), apart(plain, finish, residual, 1 if bias else 0.5).to_host())
 
 
 def test_columns_that_are_too_large_are_not_made(cl_queue, monkeypatch):
     job = job_of(plans.FORWARD, (2, 4, 8, 8), (4, 4, 3, 3))
-    assert columns.has_room(job, handle_of(cl_queue).profile) and plans.plan(job, cl_queue, CONFIG).prepare is not None
+    assert columns.has_room(job, handle_of(cl_queue).profile) and algorithm(job, cl_queue, CONFIG) == "columns"
     monkeypatch.setattr(columns, "MOST_VALUES", 4 * 9 * 2 * 36 - 1)
     assert not columns.has_room(job, handle_of(cl_queue).profile)
-    other = dataclasses.replace(CONFIG, local_size_1d=64)  # a plan that was not made before
-    assert plans.plan(job, cl_queue, other).prepare is None
+    assert algorithm(job, cl_queue, CONFIG) != "columns"
 
 
 @pytest.fixture
@@ -129,4 +133,4 @@ def test_only_policy_is_overruled(cl_queue, monkeypatch, variant):
     job = job_of(plans.FORWARD, (1, 4, 9, 8), (4, 4, 3, 3), 2)
     named = KernelConfig(variant, extra={"tier": "simt"})
     by_policy = KernelConfig(variant, extra={"tier": "simt", "why": "a rule"})
-    assert plans.plan(job, cl_queue, named).prepare is None and plans.plan(job, cl_queue, by_policy).prepare is not None
+    assert algorithm(job, cl_queue, named) != "columns" and algorithm(job, cl_queue, by_policy) == "columns"

@@ -214,5 +214,5 @@ def test_the_policy_says_what_runs(cl_device, rng, launches):
 )
 def test_the_policy_for_reductions_on_gpus(cl_device, shape, kernel, local):
     gpu = dataclasses.replace(cl_device.profile, name="some GPU", device_type="gpu", max_compute_units=32, max_work_group_size=1024)
-    chosen = reduction.plan(reduction.Shape3(*shape), "float32", gpu)
+    chosen = reduction.fold_layout(reduction.Shape3(*shape), "float32", gpu)
     assert (chosen.kernel, chosen.local) == (kernel, local)

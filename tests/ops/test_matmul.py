@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from netcl.engine.algorithms import ALGORITHMS
 from netcl.engine.registry import REGISTRY
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import amx, build_matmul_kernel, cpu, gemm, mma, nvidia
-from netcl.ops.matmul.gemm import Extras, Product, plan_for
+from netcl.ops.matmul.gemm import Extras, Operands, Product
 
 RELU = Finish("float32", activation="relu")
 CONFIGS = tuple(config for algorithm in ALGORITHMS["matmul"] for config in algorithm.samples)
@@ -26,6 +27,18 @@ CONFIGS = tuple(config for algorithm in ALGORITHMS["matmul"] for config in algor
 
 def tensors(queue, *arrays, dtype=None):
     return [Tensor.from_host(queue, a, dtype) for a in arrays]
+
+
+@contextmanager
+def launched():
+    """The global sizes of all kernels that are launched inside the block."""
+    sizes = []
+    observer = lambda kernel, queue, size, *rest: sizes.append(size)  # noqa: E731
+    program.launch_observers.append(observer)
+    try:
+        yield sizes
+    finally:
+        program.launch_observers.remove(observer)
 
 
 def config_id(config: KernelConfig) -> str:
@@ -37,7 +50,7 @@ def variant(request, monkeypatch, cl_device):
     """The selector answers every product with this configuration."""
     if request.param.extra.get("tier") == mma.TIER:
         monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
-        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.TIER, "float32", mma.plan)):
+        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.TIER, "float32", mma.run)):
             pytest.skip("the device has no matrix units that netcl knows")
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: request.param if op == "matmul" else None)
     return request.param
@@ -86,11 +99,11 @@ def test_tiles_are_loaded_four_values_at_a_time(variant, trans_a, trans_b, dtype
 def test_a_product_with_few_blocks_is_split_along_k(cl_device, monkeypatch, rng):
     config = KernelConfig(KernelVariant.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"})
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: config)
-    p = Product(20, 30, 4000, False, False, "float32", "float32", "float32")
-    plan = plan_for(cl_device.queue, p)
-    assert len(plan.launches) == (2 if cl_device.profile.max_compute_units > 1 else 1)
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((20, 4000), (30, 4000), (30,)))
-    got = ops.linear(*tensors(cl_device.queue, a, b, bias), activation="relu").to_host()
+    x, w, added = tensors(cl_device.queue, a, b, bias)
+    with launched() as launches:
+        got = ops.linear(x, w, added, activation="relu").to_host()
+    assert len(launches) == (2 if cl_device.profile.max_compute_units > 1 else 1)
     np.testing.assert_allclose(got, np.maximum(a.astype(np.float64) @ b.T + bias, 0), rtol=1e-5, atol=1e-3)
 
 
@@ -114,11 +127,12 @@ def test_small_products_are_one_launch_on_a_gpu(cl_device, rng):
     m, n, k = 30, 50, 4100
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (n, k), (n,)))
     p = Product(m, n, k, False, True, "float32", "float32", "float32", "float32", RELU, aligned=True)
-    plan = gemm._tiles(cl_device.queue, p, POLICY, dataclasses.replace(cl_device.profile, **GPU))
-    assert len(plan.launches) == 1 and plan.launches[0].global_size >= 64 * 132
     left, right, bias_tensor = tensors(cl_device.queue, a, b, bias)
-    got = gemm.run(plan, cl_device.queue, left, right, Extras(RELU, bias_tensor), Tensor.empty((m, n), queue=cl_device.queue)).to_host()
-    np.testing.assert_allclose(got, np.maximum(a.astype(np.float64) @ b.T + bias, 0), rtol=1e-5, atol=1e-3)
+    t = Operands(left, right, Tensor.empty((m, n), queue=cl_device.queue), bias_tensor)
+    with launched() as launches:
+        gemm._tiles(cl_device.queue, p, POLICY, dataclasses.replace(cl_device.profile, **GPU), t)
+    assert len(launches) == 1 and math.prod(launches[0]) >= 64 * 132
+    np.testing.assert_allclose(t.out.to_host(), np.maximum(a.astype(np.float64) @ b.T + bias, 0), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
@@ -127,13 +141,13 @@ def test_a_product_with_fewer_tiles_than_cores_is_split_along_k(trans_a, trans_b
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))
     p = Product(m, n, k, trans_a, trans_b, "float32", "float32", "float32", "float32", RELU)
     many = dataclasses.replace(cl_device.profile, max_compute_units=64)
-    plan = cpu._panels(cl_device.queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED), many)
-    assert len(plan.launches) == 2
     left, right, bias_tensor = tensors(cl_device.queue, a, b, bias)
-    out = Tensor.empty((m, n), queue=cl_device.queue)
-    got = gemm.run(plan, cl_device.queue, left, right, Extras(RELU, bias_tensor), out).to_host()
+    t = Operands(left, right, Tensor.empty((m, n), queue=cl_device.queue), bias_tensor)
+    with launched() as launches:
+        cpu._panels(cl_device.queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED), many, t)
+    assert len(launches) == 2
     exact = (a.T if trans_a else a).astype(np.float64) @ (b.T if trans_b else b) + bias
-    np.testing.assert_allclose(got, np.maximum(exact, 0), rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(t.out.to_host(), np.maximum(exact, 0), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -383,8 +397,9 @@ def test_amx_products(terms, dtype, trans_a, trans_b, cl_device, rng):
     a.flat[3] = np.inf
     a, b = (Tensor.from_host(cl_device.queue, x, dtype) for x in (a, b))
     p = Product(m, n, k, trans_a, trans_b, dtype, dtype, "float32", "float32", RELU)
-    extras, out = Extras(RELU, Tensor.from_host(cl_device.queue, bias)), Tensor.empty((m, n), queue=cl_device.queue)
-    got = gemm.run(amx.plan(cl_device.queue, p, terms, 2), cl_device.queue, a, b, extras, out).to_host()
+    t = Operands(a, b, Tensor.empty((m, n), queue=cl_device.queue), Tensor.from_host(cl_device.queue, bias))
+    amx.run(cl_device.queue, p, t, terms, 2)
+    got = t.out.to_host()
     left, right = (x.to_host().astype(np.float64) for x in (a, b))
     with np.errstate(invalid="ignore"):
         exact = (left.T if trans_a else left) @ (right.T if trans_b else right) + bias

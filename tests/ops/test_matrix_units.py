@@ -15,6 +15,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, set_matmul_p
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
+from netcl.engine.plan import command_list
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, mma, nvidia, wgmma
 from netcl.ops.matmul.gemm import Extras, Product
@@ -40,7 +41,7 @@ def ampere(cl_device, allowed, monkeypatch):
 def units(cl_device, allowed):
     """A queue whose device has matrix units that work."""
     for dtype in ("float32", "bfloat16", "float16"):
-        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.TIER, dtype, mma.plan)):
+        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.TIER, dtype, mma.run)):
             pytest.skip("the device has no matrix units that netcl knows")
     return cl_device.queue
 
@@ -75,20 +76,22 @@ def test_the_switch_forbids(ampere, monkeypatch, cl_device):
 def test_a_tier_is_trusted_only_after_a_right_product(cl_device):
     asked = []
 
-    def right(queue, p):
+    def right(queue, p, t):
         asked.append(p)
-        return gemm.plan_for(queue, p, SIMT)
+        gemm.multiply(queue, p, t, SIMT)
 
-    def wrong(queue, p):
-        return gemm.plan_for(queue, dataclasses.replace(p, k=p.k - 4), SIMT)
+    def wrong(queue, p, t):
+        gemm.multiply(queue, dataclasses.replace(p, k=p.k - 4), t, SIMT)
 
-    def refused(queue, p):
+    def refused(queue, p, t):
         raise KernelBuildError("[build] no")
 
     state = program.state(cl_device.queue)
     recording.start(object())  # which knows nothing of what a recorder is told: a step does not record the check
     try:
-        assert nvidia.trusted(cl_device.queue, "right", "float32", right) and nvidia.trusted(cl_device.queue, "right", "float32", right)
+        planning = command_list(cl_device.queue, ())  # the check itself is no part of the plan that is being made
+        assert nvidia.trusted(planning, "right", "float32", right) and nvidia.trusted(cl_device.queue, "right", "float32", right)
+        assert not planning.commands
         assert len(asked) == 1
         assert not nvidia.trusted(cl_device.queue, "wrong", "float32", wrong)
         assert not nvidia.trusted(cl_device.queue, "refused", "float32", refused)
@@ -143,10 +146,26 @@ def test_blocks_fit_what_every_such_device_has(tile):
 
 @pytest.fixture
 def sources(monkeypatch):
-    """Plans can be made, and nothing is compiled."""
-    monkeypatch.setattr(gemm, "compiled", lambda queue, file, name, p, *rest, **macros: SimpleNamespace(name=name, p=p, macros=macros))
-    monkeypatch.setattr(launch, "kernel", lambda queue, module, file, name, *rest: SimpleNamespace(name=name))
-    return SimpleNamespace(device=SimpleNamespace(max_compute_units=132))
+    """Runs a product over letters, without compiling anything; gives the launches."""
+    launches = []
+
+    def kernel(name, **facts):
+        def launched(queue, size, local, *args):
+            buffers, numbers = "".join(x for x in args if isinstance(x, str)), tuple(x for x in args if not isinstance(x, str))
+            launches.append(SimpleNamespace(name=name, buffers=buffers, numbers=numbers, **facts))
+
+        return launched
+
+    monkeypatch.setattr(gemm, "compiled", lambda queue, file, name, p, *rest, **macros: kernel(name, p=p, macros=macros))
+    monkeypatch.setattr(launch, "kernel", lambda queue, module, file, name, *rest: kernel(name))
+
+    def run(p, *tile):
+        launches.clear()
+        operands = SimpleNamespace(a="a", b="b", out="c", end=("d", "r", "c"), scale=1, sums=lambda count: "p")
+        mma.run(SimpleNamespace(device=SimpleNamespace(max_compute_units=132)), p, operands, *tile)
+        return list(launches)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -161,17 +180,16 @@ def sources(monkeypatch):
     ],
 )
 def test_operands_are_written_out_only_where_they_must_be(p, names, letters, sources):
-    plan = mma.plan(sources, p, mma.best(p, 1)[0]._replace(splits=1))
-    assert [step.kernel.name for step in plan.launches] == names
-    assert plan.launches[-1].buffers == letters and (plan.packed > 0) == ("pad_lines" in names)
+    launches = sources(p, mma.best(p, 1)[0]._replace(splits=1))
+    assert [step.name for step in launches] == names and launches[-1].buffers == letters
 
 
 def test_what_is_written_out_lies_one_after_the_other(sources):
     """A broadcast operand once; values of 16 bits are counted as half of those that the memory is made of."""
     p = product_of(5, 3, 7, "bfloat16", batch=(2, 3), a_strides=(105, 35), b_strides=(0, 0))
-    a, b, main = mma.plan(sources, p, mma.TILES[2][-1]).launches
-    assert a.args == (7, 8, 5, 3, 105, 35, 0, 6 * 5 * 8) and b.args == (3, 8, 7, 1, 0, 0, 6 * 5 * 8, 7 * 8)
-    lda, ldb, batch1, strides, first = main.args[3], main.args[4], main.args[6], main.args[7:11], main.args[11]
+    a, b, main = sources(p, mma.TILES[2][-1])
+    assert a.numbers == (7, 8, 5, 3, 105, 35, 0, 6 * 5 * 8) and b.numbers == (3, 8, 7, 1, 0, 0, 6 * 5 * 8, 7 * 8)
+    lda, ldb, batch1, strides, first = main.numbers[3], main.numbers[4], main.numbers[6], main.numbers[7:11], main.numbers[11]
     assert (lda, ldb, batch1, strides, first) == (8, 8, 3, (120, 40, 0, 0), 240)
 
 
@@ -180,10 +198,10 @@ def test_precision_decides_how_float32_is_split(sources):
     try:
         for precision, terms in (("highest", 2), ("high", 2), ("medium", 1)):
             set_matmul_precision(precision)
-            assert mma.plan(sources, p).launches[-1].kernel.macros["TERMS"] == terms
+            assert sources(p)[-1].macros["TERMS"] == terms
     finally:
         set_matmul_precision("highest")
-    assert mma.plan(sources, product_of(64, 64, 64, "float16")).launches[-1].kernel.macros["TERMS"] == 1
+    assert sources(product_of(64, 64, 64, "float16"))[-1].macros["TERMS"] == 1
 
 
 def test_a_tuner_is_offered_the_tiles(ampere):

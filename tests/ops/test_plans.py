@@ -7,9 +7,10 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import ops
+from netcl.core import env
 from netcl.core.device import CPUQueue
 from netcl.core.errors import ShapeError
-from netcl.core.kernel_selector import set_matmul_precision
+from netcl.core.kernel_selector import clear_cache, reload_environment, set_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import DeferredTensor, Tensor
@@ -76,19 +77,21 @@ def test_what_a_call_is_told_makes_its_kind(cl_device, made):
 
 
 def test_a_switch_reaches_calls_that_were_planned_or_replayed(cl_device, made, monkeypatch):
-    x, w, planned, plan = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans._launch_of
-    monkeypatch.setattr(plans, "_launch_of", lambda job, *rest: planned.append(job.kind) or plan(job, *rest))
+    x, w, planned, choose = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans.algorithm_of
+    monkeypatch.setattr(plans, "algorithm_of", lambda queue, job, *rest: planned.append(job.kind) or choose(queue, job, *rest))
     step = compiled(lambda x: ops.conv2d(x, w))
     for turn, switch in enumerate("0101", 1):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
+        reload_environment()
         for _ in range(4):
             ops.conv2d(x, w)
         assert len(planned) == turn
     for turn, switch in enumerate("01", 5):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
+        reload_environment()
         for _ in range(5):
             step(x)
-        assert len(planned) == turn and len(step.graphs) == 1
+        assert len(planned) == turn and len(step.graphs) == turn - 4
 
 
 @pytest.mark.parametrize(
@@ -100,15 +103,23 @@ def test_a_switch_reaches_calls_that_were_planned_or_replayed(cl_device, made, m
     ],
 )
 def test_a_switch_reaches_products_that_were_planned_or_replayed(cl_device, made, monkeypatch, name, values):
-    x, w, planned, plan_for = given(cl_device, 3, 5), given(cl_device, 5, 4), [], gemm.plan_for
-    monkeypatch.setattr(gemm, "plan_for", lambda *args: planned.append(1) or plan_for(*args))
+    x, w, planned, choose = given(cl_device, 3, 5), given(cl_device, 5, 4), [], gemm.chosen
+    monkeypatch.setattr(gemm, "chosen", lambda *args: planned.append(1) or choose(*args))
     step = compiled(lambda x: ops.matmul(x, w))
     for turn, value in enumerate(values, 1):
         monkeypatch.setenv(name, value)
+        reload_environment()
         for _ in range(5):
             ops.matmul(x, w) if turn < 3 else step(x)
         assert len(planned) == turn
-    assert len(step.graphs) == 1
+    assert len(step.graphs) == 2
+
+
+def test_a_warm_call_reads_no_variable(cl_device, made, monkeypatch):
+    x, w, image, filters = given(cl_device, 3, 5), given(cl_device, 5, 4), given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3)
+    ops.matmul(x, w), ops.conv2d(image, filters)
+    monkeypatch.setattr(env.Variable, "read", lambda self: pytest.fail(f"{self.name} is read"))
+    ops.matmul(x, w), ops.conv2d(image, filters)
 
 
 def test_results_of_several_kinds_of_memory_stay_apart(cl_device, made):
@@ -145,6 +156,14 @@ def test_a_new_precision_is_a_new_kind(cl_device, made):
     finally:
         set_matmul_precision("highest")
     assert made == ["matmul"] * 2
+
+
+def test_a_cleared_selector_plans_anew(cl_device, made):
+    x = given(cl_device, 4, 6)
+    for _ in range(2):
+        ops.sum(x, axis=1), ops.sum(x, axis=1)
+        clear_cache()
+    assert made == ["fold"] * 2
 
 
 def test_who_watches_launches_sees_them(cl_device, made):

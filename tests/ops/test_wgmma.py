@@ -13,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, nvidia, wgmma
-from netcl.ops.matmul.gemm import Extras, Product
+from netcl.ops.matmul.gemm import Extras, Operands, Product
 
 GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
 SIDES = [(False, False), (False, True), (True, False), (True, True)]
@@ -148,15 +148,21 @@ def test_instructions_name_all_their_sums(dtype, tile, sides):
 
 @pytest.mark.parametrize("splits", [1, 3])
 def test_as_many_groups_as_there_are_processors(splits, monkeypatch):
-    monkeypatch.setattr(gemm, "compiled", lambda queue, file, name, p, *rest, **macros: SimpleNamespace(name=name, p=p, macros=macros))
+    launches, sums = [], []
+
+    def compiled(queue, file, name, p, *rest, **macros):
+        return lambda queue, *launch: launches.append(SimpleNamespace(name=name, p=p, macros=macros, sizes=launch[:2], scale=launch[-1]))
+
+    monkeypatch.setattr(gemm, "compiled", compiled)
     queue = SimpleNamespace(device=SimpleNamespace(max_compute_units=132))
+    operands = SimpleNamespace(a="a", b="b", end=("d", "r", "c"), scale=0.5, sums=lambda count: sums.append(count) or "s")
     p = product_of(4096, 4096, 4096, "bfloat16", bias="float32")
-    plan = wgmma.plan(queue, p, wgmma.TILES[2][0]._replace(splits=splits))
-    first = plan.launches[0]
-    assert (first.global_size, first.local_size) == (132 * 384, 384)
-    assert [step.kernel.name for step in plan.launches] == ["gemm_wgmma", "add_parts"][: 1 if splits == 1 else 2]
-    assert first.kernel.p.c == ("bfloat16" if splits == 1 else "float32") and first.ends == (splits == 1)
-    assert first.kernel.macros["C_WIDTH"] == (4 if splits == 1 else 2) and plan.sums == (0 if splits == 1 else 3 * 4096 * 4096)
+    wgmma.run(queue, p, operands, wgmma.TILES[2][0]._replace(splits=splits))
+    first = launches[0]
+    assert first.sizes == (132 * 384, 384)
+    assert [step.name for step in launches] == ["gemm_wgmma", "add_parts"][: 1 if splits == 1 else 2]
+    assert first.p.c == ("bfloat16" if splits == 1 else "float32") and first.scale == (0.5 if splits == 1 else 1)
+    assert first.macros["C_WIDTH"] == (4 if splits == 1 else 2) and sums == ([] if splits == 1 else [3 * 4096 * 4096])
 
 
 # ---- what they give
@@ -176,8 +182,11 @@ def test_products(dtype, tile, trans_a, trans_b, splits, units, rng, exact_produ
     a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
     finish = Finish(dtype, activation="relu", result="float32")
     extras = Extras(finish, Tensor.from_host(units, bias))
-    plan = wgmma.plan(units, gemm._product_of(a, b, trans_a, trans_b, extras.bias, finish, False), tile._replace(splits=splits))
-    results = [gemm.run(plan, units, a, b, extras, Tensor.empty((m, n), queue=units)).to_host() for _ in range(5)]
+    p, results = gemm._product_of(a, b, trans_a, trans_b, extras.bias, finish, False), []
+    for _ in range(5):
+        t = Operands(a, b, Tensor.empty((m, n), queue=units), extras.bias)
+        wgmma.run(units, p, t, tile._replace(splits=splits))
+        results.append(t.out.to_host())
     exact = exact_product(a, b, trans_a, trans_b) + bias
     exact = np.where(exact < 0, 0, exact)
     finite = np.isfinite(exact)
@@ -192,11 +201,11 @@ def test_batches_with_strides(dtype, units, rng, exact_product):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32), dtype) for shape in ((3, 4, 136, 40), (4, 40, 72)))
     exact = exact_product(a, b, False, False)
     for tile in wgmma.TILES[4 if dtype == "float32" else 2][1:3]:
-        plan = wgmma.plan(units, gemm._product_of(a, b, False, False, None, Finish(dtype), False), tile)
-        got = gemm.run(plan, units, a, b, None, Tensor.empty((3, 4, 136, 72), dtype, queue=units)).to_host()
-        np.testing.assert_allclose(got, exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
+        t = Operands(a, b, Tensor.empty((3, 4, 136, 72), dtype, queue=units))
+        wgmma.run(units, gemm._product_of(a, b, False, False, None, Finish(dtype), False), t, tile)
+        np.testing.assert_allclose(t.out.to_host(), exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
 
 
 def test_the_tier_is_trusted(units):
     for dtype in ("float32", "bfloat16", "float16"):
-        assert nvidia.trusted(units, wgmma.TIER, dtype, wgmma.plan)
+        assert nvidia.trusted(units, wgmma.TIER, dtype, wgmma.run)

@@ -43,7 +43,7 @@ def shapes_of(job):
 def run(job, queue, first, second):
     a, b = (Tensor.from_host(queue, array.astype(np.float32)) for array in (first, second))
     result = Tensor.empty(shapes_of(job)[2], "float32", queue=queue)
-    plans.run(job, queue, a, b, *(() if job.kind == plans.WEIGHT_GRAD else (b,)), result, config=CONFIG)
+    plans.run(job, queue, a, b, result, CONFIG)
     return result.to_host()
 
 
@@ -95,9 +95,9 @@ def test_it_ends_in_what_follows(cl_queue, rng, finish):
     shapes = (*shapes_of(job)[:2], (4,), job.g.y_shape)
     x, w, bias, residual = (Tensor.from_host(cl_queue, rng.normal(size=shape).astype("f")) for shape in shapes)
     plain, got = Tensor.empty(job.g.y_shape, queue=cl_queue), Tensor.empty(job.g.y_shape, finish.stored, queue=cl_queue)
-    plans.run(job, cl_queue, x, w, bias, plain, config=CONFIG)
+    plans.run(job, cl_queue, x, w, plain, CONFIG, bias=bias)
     added = residual if finish.residual else None
-    plans.plan(job._replace(finish=finish), cl_queue, CONFIG)(cl_queue, x, w, bias, got, added)
+    plans.run(job._replace(finish=finish), cl_queue, x, w, got, CONFIG, bias=bias, residual=added)
     np.testing.assert_array_equal(got.to_host(), apart(plain, finish, added, 1).to_host())
 
 

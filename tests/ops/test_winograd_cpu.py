@@ -37,7 +37,7 @@ def run(job, queue, *arrays, **extra):
     assert job.filters <= THIN or winograd_cpu.suits(job, config, handle_of(queue).profile)
     first, second, *bias = (Tensor.from_host(queue, array) for array in arrays)
     result = Tensor.empty(job.g.x_shape if job.kind == plans.INPUT_GRAD else job.g.y_shape, queue=queue)
-    plans.run(job, queue, first, second, *(bias or [second]), result, config=config)
+    plans.run(job, queue, first, second, result, config, bias=bias[0] if bias else None)
     return result.to_host()
 
 
@@ -118,7 +118,7 @@ def weight_grad(job, queue, x, dy, **extra):
     config = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1, **extra})
     assert winograd_grads.suits(job, config, handle_of(queue).profile)
     result = Tensor.empty(job.g.w_shape, queue=queue)
-    plans.run(job, queue, Tensor.from_host(queue, x), Tensor.from_host(queue, dy), result, config=config)
+    plans.run(job, queue, Tensor.from_host(queue, x), Tensor.from_host(queue, dy), result, config)
     return result.to_host()
 
 

@@ -75,7 +75,7 @@ def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
     if chosen is not None:
         return chosen
     algorithm = next(a for a in algorithms.ALGORITHMS["attention"] if a.answers(None, profile))
-    return algorithm.plan(q.queue, sizes, q.dtype == "float64", profile)
+    return algorithm.run(q.queue, sizes, q.dtype == "float64", profile)
 
 
 algorithms.add(

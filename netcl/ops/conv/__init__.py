@@ -9,9 +9,8 @@ from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.ops.conv import arrays, columns, plans
-from netcl.ops.conv.ending import Ending
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
-from netcl.ops.finish import Finish, activation_vjp, apart
+from netcl.ops.finish import Finish, activation_vjp
 from netcl.ops.images import for_image, from_signal, to_signal
 from netcl.ops.matmul.gemm import Extras
 
@@ -43,24 +42,16 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
-    """:func:`conv2d` and what follows it, in one kernel where the kernel can; OpenCL devices."""
+    """:func:`conv2d` and what follows it in one kernel; OpenCL devices."""
     finish, bias, residual, scale = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:
         return y
-    inputs = (x, w, w if bias is None else bias)
-    job = plans.Job(plans.FORWARD, g, x.dtype, bias is not None)
     relu = finish == Finish(x.dtype, activation="relu")
-    if scale == 1 and (relu or finish.plain):
-        plans.run(job._replace(relu=relu), x.queue, *inputs, y)
-        return y
-    launched = plans.plan(job._replace(finish=finish), x.queue)
-    if isinstance(launched, Ending):
-        launched(x.queue, *inputs, y, residual, scale)
-        return y
-    y = Tensor.empty(g.y_shape, x.dtype, queue=x.queue)
-    plans.run(job, x.queue, *inputs, y)
-    return apart(y, finish, residual, scale)
+    late = None if scale == 1 and (relu or finish.plain) else finish
+    job = plans.Job(plans.FORWARD, g, x.dtype, bias is not None, relu and late is None, late)
+    plans.run(job, x.queue, x, w, y, bias=bias, residual=residual, scale=scale)
+    return y
 
 
 def _backward(dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
@@ -68,7 +59,7 @@ def _backward(dy: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor
         return launch.run_cpu(arrays.input_grad, dy, w, bias, g=g)
     dx = Tensor.empty(g.x_shape, dy.dtype, queue=dy.queue)
     if dx.size:
-        plans.run(plans.Job(plans.INPUT_GRAD, g, dy.dtype, bias is not None), dy.queue, dy, w, w if bias is None else bias, dx)
+        plans.run(plans.Job(plans.INPUT_GRAD, g, dy.dtype, bias is not None), dy.queue, dy, w, dx, bias=bias)
     return dx
 
 

@@ -11,9 +11,8 @@ windows that see it. Writing and reading them pays where products run on matrix 
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment, dense, take_block
 from netcl.ops.conv import ending, winograd
 from netcl.ops.conv.geometry import Geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Operands
 from netcl.ops.matmul import gemm, nvidia
 
 V = KernelVariant
@@ -165,83 +164,67 @@ def _pixel_count(g: Geometry) -> int:
     return g.n * g.oh * g.ow
 
 
-# ---- convolutions: plans
+# ---- convolutions: launches
 
 
 @ending.widened
-def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """The launches of a convolution or a gradient."""
     if _apart(job) and job.kind == FORWARD:
-        return _by_product(job, queue, lambda queue, x, w: (w, _columns(x, job.g, together=False)))
-    if _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:
-        return _by_product(job, queue, lambda queue, dy, w: (_turned(w, job.g), dy))
-    return {FORWARD: _forward_columns, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _columns_weight_grad}[job.kind](job, queue)
+        _by_product(job, queue, t, t.weight, _columns(t.source, job.g, together=False))
+    elif _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:
+        _by_product(job, queue, t, _turned(t.weight, job.g), t.source)
+    else:
+        {FORWARD: _forward_columns, INPUT_GRAD: _input_grad, WEIGHT_GRAD: _columns_weight_grad}[job.kind](job, queue, t)
 
 
 _SAMPLE = KernelConfig(V.CONV2D_IM2COL, extra={"tier": "simt"})
 algorithms.add(
     "conv2d", "columns", "columns.cl", "strided float32 convolutions, where products run on matrix units: one over unfolded windows",
-    "cases_h200.json: conv 3x3/2 128x128x16x16 to 256 weight gradient", plan, device="gpu",
+    "cases_h200.json: conv 3x3/2 128x128x16x16 to 256 weight gradient", run, device="gpu",
     when=suits, configurations=lambda problem: [_SAMPLE], samples=(_SAMPLE,),
     probe=lambda queue, job, config: job.variant(config) is V.CONV2D_IM2COL or pays(queue, job, handle_of(queue).profile),
 )  # fmt: skip
 
 
-def _by_product(job: Job, queue: Any, operands: Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]]) -> Launch:
-    """One that is a product of ``operands(queue, source, weight)``, which ends in what follows."""
-    end = job.ending
-    multiply = _aligned_products(queue, replace(columns_product(job), c=end.stored, finish=end, scaled=job.finish is not None))
-
-    def multiplied(queue: Any, size: Any, local: Any, a: Tensor, b: Tensor, bias: Tensor, added: Tensor, y: Tensor, scale: float) -> None:
-        gemm.run(multiply(alignment(a, b) == 16), queue, a, b, gemm.Extras(end, None, added, scale), y)
-
-    return ending.Ending(multiplied, None, None, (), operands)
+def _by_product(job: Job, queue: Any, t: Operands, a: Tensor, b: Tensor) -> None:
+    """One that is a product, which ends in what follows."""
+    p = replace(columns_product(job), c=job.ending.stored, finish=job.ending, scaled=job.finish is not None)
+    _multiply(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
 
 
-def _forward_columns(job: Job, queue: Any) -> Launch:
+def _forward_columns(job: Job, queue: Any, t: Operands) -> None:
     g, pixels = job.g, job.g.oh * job.g.ow
-    multiply = _aligned_products(queue, columns_product(job))
+    cols, y = _columns(t.source, g), t.room(g.f, _pixel_count(g), dtype=job.dtype)
+    _multiply(queue, columns_product(job), gemm.Operands(t.weight, cols, y))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
     each, size, local = _grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
-
-    def sums(queue: Any, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        y = Tensor.empty((g.f, _pixel_count(g)), job.dtype, queue=queue)
-        return (gemm.run(multiply(alignment(w) == 16), queue, w, _columns(x, g), None, y),)
-
-    return ending.Ending(outputs, size, local, (g.n, g.f, pixels), sums)
+    outputs(queue, size, local, y, *t.end, g.n, g.f, pixels, t.scale)
 
 
-def _input_grad(job: Job, queue: Any) -> Launch:
+def _input_grad(job: Job, queue: Any, t: Operands) -> None:
     g, apart = job.g, _apart(job)
-    multiply = _aligned_products(queue, columns_product(job))
+    source, cols = t.source if apart else _filters_first(t.source, g), t.room(g.c * g.taps, _pixel_count(g), dtype=job.dtype)
+    _multiply(queue, columns_product(job), gemm.Operands(_turned(t.weight, g), source, cols))
     each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
     outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
-
-    def columns(queue: Any, dy: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        source, cols = dy if apart else _filters_first(dy, g), Tensor.empty((g.c * g.taps, _pixel_count(g)), job.dtype, queue=queue)
-        return (gemm.run(multiply(alignment(source) == 16), queue, _turned(w, g), source, None, cols),)
-
-    return ending.Ending(outputs, size, local, _window_numbers(g, together=not apart), columns)
+    outputs(queue, size, local, cols, *t.end, *_window_numbers(g, together=not apart), t.scale)
 
 
-def _columns_weight_grad(job: Job, queue: Any) -> Launch:
+def _columns_weight_grad(job: Job, queue: Any, t: Operands) -> None:
     g, apart = job.g, _apart(job)
-    multiply = _aligned_products(queue, columns_product(job))
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        source, cols = dy if apart else _filters_first(dy, g), _columns(x, g, together=not apart)
-        parts = Tensor.empty((g.n, dw.size), job.dtype, queue=queue) if apart else dw
-        gemm.run(multiply(alignment(source, cols) == 16), queue, source, cols, None, parts)
-        if apart:
-            add_splits(parts, dw)
-
-    return go
+    source, cols = t.weight if apart else _filters_first(t.weight, g), _columns(t.source, g, together=not apart)
+    parts = t.room(g.n, t.result.size, dtype=job.dtype) if apart else t.result
+    _multiply(queue, columns_product(job), gemm.Operands(source, cols, parts))
+    if apart:
+        add_splits(parts, t.result)
 
 
-def _aligned_products(queue: Any, p: gemm.Product) -> Callable[[bool], gemm.Plan]:
-    """A product by whether its operands begin at multiples of 16 bytes: a caller's own may not."""
-    return functools.cache(lambda placed: gemm.plan_for(queue, replace(p, placed=placed, aligned=p.aligned and placed)))
+def _multiply(queue: Any, p: gemm.Product, t: gemm.Operands) -> None:
+    """A product whose operands may be a caller's own, which need not begin at multiples of 16 bytes."""
+    placed = alignment(t.a, t.b) == 16
+    gemm.multiply(queue, replace(p, placed=placed, aligned=p.aligned and placed), t)
 
 
 def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:

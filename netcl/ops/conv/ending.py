@@ -3,65 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.opencl_text import loose_halves
-from netcl.ops.conv.job import INPUT_GRAD, Job, Launch
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands
 from netcl.ops.pointwise import cast
 
 
-@dataclass(frozen=True)
-class Ending:
-    """The launch of such a kernel: ``prepare`` makes of source and weights what it reads, ``widen`` is what they are cast to before."""
-
-    kernel: Callable[..., None]
-    size: Any
-    local: Any
-    numbers: tuple[int, ...]
-    prepare: Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]] | None = None
-    widen: str = ""
-
-    def __call__(
-        self, queue: Any, source: Tensor, weight: Tensor, bias: Tensor, result: Tensor, residual: Tensor | None = None, scale: float = 1
-    ) -> None:
-        if self.widen:
-            absent = bias is weight
-            source, weight = cast(source, self.widen), cast(weight, self.widen)
-            bias = weight if absent else cast(bias, self.widen)
-        read = (source, weight) if self.prepare is None else self.prepare(queue, source, weight)
-        added = result if residual is None else residual
-        self.kernel(queue, self.size, self.local, *read, bias, added, result, *self.numbers, scale)
-
-
-def widened(plan: Callable[..., Launch]) -> Callable[..., Launch]:
-    """A plan for every dtype, of one for the type sums are kept in.
+def widened(run: Callable[..., None]) -> Callable[..., None]:
+    """An algorithm for every dtype, of one for the type sums are kept in.
 
     Half and bfloat16 are storage only there: a pass widens them, and the kernels know one type. Results are rounded as they are stored,
     or in one pass more where the kernel cannot.
     """
 
-    def make(queue: Any, job: Job, config: Any, profile: Any) -> Launch:
-        go = plan(queue, job.wide, config, profile)
+    def wide(queue: Any, job: Job, config: Any, profile: Any, t: Operands) -> None:
         if job.dtype == job.accumulator:
-            return go
-        if isinstance(go, Ending):
-            return replace(go, widen=job.accumulator)
+            return run(queue, job, config, profile, t)
+        source, weight = cast(t.source, job.accumulator), cast(t.weight, job.accumulator)
+        if job.kind == WEIGHT_GRAD:
+            exact = t.room(*t.result.shape, dtype=job.accumulator)
+            run(queue, job.wide, config, profile, Operands(source, weight, exact))
+            cast(exact, job.dtype, out=t.result)
+        else:
+            bias = None if t.bias is None else cast(t.bias, job.accumulator)
+            run(queue, job.wide, config, profile, t._replace(source=source, weight=weight, bias=bias))
 
-        def wide(queue: Any, *tensors: Tensor) -> None:
-            *inputs, result = tensors
-            known = {id(t): cast(t, job.accumulator) for t in inputs}
-            exact = Tensor.empty(result.shape, job.accumulator, queue=queue)
-            go(queue, *(known[id(t)] for t in inputs), exact)
-            cast(exact, job.dtype, out=result)
-
-        return wide
-
-    return make
+    return wide
 
 
 def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:

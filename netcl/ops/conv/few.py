@@ -1,4 +1,4 @@
-"""The plans of ``filters.cl`` and ``pixels.cl``: convolutions on CPUs with so few filters or channels that unfolding would cost as much
+"""``filters.cl`` and ``pixels.cl``: convolutions on CPUs with so few filters or channels that unfolding would cost as much
 as the product. Which of the two, with which tiles, and how many lines of results are a work-group's share."""
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
-from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
-from netcl.ops.conv.ending import Ending, widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch, named
+from netcl.ops.conv.ending import widened
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands, named
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
@@ -98,10 +97,11 @@ def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 
 
 @widened
-def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     share = pixel_share(job, _lanes(job, config, profile), profile)
     kernel = ending.kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
-    return Ending(kernel, (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups), None, (*job.sizes, share.lines))
+    size = (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups)
+    kernel(queue, size, None, t.source, t.weight, *t.end, *job.sizes, share.lines, t.scale)
 
 
 # ---- filters in the lanes
@@ -154,38 +154,30 @@ def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 
 
 @widened
-def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     share = filter_share(job, _lanes(job, config, profile), profile)
     blocks = -(-job.filters // share.width)
     if job.kind == WEIGHT_GRAD:
-        return _filter_gradients(queue, job, share, blocks, profile)
+        return _filter_gradients(queue, job, share, blocks, profile, t)
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
     names = ("pack_filters", "conv_filters")
     pack, multiply = (ending.kernel(queue, job, f"{BEFORE} filters.cl", name, share.tiles) for name in names)
-
-    def packed(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        made = Tensor.empty((n * g.taps * share.width,), job.accumulator, queue=queue)
-        pack(queue, (n,), None, weight, made, c, m, g.taps, blocks)
-        return source, made
-
-    return Ending(multiply, size, None, (*job.sizes, share.lines, share.pixels), packed)
+    packed = t.room(n * g.taps * share.width, dtype=job.accumulator)
+    pack(queue, (n,), None, t.weight, packed, c, m, g.taps, blocks)
+    multiply(queue, size, None, t.source, packed, *t.end, *job.sizes, share.lines, share.pixels, t.scale)
 
 
-def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile) -> Launch:
+def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile, t: Operands) -> None:
     g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
     splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * profile.max_compute_units)
     multiply, collect = (
         launch.kernel(queue, __file__, f"{BEFORE} filters.cl", name, {}, {"REAL": job.compute, "PART": 2, **share.tiles})
         for name in ("filter_gradients", "collect_filters")
     )
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        parts = Tensor.empty((splits * g.groups * blocks * weights * share.width,), job.accumulator, queue=queue)
-        multiply(queue, (splits, blocks, g.groups), None, x, dy, parts, *job.sizes, share.lines)
-        collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, dw, m, blocks, weights, splits)
-
-    return go
+    parts = t.room(splits * g.groups * blocks * weights * share.width, dtype=job.accumulator)
+    multiply(queue, (splits, blocks, g.groups), None, t.source, t.weight, parts, *job.sizes, share.lines)
+    collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, t.result, m, blocks, weights, splits)
 
 
 _named = partial(named, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")

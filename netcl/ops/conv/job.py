@@ -1,19 +1,18 @@
-"""What is planned: one convolution or gradient with its sizes, and what a plan is."""
+"""One convolution or gradient to compute: its sizes, and its tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.tensor import Tensor
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.finish import Finish
 
 THIN = 2  # filters of a group up to which tiles are mostly empty
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
-Launch = Callable[..., None]
 
 
 def named(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
@@ -22,7 +21,7 @@ def named(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
 
 
 class Job(NamedTuple):
-    """One convolution to be planned: which of the three, its sizes, dtype and epilogue."""
+    """One convolution: which of the three, its sizes, dtype and epilogue."""
 
     kind: str
     g: Geometry
@@ -82,3 +81,23 @@ class Job(NamedTuple):
     def wide(self) -> Job:
         """The same with inputs of the type sums are kept in, that ends as it did."""
         return self if self.dtype == self.accumulator else self._replace(dtype=self.accumulator, finish=self.ending)
+
+
+class Operands(NamedTuple):
+    """The tensors of a convolution or input gradient; of a weight gradient x, dy and dw."""
+
+    source: Tensor
+    weight: Tensor
+    result: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    scale: float = 1
+
+    @property
+    def end(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The last tensors of kernels that end in what follows: bias, residual and result. Others stand for what there is not."""
+        return self.weight if self.bias is None else self.bias, self.result if self.residual is None else self.residual, self.result
+
+    def room(self, *shape: int, dtype: str) -> Tensor:
+        """New memory for values between launches."""
+        return Tensor.empty(shape, dtype, queue=self.result.queue)

@@ -6,7 +6,6 @@ side is gathered on its way into local memory. A weight gradient is summed in pa
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment
 from netcl.ops.conv import arrays, ending
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Operands
 from netcl.ops.matmul import nvidia
 
 CHUNK = 8  # values of 16 bytes
@@ -104,9 +103,13 @@ def fits(job: Job) -> bool:
     return min(values) > 0 and max(values) < MOST_INT and max(g.kh, g.kw) <= MOST_TAPS
 
 
-def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """The launches of a convolution or a gradient."""
-    return (_mma_weight_grad if job.kind == WEIGHT_GRAD else _mma_convolution)(queue, job, *tile_of(job, config, profile.max_compute_units))
+    tile, splits = tile_of(job, config, profile.max_compute_units)
+    if job.kind == WEIGHT_GRAD:
+        _mma_weight_grad(queue, job, tile, splits, t)
+    else:
+        _mma_convolution(queue, job, tile, t)
 
 
 def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
@@ -146,55 +149,47 @@ def _instructions() -> str:
     return primitives.cl_source(nvidia.__file__, "ptx.cl")
 
 
-def _channels_last(job: Job, queue: Any, packs: bool) -> Any:
-    """``prepare(queue, source, weight)`` gives the source with the channels of a pixel side by side, and, if asked, packed weights."""
+def _channels_last(queue: Any, job: Job, t: Operands, packs: bool) -> tuple[Tensor, Tensor]:
+    """The source with the channels of a pixel side by side, and, if asked, packed weights."""
     (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
     tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups
-    kernel = _mma_kernel(queue, job, 1, "mma_prepare", {})
     size = ((tiles - (-weights // TURN_ITEMS)) * TURN_ITEMS,)
-
-    def prepare(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        last = Tensor.empty((groups * n * plane * c8 * CHUNK,), job.dtype, queue=queue)
-        packed = Tensor.empty((weights * CHUNK,), job.dtype, queue=queue) if packs else weight
-        whole = plane % CHUNK == 0 and alignment(source) == 16
-        kernel(queue, size, (TURN_ITEMS,), source, weight, last, packed, n, c, plane, m, taps, groups, c8, tiles, int(whole))
-        return last, packed
-
-    return prepare
+    weight = t.weight if packs else t.source
+    last = t.room(groups * n * plane * c8 * CHUNK, dtype=job.dtype)
+    packed = t.room(weights * CHUNK, dtype=job.dtype) if packs else weight
+    whole = plane % CHUNK == 0 and alignment(t.source) == 16
+    kernel = _mma_kernel(queue, job, 1, "mma_prepare", {})
+    kernel(queue, size, (TURN_ITEMS,), t.source, weight, last, packed, n, c, plane, m, taps, groups, c8, tiles, int(whole))
+    return last, packed
 
 
-def _mma_convolution(queue: Any, job: Job, tile: ConvTile, splits: int) -> Launch:
+def _mma_convolution(queue: Any, job: Job, tile: ConvTile, t: Operands) -> None:
     stored, whole = job.ending.stored, chunks(job)
     run = chunk_run(whole, tile.step)
     macros = tile.macros(job.dtype) | {"PART": 2, "EVEN": run == tile.step, "Y_EIGHT": stored in HALVES}
     macros |= {"Y_PAIR(low, high)": f"pair_{stored}(low, high)"} if stored in HALVES else {}
     kernel = ending.kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
     size = (-(-job.filters // tile.m) * -(-job.pixels // tile.n) * tile.items, job.g.groups * job.classes)
-    return ending.Ending(kernel, size, (tile.items, 1), (*job.sizes, whole, run), _channels_last(job, queue, packs=True))
+    read = _channels_last(queue, job, t, packs=True)
+    kernel(queue, size, (tile.items, 1), *read, *t.end, *job.sizes, whole, run, t.scale)
 
 
-def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int) -> Launch:
-    g, c8 = job.g, chunks(job)
+def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int, t: Operands) -> None:
+    g, c8, dy = job.g, chunks(job), t.weight
     width, plane = g.taps * c8 * CHUNK, g.oh * g.ow
     padded, planes = -(-plane // CHUNK) * CHUNK, g.n * g.f
-    prepare = _channels_last(job, queue, packs=False)
+    last, _ = _channels_last(queue, job, t, packs=False)
+    if padded != plane or alignment(dy) != 16:
+        dy = t.room(planes * padded, dtype=job.dtype)
+        pad = _mma_kernel(queue, job, 1, "mma_pad", {})
+        pad(queue, (dy.size,), (launch.LOCAL_1D,), t.weight, dy, planes, plane, padded)
+    parts = t.room(splits * g.f * width, dtype="float32")
+    size = (-(-job.filters // tile.m) * -(-width // tile.n) * splits * tile.items, g.groups)
     multiply = _mma_kernel(queue, job, 3, "conv_mma_weights", tile.macros(job.dtype))
-    collect = _mma_kernel(queue, job, 4, "mma_collect", {})
-    pad = functools.partial(_mma_kernel, queue, job, 1, "mma_pad", {})
-    tiles = -(-job.filters // tile.m) * -(-width // tile.n)
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        last, _ = prepare(queue, x, x)
-        if padded != plane or alignment(dy) != 16:
-            given, dy = dy, Tensor.empty((planes * padded,), job.dtype, queue=queue)
-            pad()(queue, (dy.size,), (launch.LOCAL_1D,), given, dy, planes, plane, padded)
-        parts = Tensor.empty((splits * g.f * width,), "float32", queue=queue)
-        size = (tiles * splits * tile.items, g.groups)
-        multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, chunk_run(c8, RUN), splits)
-        collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, chunk_run(c8, RUN), splits)
-
-    return go
+    multiply(queue, size, (tile.items, 1), last, dy, parts, *job.sizes, c8, chunk_run(c8, RUN), splits)
+    collect, dw = _mma_kernel(queue, job, 4, "mma_collect", {}), t.result
+    collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, chunk_run(c8, RUN), splits)
 
 
 # ---- trust
@@ -202,7 +197,7 @@ def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int) -> Launc
 
 def _trusted(queue: Any, dtype: str) -> bool:
     """Whether the kernels build and are right for a dtype; asked once per context."""
-    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda: _convolves_right(queue, dtype))
+    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda queue: _convolves_right(queue, dtype))
 
 
 def _convolves_right(queue: Any, dtype: str) -> bool:
@@ -211,15 +206,15 @@ def _convolves_right(queue: Any, dtype: str) -> bool:
     rng = np.random.default_rng(0)
     x, w, dy = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in (g.x_shape, g.w_shape, g.y_shape))
     exact_x, exact_w, exact_dy = (t.to_host().astype(np.float64) for t in (x, w, dy))
-    cases = ((FORWARD, (x, w, w), g.y_shape, arrays.forward(exact_x, exact_w, None, g=g)),
-             (INPUT_GRAD, (dy, w, w), g.x_shape, arrays.input_grad(exact_dy, exact_w, None, g=g)),
+    cases = ((FORWARD, (x, w), g.y_shape, arrays.forward(exact_x, exact_w, None, g=g)),
+             (INPUT_GRAD, (dy, w), g.x_shape, arrays.input_grad(exact_dy, exact_w, None, g=g)),
              (WEIGHT_GRAD, (x, dy), g.w_shape, arrays.weight_grad(exact_dy, exact_x, g=g)))  # fmt: skip
     return all(_is_close(queue, Job(kind, g, dtype), given, shape, exact) for kind, given, shape, exact in cases)
 
 
-def _is_close(queue: Any, job: Job, given: tuple[Tensor, ...], shape: tuple[int, ...], exact: np.ndarray) -> bool:
+def _is_close(queue: Any, job: Job, given: tuple[Tensor, Tensor], shape: tuple[int, ...], exact: np.ndarray) -> bool:
     result = Tensor.empty(shape, job.dtype, queue=queue)
-    plan(queue, job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), handle_of(queue).profile)(queue, *given, result)
+    run(queue, job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), handle_of(queue).profile, Operands(*given, result))
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]
     return bool(np.abs(result.to_host() - exact).max() <= unit * np.abs(exact).max())
 
@@ -232,7 +227,7 @@ def _space(problem: Problem) -> list[KernelConfig]:
 
 algorithms.add(
     "conv2d", "mma", "mma.cl", "convolutions of float16 and bfloat16 from 4 million multiply-adds on",
-    "cases_h200.json: conv 3x3 128x3x32x32 to 64 weight gradient bfloat16", plan, device="gpu",
+    "cases_h200.json: conv 3x3 128x3x32x32 to 64 weight gradient bfloat16", run, device="gpu",
     needs="NVIDIA, compute capability 8.0 or more", when=suits, cost=algorithms.first, configurations=_space,
     probe=lambda queue, job, config: _trusted(queue, job.dtype),
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """From a convolution's sizes to launches: which kernel, with which tiles, over how many work-groups.
 
-A plan is made once per (sizes, dtype, configuration) and kept with the context. Which kernel runs is a matter of the table of algorithms
-(:mod:`netcl.engine.algorithms`), which the modules of this folder fill. ``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"),
-``form`` (the algorithm), ``winograd_channels`` (how many are enough, whatever it costs) and macros of the kernel file. A registered
-configuration without ``use_local_memory`` takes kernels that need none, one without ``use_vectorization`` those that load value by value.
+Which kernel runs is a matter of the table of algorithms (:mod:`netcl.engine.algorithms`), which the modules of this folder fill.
+``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"), ``form`` (the algorithm), ``winograd_channels`` (how many are enough,
+whatever it costs) and macros of the kernel file. A registered configuration without ``use_local_memory`` takes kernels that need
+none, one without ``use_vectorization`` those that load value by value.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from netcl.core import recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.ops.conv import arrays, columns, ending, few, mma, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
-from netcl.ops.conv.ending import Ending, widened
+from netcl.ops.conv.ending import widened
 from netcl.ops.conv.geometry import Geometry, geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, Job, Launch, named
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, Job, Operands, named
 from netcl.ops.matmul import cpu
 
 __all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
@@ -56,25 +55,18 @@ _BEFORE = {
 }  # what a file builds on
 
 
-def run(job: Job, queue: Any, *tensors: Tensor, config: KernelConfig | None = None) -> None:
+def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, config: KernelConfig | None = None, **ending: Any) -> None:
     """Launch what the selector chooses, or a given configuration.
 
-    ``tensors``: forward ``x, w, bias, y``; input gradient ``dy, w, bias, dx`` (``w`` again where there is no bias); weight gradient
-    ``x, dy, dw``.
+    The tensors: forward ``x, w, y``; input gradient ``dy, w, dx``; weight gradient ``x, dy, dw``. ``ending`` may hold ``bias``,
+    ``residual`` and ``scale``, for the first two.
     """
-    plan(job, queue, config)(queue, *tensors)
-
-
-def plan(job: Job, queue: Any, config: KernelConfig | None = None) -> Launch:
-    """The launch of a job, made once; an :class:`Ending` if its kernel ends in what follows."""
-    switches, selector = SWITCHES[job.kind], get_kernel_selector()
-    recording.requires(switches)
-    state, stamp = program.state(queue), (selector.revision, *switches())
-    slot = job if config is None else (job, repr(config))
-    known = state.get(slot)
-    if known is None or known[0] != stamp:
-        known = state[slot] = (stamp, _launch_of(job, config, queue))
-    return known[1]
+    profile = handle_of(queue).profile
+    algorithm, config = algorithm_of(queue, job, config or _chosen_config(job, profile), profile)
+    meant = _MEANT.get(job.variant(config), "")
+    if not algorithm.name.startswith((meant, "mma")) and (algorithm.device == "gpu" or meant == "winograd"):
+        _say_once(queue, job, f"{meant} does not suit this convolution: {algorithm.name} instead")
+    algorithm.run(queue, job, config, profile, Operands(source, weight, result, **ending))
 
 
 def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
@@ -102,22 +94,13 @@ def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfil
 
 
 def algorithm_of(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
-    """The algorithm of a convolution and the configuration it is planned with."""
+    """The algorithm of a convolution and the configuration it runs with."""
     config = _without_local_memory_or_vectors(config, profile)
     if job.variant(config) is V.CONV2D_TILED_LOCAL:  # which has no kernel for CPUs
         config = replace(config, extra={**config.extra, "tier": "simt"})
     found = algorithms.choose("conv2d", queue, job, config, profile)
     assert found is not None, "panel and gemm take every convolution"
     return found, config
-
-
-def _launch_of(job: Job, config: KernelConfig | None, queue: Any) -> Launch:
-    profile = handle_of(queue).profile
-    algorithm, config = algorithm_of(queue, job, config or _chosen_config(job, profile), profile)
-    meant = _MEANT.get(job.variant(config), "")
-    if not algorithm.name.startswith((meant, "mma")) and (algorithm.device == "gpu" or meant == "winograd"):
-        _say_once(queue, job, f"{meant} does not suit this convolution: {algorithm.name} instead")
-    return algorithm.plan(queue, job, config, profile)
 
 
 def _say_once(queue: Any, job: Job, what: str) -> None:
@@ -135,19 +118,14 @@ def _conv_kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, 
     return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
 
 
-def _ending(queue: Any, job: Job, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int) -> Ending:
-    return Ending(ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines), size, local, numbers)
+def _launch(queue: Any, job: Job, t: Operands, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int) -> None:
+    """Launch a kernel that ends in what follows."""
+    kernel = ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines)
+    kernel(queue, size, local, t.source, t.weight, *t.end, *numbers, t.scale)
 
 
 def _busy_groups(profile: DeviceProfile) -> int:
     return GROUPS_PER_UNIT * profile.max_compute_units
-
-
-def _direct(kernel: program.Kernel, size: Any, local: Any, *numbers: int) -> Launch:
-    def go(queue: Any, *tensors: Tensor) -> None:
-        kernel(queue, size, local, *tensors, *numbers)
-
-    return go
 
 
 # ---- CPU devices
@@ -215,10 +193,10 @@ def _suits_weights(job: Job, config: KernelConfig, profile: DeviceProfile) -> bo
 
 
 @widened
-def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     tiles = cpu_tiles(job, config, profile)
     if job.kind == WEIGHT_GRAD:
-        return _cpu_panel_weights(queue, job, tiles, profile)
+        return _cpu_panel_weights(queue, job, tiles, profile, t)
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
     # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
@@ -226,11 +204,11 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
-    return _ending(queue, job, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
+    _launch(queue, job, t, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
 
 
 @widened
-def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Channels of a pixel side by side, then a product per row of the kernel; see weights.cl."""
     tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
     apart, span = _tap_span(g)
@@ -248,36 +226,33 @@ def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProf
     turn, multiply, collect = (
         _conv_kernel(queue, job, "weights.cl", name, tiles) for name in ("channels_last", "conv_weights", "collect_weights")
     )
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        t = Tensor.empty((turned + strip,), job.accumulator, queue=queue)
-        parts = Tensor.empty((splits * g.groups * taps * padded * strips * strip,), job.accumulator, queue=queue)
-        turn(queue, (high, g.n * g.groups), None, x, t, g.n, channels, g.h, g.w, high, wide, *g.pad, *skip, g.groups, strip)
-        multiply(queue, (strips, taps * blocks, g.groups * splits), None, t, dy, parts, g.n, channels, m, g.oh, g.ow, high, wide, g.kh,
-                 apart, *stride, *g.dilation, g.groups, rows, splits)  # fmt: skip
-        collect(queue, (g.f,), None, parts, dw, channels, m, g.kh, g.kw, apart, g.groups, strips * strip, splits)
-
-    return go
+    last = t.room(turned + strip, dtype=job.accumulator)
+    parts = t.room(splits * g.groups * taps * padded * strips * strip, dtype=job.accumulator)
+    turn(queue, (high, g.n * g.groups), None, t.source, last, g.n, channels, g.h, g.w, high, wide, *g.pad, *skip, g.groups, strip)
+    multiply(queue, (strips, taps * blocks, g.groups * splits), None, last, t.weight, parts, g.n, channels, m, g.oh, g.ow, high, wide,
+             g.kh, apart, *stride, *g.dilation, g.groups, rows, splits)  # fmt: skip
+    collect(queue, (g.f,), None, parts, t.result, channels, m, g.kh, g.kw, apart, g.groups, strips * strip, splits)
 
 
-def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile) -> Launch:
+def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: Operands) -> None:
     g, strip = job.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
     blocks = -(-job.filters // tiles["ROWS"])
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
     splits = max(1, min(-(-_busy_groups(profile) // math.prod(size)), job.pixels // 256))
-    return _split(job, queue, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
+    _split(job, queue, t, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
 
 
 @widened
-def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     tiles, g = cpu_tiles(job, config, profile), job.g
     lines = math.prod(g.w_shape) if job.kind == WEIGHT_GRAD else g.n * g.groups * job.filters * job.class_size[0]
     rows = max(1, lines // (4 * _busy_groups(profile)))
     size = (-(-lines // rows), 1, job.classes)
     if job.kind == WEIGHT_GRAD:
-        return _direct(_conv_kernel(queue, job, "cpu.cl", "conv_direct_weights", tiles), size, None, *job.sizes, rows, 1)
-    return _ending(queue, job, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
+        _split(job, queue, t, 1, "cpu.cl", "conv_direct_weights", tiles, size, None, rows)
+    else:
+        _launch(queue, job, t, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
 
 
 # ---- other devices
@@ -306,15 +281,16 @@ def _work_items(tiles: dict[str, int]) -> int:
     return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
 
 
-def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     tiles, g = simt_tiles(job, config, profile), job.g
     items, rows = _work_items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
         splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
-        return _split(job, queue, splits, "simt.cl", "conv_gemm_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
+        size = (columns * items, rows, g.groups * splits)
+        return _split(job, queue, t, splits, "simt.cl", "conv_gemm_weights", tiles, size, (items, 1, 1))
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
-    return _ending(queue, job, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
+    _launch(queue, job, t, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
@@ -343,41 +319,37 @@ def _taps_tiles(job: Job, config: KernelConfig, profile: DeviceProfile, columns:
     return tiles | {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4"}
 
 
-def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     if job.kind == WEIGHT_GRAD:
-        return _taps_weights(queue, job, config, profile)
+        return _taps_weights(queue, job, config, profile, t)
     tiles, c, m = _taps_tiles(job, config, profile, job.pixels), job.sizes[1], job.filters
     deep, wide, items = _ceil_to(c, tiles["BK"]), _ceil_to(m, tiles["BM"]), _work_items(tiles)
     n = job.g.groups * job.g.taps * deep * wide
     pack = _conv_kernel(queue, job, "taps.cl", "pack_taps", {"PART": 1, "REAL4": tiles["REAL4"]}, job.accumulator)
     size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
-
-    def packed(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        made = Tensor.empty((n,), job.accumulator, queue=queue)
-        pack(queue, (n,), (launch.LOCAL_1D,), weight, made, c, m, job.g.taps, deep, wide, n)
-        return source, made
-
-    made = _ending(queue, job, "taps.cl", "conv_taps", tiles | {"PART": 2}, size, (items, 1, 1), *job.sizes, deep, wide)
-    return replace(made, prepare=packed)
+    packed = t.room(n, dtype=job.accumulator)
+    pack(queue, (n,), (launch.LOCAL_1D,), t.weight, packed, c, m, job.g.taps, deep, wide, n)
+    kernel = ending.kernel(queue, job, f"{_BEFORE['taps.cl']} taps.cl", "conv_taps", tiles | {"PART": 2})
+    kernel(queue, size, (items, 1, 1), t.source, packed, *t.end, *job.sizes, deep, wide, t.scale)
 
 
-def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
     items, g = _work_items(tiles), job.g
     columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
     splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
-    return _split(job, queue, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
+    _split(job, queue, t, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
 
 
-def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     if job.kind == WEIGHT_GRAD:
         most = min(config.local_size_1d, profile.max_work_group_size) if config.use_local_memory else 1
         lanes = 1 << (max(1, most).bit_length() - 1)
-        kernel = _conv_kernel(queue, job, "simt.cl", "conv_naive_weights", {"LANES": lanes})
-        return _direct(kernel, (math.prod(job.g.w_shape) * lanes,), (lanes,), *job.sizes, 1)
+        size = (math.prod(job.g.w_shape) * lanes,)
+        return _split(job, queue, t, 1, "simt.cl", "conv_naive_weights", {"LANES": lanes}, size, (lanes,))
     results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
-    return _ending(queue, job, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
+    _launch(queue, job, t, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
 
 
 def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
@@ -389,29 +361,26 @@ def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool
     return fits and job.variant(config) is V.CONV2D_TILED_LOCAL
 
 
-def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     g, (wide, high) = job.g, config.local_size_2d
     tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": RIM_MAX}
     down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
     size = (down * across * wide, -(-job.filters // tiles["FILTERS"]) * high, g.n * g.groups * job.classes)
-    return _ending(queue, job, "simt.cl", "conv_tiled", tiles, size, (wide, high, 1), *job.sizes, across)
+    _launch(queue, job, t, "simt.cl", "conv_tiled", tiles, size, (wide, high, 1), *job.sizes, across)
 
 
 # ---- shared
 
 
-def _split(job: Job, queue: Any, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int) -> Launch:
-    """A weight gradient summed in several parts, so that few weights still keep the device busy; then the parts' sum."""
+def _split(
+    job: Job, queue: Any, t: Operands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
+) -> None:
+    """A weight gradient, summed in several parts where few weights would not keep the device busy; then the parts' sum."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
-    if splits == 1:
-        return _direct(kernel, size, local, *job.sizes, *numbers, 1)
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        parts = Tensor.empty((splits, dw.size), job.accumulator, queue=queue)
-        kernel(queue, size, local, x, dy, parts, *job.sizes, *numbers, splits)
-        columns.add_splits(parts, dw)
-
-    return go
+    parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
+    kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)
+    if splits > 1:
+        columns.add_splits(parts, t.result)
 
 
 def _ceil_to(n: int, step: int) -> int:
@@ -481,8 +450,8 @@ def _tuned_case(problem: Problem) -> algorithms.Case:
 
     def measured(config: KernelConfig, one: Tensor, other: Tensor) -> Tensor:
         result = Tensor.empty(shape, problem.dtype, queue=one.queue)
-        given = (other, one) if back else (one, other, other)
-        run(Job(problem.op, g, problem.dtype), one.queue, *given, result, config=config)
+        given = (other, one) if back else (one, other)
+        run(Job(problem.op, g, problem.dtype), one.queue, *given, result, config)
         return result
 
     return algorithms.Case((first, second), depth, measured, exact)

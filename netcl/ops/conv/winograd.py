@@ -1,4 +1,4 @@
-"""Winograd's convolution F(4 x 4, 3 x 3): its matrices in exact fractions, when it pays, and its plan.
+"""Winograd's convolution F(4 x 4, 3 x 3): its matrices in exact fractions, when it pays, and its launches.
 
 Along one axis, six products make four outputs of a kernel with three taps: ``y = A' ((G w) * (B' x))``. The matrices come from
 interpolation of polynomials (Cook and Toom) at five points and infinity. Which points decides how much the differences in ``B'`` and
@@ -9,22 +9,19 @@ of the weights is ``G' ((A dy) * (B' x))``, summed over the tiles.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from netcl.core import env
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
-from netcl.core.kernels import program
-from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment
 from netcl.ops.conv import ending
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands
 from netcl.ops.matmul import gemm
 
 OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
@@ -123,48 +120,38 @@ def tiles(job: Job) -> tuple[int, int, int]:
     return high, wide, -(-job.g.n * high * wide // 4) * 4
 
 
-# ---- the plan of GPUs
+# ---- launches on GPUs
 
 
-def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Transformed, a convolution is a product of matrices for each element of a tile: filters x channels x tiles."""
     if job.kind == WEIGHT_GRAD:
-        return _winograd_weight_grad(queue, job, profile)
+        return _winograd_weight_grad(queue, job, profile, t)
     (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
     span, back, pairs = places[-1], job.kind == INPUT_GRAD, m * c
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
-    product = _tile_products(queue, PARTS, m, span, c, trans_a=back)
-    sources = _transform(queue, job, 1, "sources", INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
+    u, v, sums = (t.room(PARTS, *shape, dtype="float32") for shape in ((m, c), (c, span), (m, span)))
+    sources = _transform(queue, job, 1, "sources", alignment(t.source), INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
+    size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
+    sources(queue, size, (launch.LOCAL_1D, 1), t.source, t.weight, v, u, *sizes)
+    _tile_products(queue, gemm.Operands(u, v, sums), PARTS, m, span, c, trans_a=back)
     macros = constants() | {"PART": 2, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
     outputs = ending.kernel(queue, job, FILES, "winograd_outputs", macros)
-
-    def multiplied(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        u, v, sums = (Tensor.empty((PARTS, *shape), "float32", queue=queue) for shape in ((m, c), (c, span), (m, span)))
-        size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
-        sources(alignment(source))(queue, size, (launch.LOCAL_1D, 1), source, weight, v, u, *sizes)
-        return (gemm.run(product, queue, u, v, None, sums),)
-
-    return ending.Ending(outputs, (span, m), (launch.LOCAL_1D, 1), (n, m, oh, ow, *places), multiplied)
+    outputs(queue, (span, m), (launch.LOCAL_1D, 1), sums, *t.end, n, m, oh, ow, *places, t.scale)
 
 
-def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile) -> Launch:
+def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: Operands) -> None:
     """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
     depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
-    product = _tile_products(queue, PARTS * parts, m, c, depth, trans_b=True)
+    v, d, du = (t.room(PARTS * parts, *shape, dtype="float32") for shape in ((c, depth), (m, depth), (m, c)))
     quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
-    sources = _transform(queue, job, 3, "grad_sources", **quads)
-    weights = _transform(queue, job, 4, "weight_grads")(1)
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        v, d, du = (Tensor.empty((PARTS * parts, *shape), "float32", queue=queue) for shape in ((c, depth), (m, depth), (m, c)))
-        sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, *job.g.pad)
-        sources(alignment(x, dy))(queue, (parts * depth, c + m), (launch.LOCAL_1D, 1), x, dy, v, d, *sizes)
-        gemm.run(product, queue, d, v, None, du)
-        weights(queue, (pairs,), (launch.LOCAL_1D,), du, dw, pairs, parts)
-
-    return go
+    sources = _transform(queue, job, 3, "grad_sources", alignment(t.source, t.weight), **quads)
+    sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, *job.g.pad)
+    sources(queue, (parts * depth, c + m), (launch.LOCAL_1D, 1), t.source, t.weight, v, d, *sizes)
+    _tile_products(queue, gemm.Operands(d, v, du), PARTS * parts, m, c, depth, trans_b=True)
+    _transform(queue, job, 4, "weight_grads")(queue, (pairs,), (launch.LOCAL_1D,), du, t.result, pairs, parts)
 
 
 def _useful_parts(m: int, c: int, span: int, units: int) -> int:
@@ -173,34 +160,29 @@ def _useful_parts(m: int, c: int, span: int, units: int) -> int:
     return min(range(1, max(1, span // LEAST_DEPTH) + 1), key=lambda parts: -(-blocks * parts // units) * (-(-span // parts) + BLOCK_COST))
 
 
-def _transform(queue: Any, job: Job, part: int, name: str, **quads: bool) -> Callable[[int], program.Kernel]:
-    """A kernel of ``winograd.cl`` by the alignment of its images; with that of a vector, whether rows of floats are such vectors."""
+def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, **quads: bool) -> Any:
+    """A kernel of ``winograd.cl``; ``quads`` say whether rows of floats are vectors, if images are aligned as these."""
+    vectors = alignment == 16 and job.dtype == "float32"
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
-    operands = dict.fromkeys("XWY", job.dtype)
-
-    @functools.cache
-    def kernel(alignment: int) -> program.Kernel:
-        vectors = alignment == 16 and job.dtype == "float32"
-        chosen = {macro: vectors and wide for macro, wide in quads.items()}
-        return launch.kernel(queue, __file__, FILES, f"winograd_{name}", operands, {**defines, **chosen})
-
-    return kernel
+    defines |= {macro: vectors and wide for macro, wide in quads.items()}
+    return launch.kernel(queue, __file__, FILES, f"winograd_{name}", dict.fromkeys("XWY", job.dtype), defines)
 
 
-def _tile_products(queue: Any, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False) -> gemm.Plan:
+def _tile_products(
+    queue: Any, t: gemm.Operands, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False
+) -> None:
     """The products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
     p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
                      aligned=aligned, placed=True)  # fmt: skip
-    if launch.on_cpu_device(queue):
-        return gemm.plan_for(queue, p)
     extra = {"why": "one for every element of a tile"}
-    return gemm.plan_for(queue, p, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 64, 64, 16, 8, extra=extra))
+    config = None if launch.on_cpu_device(queue) else KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 64, 64, 16, 8, extra=extra)
+    gemm.multiply(queue, p, t, config)
 
 
 algorithms.add(
     "conv2d", "winograd", "winograd.cl transforms.cl", "3 x 3 kernels with stride 1, where the model says that it pays",
-    "cases_h200.json: conv 3x3 64x64x56x56 to 64 forward", plan,
+    "cases_h200.json: conv 3x3 64x64x56x56 to 64 forward", run,
     device="gpu", when=suits, configurations=space,
     samples=(KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1}),),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The plan of ``winograd_cpu.cl``: when it pays, which tiles fit a CPU, how work-groups share the work and what room they need."""
+"""``winograd_cpu.cl``: when it pays, which tiles fit a CPU, how work-groups share the work and what room they need."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 from netcl.core import env
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
-from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending, winograd
-from netcl.ops.conv.ending import Ending, widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job
+from netcl.ops.conv.ending import widened
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, TILE, constants
 
 # In the time of the 36 products of a channel and a filter with one tile, lanes filled: the same with the transforms of pixels, a plain sum,
@@ -138,29 +137,25 @@ def local_size(tiles: Mapping[str, int]) -> int:
 
 
 @widened
-def plan(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> Ending:
+def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile, t: Operands) -> None:
     """The transform of weights, unless they are FRESH, then the convolution in one kernel."""
     share, (n, c, h, w, m, oh, ow) = share_of(job, profile, config.extra), job.sizes[:7]
-    fresh, back = bool(share.tiles["FRESH"]), int(job.kind == INPUT_GRAD)
+    back = int(job.kind == INPUT_GRAD)
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
     macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
     convolve = ending.kernel(queue, job, FILES, "winograd_cpu", {**macros, "PART": 2})
-    transform = None if fresh else launch.kernel(queue, __file__, FILES, "winograd_cpu_weights", {}, {**macros, "PART": 1})
-
-    def transformed(queue: Any, source: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        u, rooms = weight, Tensor.empty((share.rooms,), job.dtype, queue=queue)
-        if transform is not None:
-            u = Tensor.empty((share.weights,), job.dtype, queue=queue)
-            transform(queue, (share.blocks, -(-c // CHANNELS)), None, weight, u, m, c, back)
-        return source, u, rooms
-
-    return Ending(convolve, (share.groups,), None, numbers, transformed)
+    u, rooms = t.weight, t.room(share.rooms, dtype=job.dtype)
+    if not share.tiles["FRESH"]:
+        u = t.room(share.weights, dtype=job.dtype)
+        transform = launch.kernel(queue, __file__, FILES, "winograd_cpu_weights", {}, {**macros, "PART": 1})
+        transform(queue, (share.blocks, -(-c // CHANNELS)), None, t.weight, u, m, c, back)
+    convolve(queue, (share.groups,), None, t.source, u, rooms, *t.end, *numbers, t.scale)
 
 
 SAMPLE = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1})
 algorithms.add(
     "conv2d", "winograd_cpu", "winograd_cpu.cl transforms.cl", "3 x 3 kernels with stride 1 and 32 channels and filters or more",
-    "cases_intel.json: conv 3x3 8x64x32x32 to 64 input gradient", plan, device="cpu",
+    "cases_intel.json: conv 3x3 8x64x32x32 to 64 input gradient", run, device="cpu",
     when=suits, cost=algorithms.first, configurations=space, samples=(SAMPLE,),
 )  # fmt: skip

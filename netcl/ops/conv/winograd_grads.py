@@ -1,4 +1,4 @@
-"""The plan of ``winograd_grads.cl``: the weight gradient of 3x3 kernels on CPUs by Winograd's transforms."""
+"""``winograd_grads.cl``: the weight gradient of 3x3 kernels on CPUs by Winograd's transforms."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig
-from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import WEIGHT_GRAD, Job, Launch
+from netcl.ops.conv.job import WEIGHT_GRAD, Job, Operands
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, constants, space
 from netcl.ops.conv.winograd_cpu import APART, SAMPLE, tiles_of, wanted
 
@@ -34,7 +33,7 @@ def pays(job: Job) -> bool:
 
 
 @widened
-def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> Launch:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Channels last, in x and in dy; the sums, by blocks of filters and shares of the tiles; the way back to weights."""
     g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
@@ -53,20 +52,16 @@ def plan(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> 
         launch.kernel(queue, __file__, "ends.cl lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants()})
         for name in ("winograd_grads", "winograd_weight_grads")
     )
-
-    def go(queue: Any, x: Tensor, dy: Tensor, dw: Tensor) -> None:
-        tx, ty, sums, rooms = (Tensor.empty((size,), job.dtype, queue=queue) for size in sizes)
-        turn(queue, (seen[0][0], g.n), None, x, tx, g.n, g.c, g.h, g.w, *seen[0], *g.pad, 1, 1, 1, 2 * lanes)
-        turn(queue, (seen[1][0], g.n), None, dy, ty, g.n, g.f, g.oh, g.ow, *seen[1], 0, 0, 1, 1, 1, block)
-        multiply(queue, (blocks, shares), None, tx, ty, sums, rooms, g.n, g.c, g.f, high, wide, across)
-        collect(queue, (g.f,), None, sums, dw, g.c, g.f, across, shares)
-
-    return go
+    tx, ty, sums, rooms = (t.room(size, dtype=job.dtype) for size in sizes)
+    turn(queue, (seen[0][0], g.n), None, t.source, tx, g.n, g.c, g.h, g.w, *seen[0], *g.pad, 1, 1, 1, 2 * lanes)
+    turn(queue, (seen[1][0], g.n), None, t.weight, ty, g.n, g.f, g.oh, g.ow, *seen[1], 0, 0, 1, 1, 1, block)
+    multiply(queue, (blocks, shares), None, tx, ty, sums, rooms, g.n, g.c, g.f, high, wide, across)
+    collect(queue, (g.f,), None, sums, t.result, g.c, g.f, across, shares)
 
 
 algorithms.add(
     "conv2d", "winograd_grads", "winograd_grads.cl transforms.cl", "weight gradients of the same, from 32 tiles on",
-    "cases_intel.json: conv 3x3 8x64x56x56 to 64 weight gradient", plan,
+    "cases_intel.json: conv 3x3 8x64x56x56 to 64 weight gradient", run,
     device="cpu", when=suits, cost=algorithms.first, samples=(SAMPLE,),
     configurations=lambda problem: space(problem) if problem.op == WEIGHT_GRAD else [],
 )  # fmt: skip

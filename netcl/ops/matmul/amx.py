@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env
+from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile
+from netcl.core.commands import device_queue
 from netcl.core.device import handle_of
 from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
@@ -29,7 +30,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
 from netcl.ops.matmul import cpu, gemm
-from netcl.ops.matmul.gemm import Launch, Plan, Product
+from netcl.ops.matmul.gemm import Operands, Product
 
 log = logging.getLogger("netcl")
 
@@ -78,7 +79,8 @@ def _driver_works(queue: Any) -> bool:
     verdict = state.get(("matmul", "amx"))
     if verdict is None:
         state[("matmul", "amx")] = False  # the products of the check itself do not ask again
-        verdict = state[("matmul", "amx")] = _multiplies_exactly(queue)
+        with recording.paused():
+            verdict = state[("matmul", "amx")] = _multiplies_exactly(device_queue(queue))
         log.info("[matmul] AMX is %s; device=%s", "used" if verdict else "not used: its kernels failed", state.device.name)
     return verdict
 
@@ -89,19 +91,19 @@ def _multiplies_exactly(queue: Any) -> bool:
     exact = a.astype(np.float64) @ b
     for terms, bound in ((1, 2**-6), (2, 2**-14)):
         p = Product(33, 50, 70, False, False, "float32", "float32", "float32")
+        t = Operands(Tensor.from_host(queue, a), Tensor.from_host(queue, b), Tensor.empty((33, 50), queue=queue))
         try:
-            made = plan(queue, p, terms, 2)
+            run(queue, p, t, terms, 2)
         except KernelBuildError as error:
             log.info("[matmul] AMX does not build: %s", str(error).splitlines()[0])
             return False
-        tensors = (Tensor.from_host(queue, a), Tensor.from_host(queue, b))
-        got = gemm.run(made, queue, *tensors, None, Tensor.empty((33, 50), queue=queue)).to_host()
+        got = t.out.to_host()
         if not np.abs(got - exact).max() <= bound * np.abs(exact).max():
             return False
     return True
 
 
-def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
+def run(queue: Any, p: Product, t: Operands, terms: int, units: int) -> None:
     """Pack both operands, multiply, and do again what holds infinities or NaN."""
     rows, columns, depth = 2 * -(-p.m // 32), 2 * -(-p.n // 32), -(-p.k // 32)
     a_plane, b_plane = p.batches * rows * depth * _TILE, p.batches * columns * depth * _TILE
@@ -114,24 +116,23 @@ def plan(queue: Any, p: Product, terms: int, units: int) -> Plan:
     batch = p.batch[1]
     share = max(1, -(-4 * units // (columns // 2 * p.batches)))
     block = 2 * max(1, rows // 2 // share)
-    launches = [
-        Launch(pack_a, (rows, p.batches), 1, "aps", (p.m, p.k, *p.a_steps, batch, *p.a_strides, rows, depth, a_plane)),
-        Launch(pack_b, (columns, p.batches), 1, "bps", (p.n, p.k, *p.b_steps, batch, *p.b_strides, columns, depth, b_plane, first, flags)),
-        Launch(multiply, (columns // 2, -(-rows // block), p.batches), 1, "pdrc",
-               (p.m, p.n, p.has_bias, rows, columns, depth, a_plane, b_plane, first, block)),
-    ]  # fmt: skip
+    packed, odd = t.sums(terms * (a_plane + b_plane) // 2), t.sums(p.batches * (rows + columns))
+    pack_a(queue, (rows, p.batches), 1, t.a, packed, odd, p.m, p.k, *p.a_steps, batch, *p.a_strides, rows, depth, a_plane)
+    where = (batch, *p.b_strides, columns, depth, b_plane, first, flags)
+    pack_b(queue, (columns, p.batches), 1, t.b, packed, odd, p.n, p.k, *p.b_steps, *where)
+    multiply(queue, (columns // 2, -(-rows // block), p.batches), 1, packed, *t.end,
+             p.m, p.n, p.has_bias, rows, columns, depth, a_plane, b_plane, first, block, t.scale)  # fmt: skip
     if terms > 1:
-        launches.append(Launch(repair, (columns, rows, p.batches), 1, "abdrcs",
-                               (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), rows, columns, flags)))  # fmt: skip
-    return Plan(tuple(launches), packed=terms * (a_plane + b_plane) // 2, sums=p.batches * (rows + columns))
+        numbers = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), rows, columns, flags)
+        repair(queue, (columns, rows, p.batches), 1, t.a, t.b, *t.end, odd, *numbers, t.scale)
 
 
-def _amx_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    return plan(queue, p, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
+def _amx(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+    run(queue, p, t, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
 
 
 algorithms.add(
     "matmul", "amx", "amx.cl", "products of 128^3 multiply-adds and more, where NETCL_AMX=1 asks for it", "amx_intel.txt: matmul 1024",
-    _amx_planner, device="cpu", tiers=("amx",), variants=gemm.VARIANTS, needs="the tile registers of amx_bf16", when=wants,
+    _amx, device="cpu", tiers=("amx",), variants=gemm.VARIANTS, needs="the tile registers of amx_bf16", when=wants,
     probe=lambda queue, p, config: granted() and _driver_works(queue), cost=algorithms.first,
 )  # fmt: skip

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import HALVES, sum_dtype
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
+from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.opencl_text import loose_halves
 from netcl.ops.matmul import gemm
-from netcl.ops.matmul.gemm import Launch, Plan, Product
+from netcl.ops.matmul.gemm import Operands, Product
 
 V = KernelVariant
 _PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
@@ -69,7 +70,7 @@ def _group_rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) ->
     return max(1, -(-p.m // blocks // tile.rows)) * tile.rows
 
 
-def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits.
 
     Where the result gives fewer groups than there are cores, k is split: its parts are batches of a product whose results are added.
@@ -82,21 +83,20 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     packed = (p.trans_a and p.m * p.k >= _PACK_A_FROM) or (not p.plain(p.a) and panels > 2)
     splits = 1 if packed else _cpu_splits(p, panels * -(-p.m // tile.rows), profile)
     if splits > 1:
-        return _split_panels(queue, p, tile, depth, splits, profile)
+        _split_panels(queue, p, tile, depth, splits, profile, t)
+        return
     inner = replace(p, a=sum_dtype(p.c)) if packed else p
     rows = _group_rows(p, tile, panels, profile)
-    sums = 0 if p.plain(p.c) or p.k <= depth else p.batches * p.m * p.n
     size = -(-p.m // tile.rows) * tile.rows * p.k
     strides = (p.batch[1], p.batch[1] * size, size, *p.b_strides) if packed else p.strides()
-    main = Launch(_panel_kernel(queue, inner, tile, KC=depth, PACKED_A=int(packed)), panels * -(-p.m // rows) * p.batches, 1,
-                  ("p" if packed else "a") + "bdrc" + ("s" if sums else "c"),
-                  (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides))  # fmt: skip
-    if not packed:
-        return Plan((main,), sums=sums)
-    return Plan((_pack(queue, p, tile), main), packed=p.batches * size, sums=sums)
+    a = _pack(queue, p, tile, t.a, t.sums(p.batches * size)) if packed else t.a
+    sums = t.out if p.plain(p.c) or p.k <= depth else t.sums(p.batches * p.m * p.n)
+    kernel, groups = _panel_kernel(queue, inner, tile, KC=depth, PACKED_A=int(packed)), panels * -(-p.m // rows) * p.batches
+    numbers = (*p.sizes(), *p.a_steps, p.ldb, int(p.trans_b), p.has_bias, rows, *strides)
+    kernel(queue, groups, 1, a, t.b, *t.end, sums, *numbers, t.scale)
 
 
-def _pack(queue: Any, p: Product, tile: _Tile) -> Launch:
+def _pack(queue: Any, p: Product, tile: _Tile, a: Tensor, packed: Tensor) -> Tensor:
     """A into panels of a tile's rows: some streams at a time along the rows of a transposed one, else some panels after another."""
     panels = -(-p.m // tile.rows)
     if p.trans_a:
@@ -106,7 +106,8 @@ def _pack(queue: Any, p: Product, tile: _Tile) -> Launch:
         depth, side, step = p.k, _PACK_PANELS, 64
     groups = -(-p.k // depth) * -(-panels // side) * p.batches
     kernel = gemm.compiled(queue, "pack.cl", "pack_a", p, MR=tile.rows)
-    return Launch(kernel, groups, 1, "ap", (p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides, depth, side, step))
+    kernel(queue, groups, 1, a, packed, p.m, p.k, *p.a_steps, p.batch[1], *p.a_strides, depth, side, step)
+    return packed
 
 
 def vector_ends(p: Product, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
@@ -143,14 +144,14 @@ def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
     return 1 if p.batches > 1 else next((n for n in range(wanted, 1, -1) if p.k % n == 0), 1)
 
 
-def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile) -> Plan:
+def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile, t: Operands) -> None:
     part, panels = p.k // splits, -(-p.n // (tile.columns * tile.strips))
     inner = p.bare(batch=(1, splits))
     rows, steps = _group_rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
-    kernel = _panel_kernel(queue, inner, tile, KC=depth)
-    main = Launch(kernel, panels * -(-p.m // rows) * splits, 1, "abdrss",
-                  (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps), ends=False)  # fmt: skip
-    return Plan((main, gemm.add_parts(queue, p, splits)), sums=splits * p.m * p.n)
+    kernel, sums = _panel_kernel(queue, inner, tile, KC=depth), t.sums(splits * p.m * p.n)
+    numbers = (p.m, p.n, part, *p.a_steps, p.ldb, int(p.trans_b), 0, rows, splits, *steps)
+    kernel(queue, panels * -(-p.m // rows) * splits, 1, t.a, t.b, *t.end[:2], sums, sums, *numbers, 1)
+    gemm.add_parts(queue, p, splits, sums, t)
 
 
 def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
@@ -160,17 +161,18 @@ def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
     return (rows, 8) if rows <= 2 else (4, 4) if rows % 4 == 0 and rows <= 16 else (3, 8)
 
 
-def _dot(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _dot(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Dot products along k; both operands as they lie."""
     lanes = _register_tile(p, profile).lanes
     height, width = _dot_tile(p.m, profile)
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
     columns = max(width, -(-p.n // blocks // width) * width)
     kernel = gemm.compiled(queue, "vectors.cl dot.cl", "gemm_dot", p, VW=lanes, TM=height, TN=width)
-    return Plan((Launch(kernel, -(-p.n // columns) * p.batches, 1, "abdrc", (*p.sizes(), p.has_bias, columns, *p.strides())),))
+    numbers = (*p.sizes(), p.has_bias, columns, *p.strides())
+    kernel(queue, -(-p.n // columns) * p.batches, 1, t.a, t.b, *t.end, *numbers, t.scale)
 
 
-def _unpacked(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _unpacked(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """B read where it lies, a tile of all rows at once."""
     lanes = _register_tile(p, profile).lanes
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
@@ -180,7 +182,8 @@ def _unpacked(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfi
     rows = _group_rows(p, tile, -(-p.n // tile.columns), profile)
     kernel = _panel_kernel(queue, p, tile, KC=1 << 30, PACKED_B=0)
     groups = -(-p.n // tile.columns) * -(-p.m // rows) * p.batches
-    return Plan((Launch(kernel, groups, 1, "abdrcc", (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())),))
+    numbers = (*p.sizes(), *p.a_steps, p.ldb, 0, p.has_bias, rows, *p.strides())
+    kernel(queue, groups, 1, t.a, t.b, *t.end, t.out, *numbers, t.scale)
 
 
 def _suits_dot(p: Product, config: KernelConfig, profile: DeviceProfile) -> bool:

@@ -1,4 +1,4 @@
-"""Plans and launches of matrix products: which kernel, with which tiles, over which groups.
+"""Launches of matrix products: which kernel, with which tiles, over which groups.
 
 The selector gives a configuration; :func:`algorithm_of` finds the algorithm that carries it out. A configuration may name a *tier* in
 ``extra["tier"]``: ``cpu`` (cpu.cl and what belongs to it), ``simt`` (kernels of every GPU) or the name of a vendor's algorithm.
@@ -6,24 +6,23 @@ The selector gives a configuration; :func:`algorithm_of` finds the algorithm tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core import recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
-from netcl.core.kernels import program
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.engine.opencl_text import loose_halves
-from netcl.engine.strided import Axis, alignment, broadcast_strides, broadcast_to, merge, remember
+from netcl.engine.strided import Axis, alignment, broadcast_strides, broadcast_to, merge
 from netcl.ops.finish import Finish
 from netcl.ops.pointwise import cast
 
@@ -124,30 +123,24 @@ class Product:
         return (self.batch[1], *self.a_strides, *self.b_strides)
 
 
-class Launch(NamedTuple):
-    """One kernel of a plan. ``buffers`` names, in order, what it takes: a, b, bias (d), residual (r), c, packed (p), sums (s).
+class Operands(NamedTuple):
+    """The tensors of a product, and the number by which it is multiplied."""
 
-    A kernel that takes a bias takes the scale as its last argument; ``ends`` says whether that is the product's, or one.
-    """
+    a: Tensor
+    b: Tensor
+    out: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    scale: float = 1
 
-    kernel: Any
-    global_size: int | tuple[int, ...]
-    local_size: int
-    buffers: str
-    args: tuple[int, ...]
-    ends: bool = True
+    @property
+    def end(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The last tensors of every kernel: bias, residual and result. The result stands for what there is not."""
+        return self.out if self.bias is None else self.bias, self.out if self.residual is None else self.residual, self.out
 
-
-class Plan(NamedTuple):
-    """What a product does: its launches, and the memory between them in values of the type sums are kept in.
-
-    ``widens`` says that the left operand is cast to that type first: kernels read it value by value.
-    """
-
-    launches: tuple[Launch, ...]
-    packed: int = 0
-    sums: int = 0
-    widens: bool = False
+    def sums(self, count: int) -> Tensor:
+        """New memory for so many values of the type sums are kept in."""
+        return Tensor._result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
 def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text: str = "", **defines: Any) -> Any:
@@ -162,16 +155,17 @@ def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text:
 # ---- any device: simt.cl
 
 
-def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    total = p.batches * p.m * p.n
-    args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(compiled(queue, "naive.cl", "gemm_naive", p), total, config.local_size_1d, "abdrc", args),))
+def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+    _per_item(queue, p, config, t, "gemm_naive", p.batches * p.m * p.n)
 
 
-def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    total = p.batches * -(-p.m // 4) * -(-p.n // 4)
-    args = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    return Plan((Launch(compiled(queue, "naive.cl", "gemm_vectorized", p), total, config.local_size_1d, "abdrc", args),))
+def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+    _per_item(queue, p, config, t, "gemm_vectorized", p.batches * -(-p.m // 4) * -(-p.n // 4))
+
+
+def _per_item(queue: Any, p: Product, config: KernelConfig, t: Operands, name: str, total: int) -> None:
+    numbers = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
+    compiled(queue, "naive.cl", name, p)(queue, total, config.local_size_1d, t.a, t.b, *t.end, *numbers, t.scale)
 
 
 class Block(NamedTuple):
@@ -239,19 +233,20 @@ def _read_macros(p: Product, quads: bool) -> dict[str, Any]:
     return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 
 
-def _depth_slices(queue: Any, p: Product, block: Block, quads: bool) -> Plan:
+def _depth_slices(queue: Any, p: Product, block: Block, quads: bool, t: Operands) -> None:
     """Blocks whose depth the work-items share, without blocks in local memory."""
     macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _read_macros(p, quads)
     kernel = compiled(queue, "reads.cl slices.cl", "gemm_slices", p, **macros)
-    args = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
-    return Plan((Launch(kernel, groups_of(p, block.m, block.n) * block.items, block.items, "abdrc", args),))
+    numbers = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
+    kernel(queue, groups_of(p, block.m, block.n) * block.items, block.items, t.a, t.b, *t.end, *numbers, t.scale)
 
 
-def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
+def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     block = _best_block(p, config, profile)
     quads = config.use_vectorization and p.aligned and p.a in launch.QUADS and p.b in launch.QUADS
     if block.k == 0:
-        return _depth_slices(queue, p, block, quads)
+        _depth_slices(queue, p, block, quads, t)
+        return
     buffers = 2 if block.local_bytes(p, 2) <= profile.local_mem_size else 1
     macros: dict[str, Any] = block.macros() | {"BUFFERS": buffers} | _read_macros(p, quads and not any(size % 4 for size in block[:3]))
     groups = groups_of(p, block.m, block.n)
@@ -260,22 +255,31 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile)
     inner = p if splits == 1 else p.bare()
     macros["C_QUADS"] = int(config.use_vectorization and p.n % 4 == 0 and block.columns % 4 == 0 and inner.plain(inner.c))
     kernel = compiled(queue, "reads.cl simt.cl", "gemm_tiles", inner, **macros, **config.extra.get("macros", {}))
-    args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
-    first = Launch(kernel, groups * splits * block.items, block.items, "abdrc" if splits == 1 else "abdrs", args, splits == 1)
-    if splits == 1:
-        return Plan((first,))
-    return Plan((first, add_parts(queue, p, splits)), sums=splits * p.batches * p.m * p.n)
+    numbers = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), splits, depth)
+    in_parts(queue, p, splits, kernel, groups * splits * block.items, block.items, t.a, t.b, numbers, t)
 
 
 def groups_of(p: Product, bm: int, bn: int) -> int:
     return p.batches * -(-p.m // bm) * -(-p.n // bn)
 
 
-def add_parts(queue: Any, p: Product, splits: int) -> Launch:
-    """The launch that adds up the parts of a product that was split along k, and ends it."""
+def in_parts(
+    queue: Any, p: Product, splits: int, kernel: Any, size: int, local: int, a: Tensor, b: Tensor, numbers: Sequence[int], t: Operands
+) -> None:
+    """Launch a kernel over a product, or over its parts along k, which are then added up."""
+    if splits == 1:
+        kernel(queue, size, local, a, b, *t.end, *numbers, t.scale)
+        return
+    sums = t.sums(splits * p.batches * p.m * p.n)
+    kernel(queue, size, local, a, b, *t.end[:2], sums, *numbers, 1)
+    add_parts(queue, p, splits, sums, t)
+
+
+def add_parts(queue: Any, p: Product, splits: int, sums: Tensor, t: Operands) -> None:
+    """Add up the parts of a product that was split along k, and end it."""
     total, width = p.batches * p.m * p.n, 4 if p.n % 4 == 0 and p.plain(p.c) else 1
     kernel = compiled(queue, "naive.cl", "add_parts", p, SUMS=width)
-    return Launch(kernel, total // width, launch.LOCAL_1D, "sdrc", (p.n, p.has_bias, p.m * p.n, splits, total))
+    kernel(queue, total // width, launch.LOCAL_1D, sums, *t.end, p.n, p.has_bias, p.m * p.n, splits, total, t.scale)
 
 
 def _best_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
@@ -387,7 +391,7 @@ def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfil
 
 
 def algorithm_of(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
-    """The algorithm of a product and the configuration it is planned with.
+    """The algorithm of a product and the configuration it runs with.
 
     A configuration that names a vendor's algorithm where that cannot run (a measurement of another driver) is done portably.
     """
@@ -398,16 +402,27 @@ def algorithm_of(queue: Any, p: Product, config: KernelConfig, profile: DevicePr
     return (found, config) if found else (TILES, PORTABLE)
 
 
-def plan_for(queue: Any, p: Product, config: KernelConfig | None = None) -> Plan:
-    """The selector's choice for a product, or a given configuration, as launches."""
+def chosen(queue: Any, p: Product, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
+    """The algorithm of a product by the selector's choice, or by a given configuration."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
-    algorithm, config = algorithm_of(queue, p, config, profile)
-    # Only where policy decides: a configuration that was measured or named means the kernel as it is.
-    on_cpu = profile.device_type == "cpu" and "cpu" in algorithm.names
-    if on_cpu and not is_named(config) and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM:
-        return Plan((), widens=True)
-    return algorithm.plan(queue, p, config, profile)
+    return algorithm_of(queue, p, config, profile)
+
+
+def _widens(queue: Any, p: Product, algorithm: Algorithm, config: KernelConfig) -> bool:
+    """Whether the left operand is cast to the type of sums first, because kernels would read it value by value.
+
+    Only where policy decides: a configuration that was measured or named means the kernel as it is.
+    """
+    on_cpu = launch.on_cpu_device(queue) and "cpu" in algorithm.names and not is_named(config)
+    return on_cpu and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
+
+
+def multiply(queue: Any, p: Product, t: Operands, config: KernelConfig | None = None) -> Tensor:
+    """Launch a product; returns its result."""
+    algorithm, config = chosen(queue, p, config)
+    algorithm.run(queue, p, config, handle_of(queue).profile, t)
+    return t.out
 
 
 def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Product | None:
@@ -437,9 +452,6 @@ class Extras(NamedTuple):
     scale: float = 1
 
 
-_SWITCHES = SWITCHES["matmul"]
-
-
 def product(
     a: Tensor, b: Tensor, out_shape: tuple[int, ...], extras: Extras, trans_a: bool = False, trans_b: bool = False,
     config: KernelConfig | None = None,
@@ -448,33 +460,14 @@ def product(
 
     ``config`` takes the selector's place, as a tuner wants it.
     """
-    queue, (finish, bias, _, scale) = a.queue, extras
-    state = program.state(queue)
-    recording.requires(_SWITCHES)
-    key = ("matmul", a.shape, b.shape, a.dtype, b.dtype, trans_a, trans_b, bias.dtype if bias is not None else None, finish, scale != 1,
-           alignment(a, b), repr(config) if config else get_kernel_selector().revision, *_SWITCHES())  # fmt: skip
-    plan = state.get(key)
-    if plan is None:
-        described = _product_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
-        if described is None:
-            batch = out_shape[:-2]
-            a, b = (broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
-            return product(a, b, out_shape, extras, trans_a, trans_b, config)
-        plan = remember(state, "matmul", key, plan_for(queue, described, config))
-    if plan.widens:
-        a = cast(a, sum_dtype(finish.dtype))
+    queue, (finish, bias, residual, scale) = a.queue, extras
+    p = _product_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
+    if p is None:
+        a, b = (broadcast_to(x, (*out_shape[:-2], *x.shape[-2:])) for x in (a, b))
         return product(a, b, out_shape, extras, trans_a, trans_b, config)
-    return run(plan, queue, a, b, extras, Tensor._result(out_shape, finish.stored, queue))
-
-
-def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, extras: Extras | None, out: Tensor) -> Tensor:
-    """Launch a plan; gives ``out`` back."""
-    _, bias, residual, scale = extras or Extras(Finish(out.dtype))
-    buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias, "r": out if residual is None else residual}
-    for letter, size in (("p", plan.packed), ("s", plan.sums)):
-        if size:
-            buffers[letter] = Tensor._result((size,), sum_dtype(out.dtype), queue)
-    for step in plan.launches:
-        args = (*step.args, scale if step.ends else 1) if "d" in step.buffers else step.args
-        step.kernel(queue, step.global_size, step.local_size, *[buffers[letter] for letter in step.buffers], *args)
+    algorithm, found = chosen(queue, p, config)
+    if _widens(queue, p, algorithm, found):
+        return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config)
+    out = Tensor._result(out_shape, finish.stored, queue)
+    algorithm.run(queue, p, found, handle_of(queue).profile, Operands(a, b, out, bias, residual, scale))
     return out

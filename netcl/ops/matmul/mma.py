@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.matmul import gemm, nvidia
-from netcl.ops.matmul.gemm import Launch, Plan, Product
+from netcl.ops.matmul.gemm import Operands, Product
 
 V = KernelVariant
 TIER = "mma"
@@ -71,7 +72,6 @@ SPLIT_DEPTH = 64  # terms from which on the largest error of split float32 is we
 class _Side(NamedTuple):
     """An operand as it is stored: lines of ``width`` values, in stacks of ``lines`` numbered over two axes."""
 
-    letter: str
     dtype: str
     lines: int
     width: int
@@ -82,16 +82,13 @@ class _Side(NamedTuple):
         each = 16 // DTYPES[dtype].itemsize
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
-    def padded(self, queue: Any, p: Product, dtype: str, first: int) -> tuple[_Side, Launch, int]:
-        """The same in whole pieces of 16 bytes, from value ``first`` of a memory on; who writes that, and how many values there are."""
+    def padded(self, p: Product, dtype: str) -> tuple[_Side, int, int]:
+        """The same in whole pieces of 16 bytes; how many stacks along the inner axis differ, and how many values there are."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
-        total = outer * inner * size
-        kernel = launch.kernel(queue, __file__, "pad.cl", "pad_lines", {"X": self.dtype, "Y": dtype})
-        args = (self.width, wide, self.lines, inner, *self.strides, first, total)
         strides = (inner * size if self.strides[0] else 0, size if self.strides[1] else 0)
-        return _Side("p", dtype, self.lines, wide, strides), Launch(kernel, total, launch.LOCAL_1D, f"{self.letter}p", args), total
+        return _Side(dtype, self.lines, wide, strides), inner, outer * inner * size
 
 
 def _round_up(value: int, each: int) -> int:
@@ -99,8 +96,8 @@ def _round_up(value: int, each: int) -> int:
 
 
 def _operand_sides(p: Product) -> tuple[_Side, _Side]:
-    a = _Side("a", p.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.a_strides)
-    return a, _Side("b", p.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.b_strides)
+    a = _Side(p.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.a_strides)
+    return a, _Side(p.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.b_strides)
 
 
 def unit_dtype(p: Product) -> str | None:
@@ -134,34 +131,32 @@ def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Ti
     return found[costs.index(min(costs))], min(costs)
 
 
-def plan(queue: Any, p: Product, tile: Tile | None = None) -> Plan:
+def run(queue: Any, p: Product, t: Operands, tile: Tile | None = None) -> None:
     """A product on the units: operands that are not ready, then all of it, then the addition of its parts if there are several."""
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
-    dtype, before, sides, packed = unit_dtype(p) or "float32", [], [], 0
-    for side in _operand_sides(p):
-        if not side.ready(p, dtype):
-            side, written, total = side.padded(queue, p, dtype, packed)
-            before.append(written)
-            packed += total
-        sides.append(side)
-    a, b = sides
-    first = packed - b.width * b.lines * _stack_count(p, b) if b.letter == "p" else 0
+    dtype = unit_dtype(p) or "float32"
+    (a, b), (left, right), first = _written_out(queue, p, dtype, t)
     depth = _round_up(-(-p.k // tile.splits), tile.k)
     splits = -(-p.k // depth)
     ended = replace(p, a=dtype, b=dtype) if splits == 1 else p.bare(a=dtype, b=dtype)
     kernel = gemm.compiled(queue, "reads.cl ptx.cl mma.cl", "gemm_mma", ended, **_mma_macros(ended, tile))
-    args = (*p.sizes(), a.width, b.width, ended.has_bias, p.batch[1], *a.strides, *b.strides, first, splits, depth)
-    groups = gemm.groups_of(p, tile.m, tile.n) * splits
-    main = Launch(kernel, groups * tile.items, tile.items, a.letter + b.letter + ("drc" if splits == 1 else "drs"), args, splits == 1)
-    values = -(-packed * DTYPES[dtype].itemsize // 4)
-    if splits == 1:
-        return Plan((*before, main), packed=values)
-    return Plan((*before, main, gemm.add_parts(queue, p, splits)), packed=values, sums=splits * p.batches * p.m * p.n)
+    numbers = (*p.sizes(), a.width, b.width, ended.has_bias, p.batch[1], *a.strides, *b.strides, first, splits, depth)
+    items = gemm.groups_of(p, tile.m, tile.n) * splits * tile.items
+    gemm.in_parts(queue, p, splits, kernel, items, tile.items, left, right, numbers, t)
 
 
-def _stack_count(p: Product, side: _Side) -> int:
-    """Stacks of an operand that differ."""
-    return (p.batch[0] if side.strides[0] else 1) * (p.batch[1] if side.strides[1] else 1)
+def _written_out(queue: Any, p: Product, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
+    """Both operands, with those that are not ready written out one after the other; and where the second then begins."""
+    sides, tensors = list(_operand_sides(p)), [t.a, t.b]
+    padded = {i: side.padded(p, dtype) for i, side in enumerate(sides) if not side.ready(p, dtype)}
+    total = sum(count for *_, count in padded.values())
+    packed, at, first = t.sums(-(-total * DTYPES[dtype].itemsize // 4)) if padded else t.out, 0, 0
+    for i, (wide, inner, count) in padded.items():
+        kernel = launch.kernel(queue, __file__, "pad.cl", "pad_lines", {"X": sides[i].dtype, "Y": dtype})
+        numbers = (sides[i].width, wide.width, wide.lines, inner, *sides[i].strides, at, count)
+        kernel(queue, count, launch.LOCAL_1D, tensors[i], packed, *numbers)
+        sides[i], tensors[i], first, at = wide, packed, at if i else 0, at + count
+    return sides, tensors, first
 
 
 def _mma_macros(p: Product, tile: Tile) -> dict[str, Any]:
@@ -174,10 +169,10 @@ def _mma_macros(p: Product, tile: Tile) -> dict[str, Any]:
 algorithms.add(
     "matmul", "mma", "mma.cl ptx.cl pad.cl", "products of floats that are large by the cost model",
     "performance.md: Matrix units of NVIDIA GPUs",
-    lambda queue, p, config, profile: plan(queue, p, best(p, profile.max_compute_units, config)[0]),
+    lambda queue, p, config, profile, t: run(queue, p, t, best(p, profile.max_compute_units, config)[0]),
     device="gpu", tiers=(TIER, "wgmma"), variants=gemm.VARIANTS, needs="NVIDIA, compute capability 8.0 or more",
     when=lambda p, config, profile: nvidia.capable(profile) and unit_dtype(p) is not None,
-    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, unit_dtype(p) or "float32", plan),
+    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, unit_dtype(p) or "float32", run),
     cost=lambda p, profile: best(p, profile.max_compute_units)[1],
     configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, TILES)],
     samples=tuple(tile.config() for tile in TILES[4]),

@@ -17,13 +17,13 @@ import numpy as np
 
 from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile
+from netcl.core.commands import device_queue
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import Problem
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.matmul import gemm
-from netcl.ops.matmul.gemm import Plan, Product
+from netcl.ops.matmul.gemm import Operands, Product
 
 log = logging.getLogger("netcl")
 
@@ -45,32 +45,32 @@ def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilitie
     return tiles[DTYPES[problem.dtype].itemsize] if suited else ()
 
 
-def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[], bool]) -> bool:
-    """What ``right()`` says of a tier's kernels for a dtype, and no where the driver refuses them; asked once per context.
+def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool]) -> bool:
+    """What ``right(queue)`` says of a tier's kernels for a dtype, and no where the driver refuses them; asked once per context.
 
-    A step that is being recorded does not record it.
+    The check runs on the device at once: neither a recorded step nor a plan that is being made holds its launches.
     """
     state, key = program.state(queue), (op, tier, dtype)
     if key not in state:
         state[key] = False  # what the check itself computes does not ask again
         try:
             with recording.paused():
-                state[key] = right()
+                state[key] = right(device_queue(queue))
         except KernelBuildError as error:
             log.info("[%s] %s of %s does not build: %s", op, tier, dtype, str(error).splitlines()[0])
         log.info("[%s] %s of %s is %s; device=%s", op, tier, dtype, "used" if state[key] else "not used", state.device.name)
     return state[key]
 
 
-def trusted(queue: Any, tier: str, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
-    """Whether what ``plan(queue, product)`` gives builds and is right for operands of a dtype."""
-    return verdict(queue, "matmul", tier, dtype, lambda: _multiplies_right(queue, dtype, plan))
+def trusted(queue: Any, tier: str, dtype: str, run: Callable[[Any, Product, Operands], Any]) -> bool:
+    """Whether the kernels of ``run(queue, product, operands)`` build and are right for operands of a dtype."""
+    return verdict(queue, "matmul", tier, dtype, lambda queue: _multiplies_right(queue, dtype, run))
 
 
-def _multiplies_right(queue: Any, dtype: str, plan: Callable[[Any, Product], Plan]) -> bool:
+def _multiplies_right(queue: Any, dtype: str, run: Callable[[Any, Product, Operands], Any]) -> bool:
     rng, (m, n, k) = np.random.default_rng(0), (77, 136, 200)
     a, b = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (k, n)))
-    made = plan(queue, Product(m, n, k, False, False, dtype, dtype, "float32", aligned=True))
-    got = gemm.run(made, queue, a, b, None, Tensor.empty((m, n), queue=queue)).to_host()
+    out = Tensor.empty((m, n), queue=queue)
+    run(queue, Product(m, n, k, False, False, dtype, dtype, "float32", aligned=True), Operands(a, b, out))
     exact = a.to_host().astype(np.float64) @ b.to_host().astype(np.float64)
-    return bool(np.abs(got - exact).max() <= BOUNDS[dtype] * np.abs(exact).max())
+    return bool(np.abs(out.to_host() - exact).max() <= BOUNDS[dtype] * np.abs(exact).max())

@@ -16,7 +16,7 @@ from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
 from netcl.engine import algorithms
 from netcl.ops.matmul import gemm, mma, nvidia
-from netcl.ops.matmul.gemm import Launch, Plan, Product
+from netcl.ops.matmul.gemm import Operands, Product
 
 V = KernelVariant
 TIER = "wgmma"
@@ -129,7 +129,7 @@ def instructions(p: Product, tile: WarpGroupTile) -> str:
     return "".join(macros) + f'#define SETTLED(d) __asm__ volatile("" : {kept})\n'
 
 
-def plan(queue: Any, p: Product, tile: WarpGroupTile | None = None, **named: Any) -> Plan:
+def run(queue: Any, p: Product, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
     """One launch over as many work-groups as there are processors, and one that adds parts where k is split."""
     units = int(queue.device.max_compute_units)
     tile = tile or best_tile(p, units)[0]
@@ -141,12 +141,9 @@ def plan(queue: Any, p: Product, tile: WarpGroupTile | None = None, **named: Any
     if inner.c in HALVES:
         macros["PAIR(low, high)"] = f"pair_{inner.c}(low, high)"
     kernel = gemm.compiled(queue, "reads.cl ptx.cl wgmma.cl", "gemm_wgmma", inner, text=instructions(p, tile), **macros | named)
-    args = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), p.batches, tile.splits)
-    groups = gemm.groups_of(p, tile.m, tile.n) * tile.splits
-    first = Launch(kernel, min(groups, units) * ITEMS, ITEMS, "abdrc" if tile.splits == 1 else "abdrs", args, tile.splits == 1)
-    if tile.splits == 1:
-        return Plan((first,))
-    return Plan((first, gemm.add_parts(queue, p, tile.splits)), sums=tile.splits * p.batches * p.m * p.n)
+    numbers = (*p.sizes(), p.lda, p.ldb, inner.has_bias, *p.strides(), p.batches, tile.splits)
+    groups = min(gemm.groups_of(p, tile.m, tile.n) * tile.splits, units)
+    gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, t.a, t.b, numbers, t)
 
 
 def _width(p: Product) -> int:
@@ -154,16 +151,16 @@ def _width(p: Product) -> int:
     return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 
-def _wgmma_planner(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> Plan:
-    return plan(queue, p, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
+def _wgmma(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+    run(queue, p, t, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
 algorithms.add(
     "matmul", "wgmma", "wgmma.cl ptx.cl", "products whose rows begin at multiples of 16 bytes, large by the cost model",
-    "cases_h200.json: matmul 4096", _wgmma_planner, device="gpu", tiers=(TIER,), variants=gemm.VARIANTS,
+    "cases_h200.json: matmul 4096", _wgmma, device="gpu", tiers=(TIER,), variants=gemm.VARIANTS,
     needs="NVIDIA, compute capability 9.0",
     when=lambda p, config, profile: nvidia.capable(profile, CAPABILITY, CAPABILITY) and takes(p),
-    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, p.a, plan),
+    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, p.a, run),
     cost=lambda p, profile: best_tile(p, profile.max_compute_units)[1],
     configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, TILES, CAPABILITY, CAPABILITY)],
 )  # fmt: skip
