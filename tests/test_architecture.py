@@ -162,13 +162,13 @@ LINES = {
     "autograd": 2493,
     "bench": 594,
     "cli": 1264,
-    "core": 6317,
+    "core": 6299,
     "data": 2465,
     "distributed": 1936,
-    "engine": 6013,
+    "engine": 5987,
     "io": 3594,
     "nn": 4748,
-    "ops": 21559,
+    "ops": 21431,
     "optim": 1948,
     "profiling": 1302,
     "replay": 2604,
@@ -177,7 +177,7 @@ LINES = {
     "utils": 88,
 }
 SLACK = 60  # a package that is further below its figure must lower it
-COUPLING = {"private names of other modules": 292, "imports inside functions": 49, "functions put into lower modules": 22, "Any": 3642}
+COUPLING = {"private names of other modules": 292, "imports inside functions": 49, "functions put into lower modules": 22, "Any": 3609}
 
 
 @cache
