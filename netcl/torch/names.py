@@ -87,7 +87,8 @@ class TorchModule(ModuleType):
         raise MissingNameError(f"netcl has no {full}{nearest(full)}", full)
 
     def __dir__(self) -> list[str]:
-        theirs = (listed for source in self._sources for listed in dir(importlib.import_module(source)))
+        sources = [importlib.import_module(source) for source in self._sources]
+        theirs = {listed for source in sources for listed in dir(source) if not isinstance(getattr(source, listed, source), ModuleType)}
         return sorted({*self.__dict__, *theirs})
 
     def __reduce__(self) -> Any:

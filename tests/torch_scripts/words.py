@@ -31,9 +31,9 @@ class WordModel(nn.Module):
         self.init_weights()
 
     def init_weights(self):
-        nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
+        nn.init.uniform_(self.encoder.weight, -0.5, 0.5)
         nn.init.zeros_(self.decoder.bias)
-        nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
+        nn.init.uniform_(self.decoder.weight, -0.5, 0.5)
 
     def forward(self, tokens, state):
         output, state = self.rnn(self.drop(self.encoder(tokens)), state)
@@ -67,11 +67,11 @@ words = TEXT.split()
 vocabulary = Vocabulary(words)
 ids = torch.tensor([vocabulary.index[w] for w in words]).type(torch.int64)
 data = batchify(ids, 4, device)
-model = WordModel(len(vocabulary), 12, 16, 2).to(device)
+model = WordModel(len(vocabulary), 12, 24, 1).to(device)
 if args.start:
     model.load_state_dict(torch.load(args.start))
 criterion = nn.CrossEntropyLoss()
-lr, bptt, losses = 20.0, 8, []
+lr, bptt, losses = 4.0, 8, []
 for epoch in range(args.epochs):
     model.train()
     total, count = 0.0, 0
@@ -84,7 +84,7 @@ for epoch in range(args.epochs):
         output, hidden = model(source, hidden)
         loss = criterion(output, target)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for p in model.parameters():
             p.data.add_(p.grad, alpha=-lr)
         total, count = total + loss.item(), count + 1
