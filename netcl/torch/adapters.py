@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ TENSORS = {f"{kind}Tensor": TensorClass(f"{kind}Tensor", (), {"dtype": dtype}) f
 
 
 class ParameterSequence(list[Tensor]):
-    """A list of parameters that is its own iterator for ``next()``, as torch's ``parameters()`` is."""
+    """A list of parameters that ``next()`` takes one after the other from, as from torch's ``parameters()``."""
 
     _taken = 0
 
@@ -88,13 +89,10 @@ class autocast(amp.autocast):
         super().__init__(enabled and dtype != "float32", halves.get(dtype, dtype))
 
 
-def cuda_autocast(enabled: bool = True, dtype: Any = "float16", cache_enabled: bool = True) -> autocast:
-    """``torch.cuda.amp.autocast``."""
-    return autocast("cuda", dtype, enabled)
-
-
 class GradScaler(Scaler):
     """``torch.amp.GradScaler``: ``scale`` is a method here."""
+
+    unscale_ = Scaler.unscale_grads
 
     def __init__(self, device: str = "cuda", *numbers: Any, **options: Any):
         super().__init__(*numbers, **options)
@@ -103,26 +101,17 @@ class GradScaler(Scaler):
         """The loss times the scale."""
         return self.scale_loss(outputs)
 
-    def get_scale(self) -> float:
-        """The scale; reading it waits for the device."""
-        return float(Scaler.scale.__get__(self))
-
-    def unscale_(self, optimizer: Any) -> None:
-        """Divide the optimizer's gradients by the scale."""
-        self.unscale_grads(optimizer)
-
     def is_enabled(self) -> bool:
         """Whether losses are scaled."""
         return self.enabled
 
+    def get_scale(self) -> float:
+        """The scale; reading it waits for the device."""
+        return float(Scaler.scale.__get__(self))
+
     def state_dict(self) -> dict[str, Any]:
         """The scale and what it follows, as numbers."""
         return {**super().state_dict(), "scale": self.get_scale()}
-
-
-def cuda_scaler(*numbers: Any, **options: Any) -> GradScaler:
-    """``torch.cuda.amp.GradScaler``."""
-    return GradScaler("cuda", *numbers, **options)
 
 
 def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
@@ -133,9 +122,8 @@ def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
     if isinstance(f, str | os.PathLike):
         return save_torch(obj, f)
     with tempfile.TemporaryDirectory() as folder:
-        save_torch(obj, path := os.path.join(folder, "state.pt"))
-        with open(path, "rb") as file:
-            f.write(file.read())
+        save_torch(obj, path := Path(folder, "state.pt"))
+        f.write(path.read_bytes())
 
 
 def load(f: Any, map_location: Any = None, *unused: Any, **options: Any) -> Any:
@@ -145,17 +133,14 @@ def load(f: Any, map_location: Any = None, *unused: Any, **options: Any) -> Any:
     if isinstance(f, str | os.PathLike):
         return load_file(f, place)
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "state.pt")
-        with open(path, "wb") as file:
-            file.write(f.read())
+        path = Path(folder, "state.pt")
+        path.write_bytes(f.read())
         return load_file(path, place)
 
 
 def compile(model: Any = None, **options: Any) -> Any:
     """``torch.compile``: functions are recorded and replayed, modules are returned as they are. Options are taken and change nothing."""
-    if model is None:
-        return compile
-    return model if isinstance(model, Module) else compile_function(model)
+    return compile if model is None else model if isinstance(model, Module) else compile_function(model)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **options: Any) -> Any:
@@ -163,6 +148,11 @@ def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool | N
     return autograd.checkpoint(function, *args, **options)
 
 
+AMP: dict[str, Any] = {"autocast": autocast, "GradScaler": GradScaler}
+CUDA_AMP: dict[str, Any] = {
+    "autocast": lambda enabled=True, dtype="float16", cache_enabled=True: autocast("cuda", dtype, enabled),
+    "GradScaler": lambda *numbers, **options: GradScaler("cuda", *numbers, **options),
+}
 ROOT: dict[str, Any] = {
     **TENSORS, "Size": tuple, "Generator": Generator, "autocast": autocast, "save": save, "load": load, "compile": compile,
     "strided": "strided", "contiguous_format": "contiguous_format", "channels_last": "channels_last", "preserve_format": "preserve_format",

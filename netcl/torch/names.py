@@ -20,20 +20,16 @@ class MissingNameError(AttributeError):
         self.full_name = full_name
 
 
-def _never() -> bool:
-    return False
-
-
+_SAME = ("nn", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "optim", "optim.optimizer")
 _DATA = ("netcl.utils.data",)
-_OFF = {"is_available": _never, "is_built": _never}
+_OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
 _CUDNN = {**_OFF, "version": lambda: None, "enabled": False, "benchmark": False, "deterministic": False, "allow_tf32": False}
-_AMP = {"autocast": adapters.autocast, "GradScaler": adapters.GradScaler}
 
 #: Module: the modules of netcl that its names are looked up in, and names of its own, which come first.
 TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch": (("netcl",), {**adapters.ROOT, "device": devices.device, "__version__": "2.13.0+netcl"}),
     "torch.accelerator": ((), devices.ACCELERATOR),
-    "torch.amp": (("netcl.amp",), _AMP),
+    "torch.amp": (("netcl.amp",), adapters.AMP),
     "torch.autograd": (("netcl.autograd",), {"Variable": lambda data, requires_grad=False: data.requires_grad_(requires_grad)}),
     "torch.autograd.function": (("netcl.autograd",), {}),
     "torch.backends": ((), {}),
@@ -41,18 +37,12 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.backends.cudnn": ((), _CUDNN),
     "torch.backends.mps": ((), _OFF),
     "torch.cuda": ((), devices.CUDA),
-    "torch.cuda.amp": (("netcl.amp",), {"autocast": adapters.cuda_autocast, "GradScaler": adapters.cuda_scaler}),
-    "torch.distributed": ((), {"is_available": _never, "is_initialized": _never}),
+    "torch.cuda.amp": (("netcl.amp",), adapters.CUDA_AMP),
+    "torch.distributed": ((), _OFF),
     "torch.mps": ((), _OFF),
-    "torch.nn": (("netcl.nn",), {}),
-    "torch.nn.functional": (("netcl.nn.functional",), {}),
-    "torch.nn.init": (("netcl.nn.init",), {}),
+    **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
     "torch.nn.modules": (("netcl.nn",), {}),
-    "torch.nn.parameter": (("netcl.nn.parameter",), {}),
-    "torch.nn.utils": (("netcl.nn.utils",), {}),
-    "torch.optim": (("netcl.optim",), {}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {}),
-    "torch.optim.optimizer": (("netcl.optim.optimizer",), {}),
     "torch.utils": ((), {}),
     "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint}),
     "torch.utils.data": (_DATA, {}),

@@ -86,9 +86,7 @@ def _is_there(name: str) -> bool:
     top, *parts = name.split(".")
     owner: object = modules()[top]
     for part in parts:
-        if not isinstance(owner, TorchModule):
-            return True
-        if not hasattr(owner, part):
+        if isinstance(owner, TorchModule) and not hasattr(owner, part):
             return False
-        owner = getattr(owner, part)
+        owner = getattr(owner, part, None)
     return True

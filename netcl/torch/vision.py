@@ -6,6 +6,7 @@ Images are uint8 arrays of shape (height, width, channels) where torchvision has
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ DATASETS: dict[str, Any] = {
     name: type(name, (_Images,), {"source": (source, (f"{name}/raw", name)), "__module__": __name__, "__doc__": f"torchvision's {name}."})
     for name, source in (("MNIST", datasets.mnist), ("FashionMNIST", datasets.fashion_mnist), ("CIFAR10", datasets.cifar10))
 }
-globals().update(DATASETS)  # found by name in worker processes
+globals().update(DATASETS)
 
 
 class Compose:
@@ -51,9 +52,7 @@ class Compose:
         self.transforms = transforms
 
     def __call__(self, image: Any) -> Any:
-        for transform in self.transforms:
-            image = transform(image)
-        return image
+        return reduce(lambda made, transform: transform(made), self.transforms, image)
 
 
 class ToTensor:
@@ -65,17 +64,7 @@ class ToTensor:
         return Tensor.from_host(array.astype(np.float32) / 255 if array.dtype == np.uint8 else array)
 
 
-class Normalize:
-    """``(x - mean) / std`` per channel of a tensor."""
-
-    def __init__(self, mean: Any, std: Any, inplace: bool = False):
-        self.change = augment.Normalize(mean, std)
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return Tensor.from_host(image.queue, self.change(image.to_host()))
-
-
-class _Random:
+class _Change:
     """An augmentation of :mod:`netcl.data.augment` for one image: an array (H, W, C) or a tensor (C, H, W). Follows ``manual_seed``."""
 
     change: Callable[..., augment.Augmentation]
@@ -92,9 +81,8 @@ class _Random:
 
 
 TRANSFORMS: dict[str, Any] = {
-    **{c.__name__: c for c in (Compose, ToTensor, Normalize)},
-    **{change.__name__: type(change.__name__, (_Random,), {"change": change, "__module__": __name__, "__doc__": change.__doc__})
-       for change in (augment.RandomCrop, augment.RandomHorizontalFlip, augment.RandomVerticalFlip)},
-    "Lambda": lambda lambd: lambd,
+    "Compose": Compose, "ToTensor": ToTensor, "Lambda": lambda lambd: lambd,
+    **{change.__name__: type(change.__name__, (_Change,), {"change": change, "__module__": __name__, "__doc__": change.__doc__})
+       for change in (augment.Normalize, augment.RandomCrop, augment.RandomHorizontalFlip, augment.RandomVerticalFlip)},
 }  # fmt: skip
-globals().update({name: value for name, value in TRANSFORMS.items() if name != "Lambda"})
+globals().update({name: value for name, value in TRANSFORMS.items() if name != "Lambda"})  # found by name in worker processes

@@ -1,4 +1,4 @@
-"""Imported as ``torchvision`` by worker processes of a script that runs with netcl.torch: installs netcl in its place."""
+"""Worker processes of a script that netcl.torch runs import this as ``torchvision``: netcl takes its place."""
 
 import sys
 
