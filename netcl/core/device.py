@@ -156,6 +156,7 @@ class DeviceManager:
         self._profiles: dict[Any, ExtendedDeviceProfile] = {}
         self._half: dict[Any, bool] = {}
         self._warned_no_gpu = False
+        self._named: Callable[[str | int], DeviceHandle | None] = lambda selector: None
         self._numpy = DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, CPUQueue())
 
     def discover(self) -> list[tuple[Any, Any]]:
@@ -208,8 +209,14 @@ class DeviceManager:
             return self._chosen[device, strict, preferred]
         except KeyError:
             with self._lock:
-                chosen = self._preferred(strict) if preferred else self._resolve(device, strict)
+                chosen = self._preferred(strict) if preferred else self._named(device) or self._resolve(device, strict)
                 return self._chosen.setdefault((device, strict, preferred), chosen)
+
+    def name_devices(self, function: Callable[[str | int], DeviceHandle | None] = lambda selector: None) -> None:
+        """Ask ``function`` for the handle of a selector first; it returns ``None`` for those it does not name. No argument: stop asking."""
+        with self._lock:
+            self._named = function
+            self._chosen.clear()
 
     def handle_of(self, queue: Any) -> DeviceHandle:
         """The handle of a queue, also of one that netcl did not make."""

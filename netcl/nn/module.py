@@ -353,10 +353,11 @@ class Module(metaclass=_Constructed):
         function(self)
         return self
 
-    def to(self: M, *targets: Any, device: Any = None, dtype: str | None = None) -> M:
+    def to(self: M, *targets: Any, device: Any = None, dtype: str | None = None, non_blocking: bool = False) -> M:
         """Move to a device, convert floats to a dtype, or both: ``to("gpu")``, ``to("float16")``, ``to(queue, dtype="bfloat16")``.
 
-        The parameters stay the same objects, so an optimizer made before keeps working; their gradients move along.
+        The parameters stay the same objects, so an optimizer made before keeps working; their gradients move along. ``non_blocking=``
+        changes nothing here.
         """
         for target in targets:
             if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.ALIASES):
@@ -373,6 +374,14 @@ class Module(metaclass=_Constructed):
                 if tensor.grad is not None:
                     _convert(tensor.grad, queue, None if row is None else row.name)
         return self
+
+    def cuda(self: M, device: Any = None) -> M:
+        """Move to the first GPU, or to ``device``."""
+        return self.to("gpu" if device is None else device)
+
+    def cpu(self: M) -> M:
+        """Move to the NumPy backend."""
+        return self.to("cpu")
 
     def half(self: M) -> M:
         """All floats as float16."""

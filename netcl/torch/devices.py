@@ -1,0 +1,103 @@
+"""``torch.device``, ``torch.cuda``, ``torch.accelerator``: CUDA devices are the OpenCL devices, best first."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from netcl.core import device as core
+from netcl.core import memory
+from netcl.core.device import DeviceHandle, manager
+from netcl.core.errors import DeviceError, message
+from netcl.ops.random import manual_seed
+
+_current = [0]
+
+
+def _indices() -> list[str]:
+    """Selectors of the devices that "cuda" may mean: the default one first, the others by score. Empty if the default is NumPy."""
+    best = core.require("auto")
+    usable = sorted((f for f in manager.found() if core.score(f.profile)[0] >= 0), key=lambda f: core.score(f.profile), reverse=True)
+    others = [f.index for f in usable if f.device != best.device]
+    return [f.index for f in manager.found() if f.device == best.device] + others if best.backend == "cl" else []
+
+
+def named(selector: str | int) -> DeviceHandle | None:
+    """The handle of ``"cuda"``, ``"cuda:1"``, ``"gpu"`` or a number; ``None`` for other selectors."""
+    found = re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?|(\d+)", str(selector))
+    if found is None:
+        return None
+    number, there = int(found[1] or found[2] or _current[0]), _indices()
+    if number >= len(there):
+        what, remedy = "no such OpenCL device", 'use "cpu" where torch.cuda.is_available() is false; `netcl doctor` says what is missing'
+        raise DeviceError(message("netcl.torch", what, remedy, selector=repr(selector), devices=len(there)))
+    return manager.default(there[number])
+
+
+class device(core.device):
+    """``torch.device``: ``"cpu"`` is the NumPy backend, ``"cuda"`` and ``"cuda:1"`` are OpenCL devices."""
+
+    def __init__(self, type: Any = "cpu", index: int | None = None):
+        name = f"{type}:{index}" if index is not None and type != "cpu" else type
+        super().__init__("cpu" if re.fullmatch(r"cpu(:\d+)?", str(name)) else name)
+        numbered = re.fullmatch(r"cuda:(\d+)", str(name))
+        self._index = int(numbered[1]) if numbered else type if isinstance(type, int) else None
+
+    @property
+    def type(self) -> str:
+        """``"cuda"`` for OpenCL devices, else ``"cpu"``."""
+        return "cuda" if self.handle.backend == "cl" else "cpu"
+
+    @property
+    def index(self) -> int | None:
+        """The number of the device, where it was given."""
+        return self._index
+
+    def __str__(self) -> str:
+        return self.type if self._index is None else f"{self.type}:{self._index}"
+
+    def __repr__(self) -> str:
+        return f"device(type={self.type!r}{'' if self._index is None else f', index={self._index}'})"
+
+
+def is_available() -> bool:
+    """Whether there is an OpenCL device."""
+    return core.require("auto").backend == "cl"
+
+
+def device_count() -> int:
+    """The number of OpenCL devices."""
+    return len(_indices())
+
+
+def _handle(which: Any) -> DeviceHandle:
+    return core.require("cuda" if which is None else which)
+
+
+def _properties(which: Any = None) -> Any:
+    profile = _handle(which).profile
+    return SimpleNamespace(name=profile.name, total_memory=profile.global_mem_size, multi_processor_count=profile.max_compute_units)
+
+
+def _set_device(which: Any) -> None:
+    """Let "cuda" mean the device of this number."""
+    number = getattr(which, "index", which)
+    _current[0] = int(str(number).rpartition(":")[2]) if number is not None else 0
+    manager.name_devices(named)  # forgets what "cuda" meant
+
+
+CUDA: dict[str, Any] = {
+    "is_available": is_available, "device_count": device_count, "current_device": lambda: _current[0], "set_device": _set_device,
+    "get_device_name": lambda device=None: _handle(device).device_name, "get_device_properties": _properties,
+    "synchronize": lambda device=None: core.synchronize(None if device is None else core.require(device)),
+    "manual_seed": manual_seed, "manual_seed_all": manual_seed, "is_bf16_supported": is_available,
+    "empty_cache": memory.empty_cache, "memory_allocated": lambda device=None: memory.memory_stats()["bytes_in_use"],
+    "memory_reserved": lambda device=None: memory.memory_stats()["bytes_allocated"],
+    "memory_summary": lambda device=None, abbreviated=False: memory.memory_summary(), "device": device,
+}  # fmt: skip
+ACCELERATOR: dict[str, Any] = {
+    "is_available": is_available, "device_count": device_count, "synchronize": CUDA["synchronize"],
+    "current_accelerator": lambda check_available=False: device("cuda") if is_available() else None,
+    "current_device_index": CUDA["current_device"], "set_device_index": _set_device,
+}  # fmt: skip

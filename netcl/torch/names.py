@@ -1,0 +1,103 @@
+"""The modules that answer ``import torch`` and ``import torchvision``: a table of where each finds its names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from functools import cache
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from netcl.torch import adapters, devices, vision
+
+
+class MissingNameError(AttributeError):
+    """A name of torch that netcl does not have."""
+
+    def __init__(self, text: str, full_name: str):
+        super().__init__(text)
+        self.full_name = full_name
+
+
+_SAME = ("nn", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "optim", "optim.optimizer")
+_DATA = ("netcl.utils.data",)
+_OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
+_CUDNN = {**_OFF, "version": lambda: None, "enabled": False, "benchmark": False, "deterministic": False, "allow_tf32": False}
+
+#: Module: the modules of netcl that its names are looked up in, and names of its own, which come first.
+TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "torch": (("netcl",), {**adapters.ROOT, "device": devices.device, "__version__": "2.13.0+netcl"}),
+    "torch.accelerator": ((), devices.ACCELERATOR),
+    "torch.amp": (("netcl.amp",), adapters.AMP),
+    "torch.autograd": (("netcl.autograd",), {"Variable": lambda data, requires_grad=False: data.requires_grad_(requires_grad)}),
+    "torch.autograd.function": (("netcl.autograd",), {}),
+    "torch.backends": ((), {}),
+    "torch.backends.cuda": ((), {**_OFF, "matmul": SimpleNamespace(allow_tf32=False)}),
+    "torch.backends.cudnn": ((), _CUDNN),
+    "torch.backends.mps": ((), _OFF),
+    "torch.cuda": ((), devices.CUDA),
+    "torch.cuda.amp": (("netcl.amp",), adapters.CUDA_AMP),
+    "torch.distributed": ((), _OFF),
+    "torch.mps": ((), _OFF),
+    **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
+    "torch.nn.modules": (("netcl.nn",), {}),
+    "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {}),
+    "torch.utils": ((), {}),
+    "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint}),
+    "torch.utils.data": (_DATA, {}),
+    **{f"torch.utils.data.{part}": (_DATA, {}) for part in ("dataloader", "dataset", "distributed", "sampler")},
+    "torch.version": ((), {"__version__": "2.13.0+netcl", "cuda": None, "hip": None}),
+    "torch.xpu": ((), _OFF),
+    "torchvision": ((), {"__version__": "0.28.0+netcl"}),
+    "torchvision.datasets": ((), vision.DATASETS),
+    "torchvision.transforms": ((), vision.TRANSFORMS),
+}
+
+
+class TorchModule(ModuleType):
+    """A module of torch whose names are those of netcl."""
+
+    def __init__(self, name: str):
+        self.__dict__["_sources"], own = TABLE[name]
+        super().__init__(name, f"{name}, answered by netcl.")
+        self.__path__: list[str] = []
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
+        self.__dict__.update(own)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return [listed for listed in dir(self) if not listed.startswith("_")]
+        if not name.startswith("__"):
+            for source in self._sources:
+                value = getattr(importlib.import_module(source), name, importlib)
+                if not isinstance(value, ModuleType):  # packages of netcl are modules of torch only by the table
+                    return value
+        full = f"{self.__name__}.{name}"
+        raise MissingNameError(f"netcl has no {full}{nearest(full)}", full)
+
+    def __dir__(self) -> list[str]:
+        sources = [importlib.import_module(source) for source in self._sources]
+        theirs = {listed for source in sources for listed in dir(source) if not isinstance(getattr(source, listed, source), ModuleType)}
+        return sorted({*self.__dict__, *theirs})
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
+
+
+@cache
+def modules() -> dict[str, TorchModule]:
+    """The modules by name, each an attribute of the one above it."""
+    made = {name: TorchModule(name) for name in TABLE}
+    for name, module in made.items():
+        above, _, last = name.rpartition(".")
+        if above:
+            setattr(made[above], last, module)
+    return made
+
+
+def nearest(full_name: str) -> str:
+    """``", the nearest name is torch.y"`` for a missing ``torch.x``; empty if none is near."""
+    above, _, last = full_name.rpartition(".")
+    found = difflib.get_close_matches(last, dir(modules()[above]), n=1) if above in TABLE else []
+    return f", the nearest name is {above}.{found[0]}" if found else ""

@@ -1,0 +1,256 @@
+"""``netcl.torch``: PyTorch scripts run as they are, missing names are listed, and nothing is installed unasked."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import netcl
+import netcl.torch
+from netcl import nn
+from netcl.core.errors import DeviceError
+from netcl.torch.__main__ import main
+
+SCRIPTS = Path(__file__).parent / "torch_scripts"
+NAMES = {"torch", "torchvision"}
+
+
+def start(script: Path, *words: str, selector: str = "cpu", cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "netcl.torch", str(script), *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "NETCL_DEVICE": selector}, timeout=240)
+
+
+def losses(done: subprocess.CompletedProcess[str]) -> tuple[float, float]:
+    assert done.returncode == 0, done.stderr
+    first, last = re.search(r"first (\S+) last (\S+)", done.stdout).groups()
+    return float(first), float(last)
+
+
+def written(folder: Path, text: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def without_pytorch(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] in NAMES]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def installed():
+    netcl.torch.install()
+    yield
+    netcl.torch.uninstall()
+
+
+# ---- scripts
+
+
+@pytest.mark.parametrize("name", ["vae", "words", "gpt"])
+def test_script(name, tmp_path):
+    first, last = losses(start(SCRIPTS / f"{name}.py", cwd=tmp_path))
+    assert last < 0.85 * first
+
+
+def test_script_on_one_device_with_arguments_and_a_worker(tmp_path, one_target):
+    """The worker process imports the script again, and with it torch."""
+    words = ("--epochs", "3", "--workers", "1", "--save", "here.pt")
+    done = start(SCRIPTS / "cnn.py", *words, selector=one_target.selector, cwd=tmp_path)
+    first, last = losses(done)
+    assert last < 0.85 * first and (tmp_path / "here.pt").exists() and "epoch 3" in done.stdout
+
+
+def test_a_script_without_its_names_ends_with_one_line(tmp_path, capsys):
+    done = start(SCRIPTS / "reinforce.py", cwd=tmp_path)
+    before, last = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "") and before.endswith("the script ends where it uses one of them")
+    assert last == ("[netcl.torch] netcl has no torch.distributions.Categorical, the nearest name is torch.distributed; at=reinforce.py:5; "
+                    "the script also needs torch.linalg.matrix_rank (reinforce.py:16)")  # fmt: skip
+    assert main(["--check", str(SCRIPTS / "reinforce.py")]) == 1 and main(["--check", str(SCRIPTS / "gpt.py")]) == 0
+    assert capsys.readouterr().err == before.removesuffix("; the script ends where it uses one of them") + "\n"
+
+
+def test_arguments_status_and_default_device_are_the_scripts(tmp_path):
+    text = """
+import sys, torch, beside
+print(sys.argv[1:], __name__, beside.x.device.backend, torch.cuda.is_available(), torch.device("cpu").type)
+sys.exit(3)
+"""
+    written(tmp_path, "import torch\nx = torch.ones(2)\n", "beside.py")
+    done = start(written(tmp_path, text), "--check", "--device", "x", cwd=tmp_path.parent)
+    assert (done.returncode, done.stdout) == (3, "['--check', '--device', 'x'] __main__ cpu False cpu\n"), done.stderr
+
+
+# ---- missing names
+
+
+def test_missing_names_of_a_script(tmp_path):
+    written(tmp_path, "from torch import nn\n\n\nclass Layer(nn.Linaer):\n    pass\n", "layers.py")
+    script = written(tmp_path, """
+import torch
+import torch.nn.functional as F
+import torch.fx
+from torch import nn, optim as o
+from torch.nn import Linear, Nothing
+from layers import Layer
+try:
+    import torch._dynamo
+    torch.not_this
+except ImportError:
+    pass
+torch.backends.cudnn.whatever = True
+x = F.relu(torch.zeros(3).no_such_method()) + F.nope(torch.ones(2), out=o.Lamb)
+nn.Linear.no_such_attribute
+torch.linalg.qr(x)
+torch.Tensor.add, torch.float32, torch.cuda.amp.autocast, torch.utils.data.DataLoader
+""")  # fmt: skip
+    assert netcl.torch.missing(script) == {
+        "torch.fx": "script.py:4", "torch.nn.Nothing": "script.py:6", "torch.nn.functional.nope": "script.py:14",
+        "torch.optim.Lamb": "script.py:14", "torch.linalg.qr": "script.py:16", "torch.nn.Linaer": "layers.py:4",
+    }  # fmt: skip
+
+
+def test_a_missing_name_at_run_time_names_the_others(tmp_path):
+    script = written(tmp_path, "import torch\nfrom torch import nn\nname = 'Linaer'\ngetattr(nn, name)\ntorch.nope\n")
+    with pytest.raises(
+        netcl.torch.MissingNameError, match=r"no torch.nn.Linaer, the nearest name is torch.nn.Linear; the script also needs"
+    ):
+        netcl.torch.run(script)
+    assert not NAMES & set(sys.modules)
+
+
+def test_other_errors_are_the_scripts_own(tmp_path):
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_mine"):
+        netcl.torch.run(written(tmp_path, "import torch\nimport no_such_module_of_mine\n"))
+    with pytest.raises(AttributeError, match="'dict' object has no attribute 'x'"):
+        netcl.torch.run(written(tmp_path, "import torch\n{}.x\n"))
+    assert not NAMES & set(sys.modules)
+
+
+# ---- install, uninstall
+
+
+def test_import_alone_installs_nothing():
+    assert not NAMES & set(sys.modules)
+    code = "import sys, netcl.torch; sys.exit(bool({'torch', 'torchvision'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_uninstall_undoes_everything():
+    method, path, active = nn.Module.parameters, list(sys.path), netcl.get_default_device()
+    netcl.torch.install()
+    netcl.torch.install()
+    assert sys.modules["torch.nn"].Linear is nn.Linear and sys.path != path
+    netcl.torch.uninstall()
+    netcl.torch.uninstall()
+    assert not [name for name in sys.modules if name.split(".")[0] in NAMES]
+    assert (nn.Module.parameters, sys.path, netcl.get_default_device()) == (method, path, active)
+
+
+def test_install_refuses_beside_the_real_one(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
+    with pytest.raises(RuntimeError, match=r"\[netcl.torch\] torch is already imported; .*install before anything imports it"):
+        netcl.torch.install()
+
+
+# ---- what the modules answer
+
+
+def test_tensor_classes(installed):
+    import torch
+
+    assert (
+        isinstance(torch.ones(2), torch.Tensor)
+        and isinstance(nn.Parameter(torch.ones(1)), torch.Tensor)
+        and not isinstance(1, torch.Tensor)
+    )
+    assert torch.Tensor(2, 3).shape == torch.Size([2, 3]) and torch.Tensor([1, 2]).dtype == torch.float32
+    assert isinstance(torch.LongTensor([1]), torch.LongTensor) and not isinstance(torch.ones(1), torch.LongTensor)
+    both = nn.Linear(2, 3).parameters()
+    assert torch.Tensor.add(torch.ones(1), 1).item() == 2.0 and [next(both).shape, next(both).shape] == [(3, 2), (3,)]
+
+
+def test_import_forms(installed):
+    import torch.nn.functional as F
+    from torch import nn as layers
+    from torch.utils.data import DataLoader
+
+    assert (F.relu, layers.Linear, DataLoader) == (nn.functional.relu, nn.Linear, netcl.utils.data.DataLoader)
+    star: dict = {}
+    exec("from torch.nn import *", star)
+    assert star["Conv2d"] is nn.Conv2d
+    with pytest.raises(ImportError, match=r"cannot import name 'Nothing' from 'torch\.nn'"):
+        from torch.nn import Nothing  # noqa: F401
+    with pytest.raises(AttributeError, match=r"netcl has no torch.optim.AdamV, the nearest name is torch.optim.Adam"):
+        sys.modules["torch.optim"].AdamV  # noqa: B018
+
+
+def test_cuda_is_the_opencl_device(cl_device, monkeypatch, request):
+    monkeypatch.setenv("NETCL_DEVICE", request.node.callspec.params["cl_device"].selector)
+    netcl.torch.install()
+    try:
+        import torch
+
+        there = torch.device("cuda:0")
+        assert torch.cuda.is_available() and torch.cuda.device_count() >= 1 and torch.cuda.get_device_name() == cl_device.device_name
+        assert (str(there), there.type, there.index, str(torch.device("cpu"))) == ("cuda:0", "cuda", 0, "cpu")
+        x = torch.ones(2, device="cpu")
+        assert x.device == torch.device("cpu") and x.cuda().device == x.to("cuda").device == x.to(0).device == there == cl_device
+        assert torch.zeros(1, device="cuda").device == nn.Linear(1, 1).cuda().weight.device == cl_device
+        assert torch.accelerator.current_accelerator() == there and nn.Linear(1, 1).cuda().cpu().bias.device == torch.device("cpu")
+    finally:
+        netcl.torch.uninstall()
+
+
+def test_without_opencl_there_is_no_cuda(monkeypatch):
+    monkeypatch.setenv("NETCL_DEVICE", "cpu")
+    netcl.torch.install()
+    try:
+        import torch
+
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0 and torch.accelerator.current_accelerator() is None
+        with pytest.raises(DeviceError, match=r"\[netcl.torch\] no such OpenCL device; selector='cuda'"):
+            torch.ones(1, device="cuda")
+    finally:
+        netcl.torch.uninstall()
+
+
+def test_files_and_scaler(installed, tmp_path):
+    import torch
+
+    file = io.BytesIO()
+    torch.save({"w": torch.arange(3), "n": 2}, file)
+    file.seek(0)
+    read = torch.load(file, map_location=lambda storage, location: storage)
+    assert read["w"].tolist() == [0, 1, 2] and read["n"] == 2
+    with pytest.raises(TypeError, match=r"\[torch.save\] a whole module cannot be saved without pickle; module=Linear; save the weights"):
+        torch.save(nn.Linear(1, 1), tmp_path / "m.pt")
+    scaler = torch.cuda.amp.GradScaler(init_scale=4.0)
+    assert scaler.scale(torch.ones(())).item() == 4.0 == scaler.get_scale() == scaler.state_dict()["scale"]
+    with torch.autocast("cpu"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_torchvision(installed, tmp_path):
+    from torchvision import datasets, transforms
+
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    pixels = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
+    for part in ("train", "t10k"):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(np.array([0x803, 2, 4, 4], ">i4").tobytes() + pixels.tobytes())
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(np.array([0x801, 2], ">i4").tobytes() + bytes([7, 3]))
+    to_tensor = transforms.Compose([transforms.RandomHorizontalFlip(1.0), transforms.ToTensor(), transforms.Normalize((0.5,), (0.25,))])
+    data = datasets.MNIST(str(tmp_path), train=True, download=True, transform=to_tensor)
+    image, label = data[1]
+    assert (len(data), label, image.shape) == (2, 3, (1, 4, 4))
+    assert np.allclose(image.numpy()[0], (pixels[1][:, ::-1] / 255 - 0.5) / 0.25, atol=1e-6)
