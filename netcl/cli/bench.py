@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from netcl.cli.command import CommandError, command, say, table, whole
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, message
 
+if TYPE_CHECKING:
+    from netcl.bench import Setting, Way
+
+    Ways = Callable[[Setting], dict[str, Way]]
 Times = Mapping[str, float]  # seconds by device
 
 
@@ -32,21 +40,22 @@ def _pattern(text: str) -> re.Pattern[str]:
 @command("bench", _bench_arguments)
 def bench(args: argparse.Namespace) -> int:
     """Time common problems on this machine's devices, and torch if it is there; say which device to use for which size."""
-    from netcl.bench import harness
+    from netcl.bench import setting
 
-    chosen = [(group, case) for group, cases in groups().items() for case in cases if args.cases.search(case.name)]
+    found = groups()
+    chosen = [(group, name, make) for group, makers in found.items() for name, make in makers.items() if args.cases.search(name)]
     if not chosen:
-        examples = ", ".join(repr(cases[0].name) for cases in groups().values())
+        examples = ", ".join(repr(next(iter(makers))) for makers in found.values())
         raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {examples}", cases=args.cases.pattern))
-    settings = _settings_by_name([harness.setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
+    settings = _settings_by_name([setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
     if first.torch is None:
         say("torch is not installed: only netcl's devices are timed")
     series: dict[str, dict[str, Times]] = {}
     troubles: list[str] = []
-    for group, case in chosen:
-        series.setdefault(group, {})[case.name] = _times(case, settings, troubles)
+    for group, name, make in chosen:
+        series.setdefault(group, {})[name] = _times(name, make, settings, troubles)
     rows = [[name, *(_clock(times.get(n)) for n in names)] for found in series.values() for name, times in found.items()]
     print(table(("", *names), rows))
     print()
@@ -55,20 +64,74 @@ def bench(args: argparse.Namespace) -> int:
     return 1 if troubles else 0
 
 
-def groups() -> dict[str, list[Any]]:
-    """Cases by what they show, sizes growing."""
-    from netcl.bench import problems, steps
-    from netcl.bench.harness import Comparison
+def groups() -> dict[str, dict[str, Ways]]:
+    """The ways of every problem by its name and by what it shows, sizes growing."""
+    from netcl import autograd as ag
+    from netcl.bench import values
 
-    both = [Comparison(), Comparison("compiled")]
+    def matrices(n: int) -> list[np.ndarray]:
+        return [values(n, n, seed=seed) for seed in (0, 1)]
+
+    def images(n: int) -> list[np.ndarray]:
+        return [values(n, 32, 16, 16), values(32, 32, 3, 3, seed=1)]
+
+    def vectors(power: int) -> list[np.ndarray]:
+        return [values(1 << power, seed=seed) for seed in range(3)]
+
+    def chain(a: Any, b: Any, c: Any) -> Any:
+        return ag.relu(a * b + c) * 0.5 + a
+
+    matmul = partial(_ways, ag.matmul, lambda torch, a, b: torch.matmul(a, b), np.matmul)
+    conv = partial(_ways, partial(ag.conv2d, padding=1), lambda torch, x, w: torch.nn.functional.conv2d(x, w, padding=1), None)
+    fused = partial(_ways, chain, lambda torch, a, b, c: torch.relu(a * b + c) * 0.5 + a, None)
+    total = partial(_ways, ag.sum, lambda torch, a: a.sum(), np.sum)
+    softmax = partial(_ways, ag.softmax, lambda torch, a: a.softmax(-1), None)
     return {
-        "matrix products": [problems.matmul(n, n, n) for n in (32, 128, 512, 1024)],
-        "convolutions": [problems.conv(n, 32, 16, 32) for n in (1, 16, 64)],
-        "elementwise chains": [problems.chain(1 << p) for p in (10, 16, 22)],
-        "sums": [problems.total(1 << p) for p in (10, 16, 22)],
-        "softmax": [problems.softmax(n, 512) for n in (8, 128, 2048)],
-        "training an MLP": [steps.mlp_step(n, both) for n in (16, 256)],
+        "matrix products": {f"matmul {n}": partial(matmul, partial(matrices, n)) for n in (32, 128, 512, 1024)},
+        "convolutions": {f"conv 3x3 {n}x32x16x16 to 32 forward": partial(conv, partial(images, n)) for n in (1, 16, 64)},
+        "elementwise chains": {f"chain 2^{p}": partial(fused, partial(vectors, p)) for p in (10, 16, 22)},
+        "sums": {f"sum 2^{p}": partial(total, lambda p=p: [np.abs(values(1 << p))]) for p in (10, 16, 22)},
+        "softmax": {f"softmax {n}x512": partial(softmax, lambda n=n: [values(n, 512)]) for n in (8, 128, 2048)},
+        "training an MLP": {f"MLP 784-128-10 step, batch {n}": partial(_mlp_ways, n) for n in (16, 256)},
     }
+
+
+def _ways(ours: Any, theirs: Any, reference: Any, arrays: Callable[[], list[np.ndarray]], where: Setting) -> dict[str, Way]:
+    """A function of arrays, eager and compiled, in torch, and (without torch) in NumPy to compare results with."""
+    from netcl.bench import Compiled, Way
+
+    given = arrays()
+    tensors = [where.tensor(array) for array in given]
+    ways = {"ours": where.ours(lambda: ours(*tensors)), "compiled": Compiled(ours, *tensors).way(where)}
+    if where.torch is not None:
+        operands = [where.torch_tensor(array) for array in given]
+        return ways | {"torch": where.theirs(lambda: theirs(where.torch, *operands))}
+    return ways | ({"numpy": Way(result=lambda: [reference(*given)])} if reference else {})
+
+
+def _mlp_ways(batch: int, where: Setting) -> dict[str, Way]:
+    """A step of 784-128-10 with Adam, eager, compiled and in torch, from the same weights."""
+    from netcl import autograd as ag
+    from netcl import nn, optim
+    from netcl.bench import Compiled, last_loss, training_step, values
+
+    x, y = values(batch, 784), np.arange(batch) % 10
+    data = where.tensor(x), where.tensor(y)
+    models = [nn.MLP(784, [128], 10) for _ in range(2)]
+    weights = {name: tensor.to_host().copy() for name, tensor in models[0].state_dict().items()}
+    models[1].load_state_dict(weights)
+    eager, again = (training_step(model, optim.Adam(model.parameters()), ag.cross_entropy) for model in models)
+    ways = {"ours": replace(where.ours(lambda: eager(*data)), result=lambda: last_loss(lambda: eager(*data)))}
+    ways["compiled"] = Compiled(again, *data).losses(where)
+    if where.torch is None:
+        return ways
+    torch = where.torch
+    twin = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    twin.load_state_dict({name.removeprefix("layers."): torch.from_numpy(array) for name, array in weights.items()})
+    twin.to(where.torch_device)
+    step = training_step(twin, torch.optim.Adam(twin.parameters()), torch.nn.functional.cross_entropy)
+    operands = where.torch_tensor(x), where.torch_tensor(y)
+    return ways | {"torch": replace(where.theirs(lambda: step(*operands)), result=lambda: last_loss(lambda: step(*operands)))}
 
 
 def _selectors() -> list[Any]:
@@ -84,24 +147,25 @@ def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
     return {f"{n} ({s.handle.platform_name})" if names.count(n) > 1 else n: s for n, s in zip(names, settings, strict=True)}
 
 
-def _times(case: Any, settings: Mapping[str, Any], troubles: list[str]) -> Times:
+def _times(case: str, make: Ways, settings: Mapping[str, Setting], troubles: list[str]) -> Times:
     """The best of our ways on each device (eager or compiled), and torch's best over all runs; what went wrong goes to ``troubles``."""
-    from netcl.bench.harness import measure
+    from netcl.bench import interleave, wrong_results
+    from netcl.core.device import device
 
     times: dict[str, float] = {}
     for name, where in settings.items():
         try:
-            rows = measure(case, where)
+            with device(where.handle):
+                ways = {way: made for way, made in make(where).items() if not made.missing}
+                wrong = wrong_results(ways, 2e-2 if "step" in case else 1e-4)
+                best = interleave({way: made for way, made in ways.items() if way not in wrong and way != "numpy"}, where.repeats)
         except (DeviceError, KernelBuildError, OutOfMemoryError) as error:
-            troubles.append(f"{case.name} failed on {name}: {error}")
+            troubles.append(f"{case} failed on {name}: {error}")
             continue
-        for row in rows:
-            if "differs" in row.get("skipped", ""):
-                troubles.append(f"{case.name} on {name}: {row['skipped']}")
-            if row["ours_s"] is not None:
-                times[name] = min(row["ours_s"], times.get(name, row["ours_s"]))
-            if row["theirs_s"] is not None and row["yardstick"] == "torch":
-                times["torch"] = min(row["theirs_s"], times.get("torch", row["theirs_s"]))
+        troubles += [f"{case} on {name}: {way}: {reason}" for way, reason in wrong.items()]
+        for way, seconds in best.items():
+            key = "torch" if way == "torch" else name
+            times[key] = min(seconds, times.get(key, seconds))
     return times
 
 

@@ -1,24 +1,27 @@
-"""How times are taken: several ways to do the same thing, checked against each other, then interleaved in one run.
+"""Timing: several ways to compute the same result, compared with each other, then timed in interleaved rounds.
 
-Machines are shared and drift, so only ratios of interleaved measurements mean anything; of each way the best round counts. Ways are
-measured awake, as a program that computes is: a sample follows uncounted calls of the same way. Every round has another order, since a way
-finds the caches as the one before it left them.
+``netcl bench`` and the repository's ``benchmarks/`` use it. Machines are shared and drift, so only ratios of interleaved measurements are
+meaningful; the best round of each way counts. Uncounted calls precede every sample, since cores that have slept start slowly. The order
+changes from round to round, because each way finds the caches as the one before it left them.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from netcl.core.device import DeviceHandle, device, require, synchronize
+from netcl.core.device import DeviceHandle, require, synchronize
+from netcl.core.tensor import Tensor
+from netcl.runtime import capture
 
 SAMPLE_SECONDS = 0.05  # the least time of one sample: short calls are repeated until they fill it
 MOST_CALLS = 2000
@@ -26,10 +29,9 @@ SETTLE = 0.01  # seconds before a sample: the threads of the one before go to sl
 AWAKE = 3  # a sample is preceded by this part of its calls, uncounted: after a pause two cores did the work of one for milliseconds
 PATIENCE = 20.0  # seconds after which no further round is started: some ways are slow beyond reason on some machines
 CHECKED = 1 << 21  # how many values of a large result are compared, evenly spread
-
-
-def _nothing() -> None:
-    pass
+CHECKED_STEPS = 3  # training steps whose last loss is compared
+WARM_CALLS = 6  # calls after which a compiled function is replayed, at most
+_DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
 
 
 @dataclass
@@ -42,39 +44,14 @@ class Way:
     such as bytes.
     """
 
-    run: Callable[[], Any] = _nothing
-    sync: Callable[[], None] = _nothing
+    run: Callable[[], Any] = lambda: None
+    sync: Callable[[], None] = lambda: None
     result: Callable[[], Sequence[np.ndarray]] | None = None
     missing: str = ""
     host_only: bool = False
     units: int = 1
     apart: bool = False
     amount: Callable[[], float] | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Which way is held against which, and the ratio (or, without a yardstick, the seconds) it should stay below.
-
-    Targets are given by part of a platform's name or by device type; without one the way is measured and not judged. ``gpu portable``
-    is what kernels without matrix units should reach on a GPU.
-    """
-
-    ours: str = "ours"
-    yardstick: str | None = "torch"
-    targets: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A named problem: ``make(setting)`` prepares its data and gives its ways by name."""
-
-    name: str
-    make: Callable[[Setting], dict[str, Way]]
-    comparisons: Sequence[Comparison] = (Comparison(),)
-    tolerance: float = 1e-4
-    work: Mapping[str, float] = field(default_factory=dict)  # "flop" and "bytes" of one call, for rooflines
-    unit: str = "s"
 
 
 @dataclass(frozen=True)
@@ -102,8 +79,6 @@ class Setting:
 
     def tensor(self, array: np.ndarray, **options: Any) -> Any:
         """An array on our device."""
-        from netcl.core.tensor import Tensor
-
         return Tensor.from_host(self.handle.queue, array, **options)
 
     def torch_tensor(self, array: np.ndarray) -> Any:
@@ -148,44 +123,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
     return Setting(handle, torch, where, repeats, quick)
 
 
-def measure(case: Case, where: Setting) -> list[dict[str, Any]]:
-    """Check the ways of a case against each other, time them interleaved, and judge its comparisons."""
-    with device(where.handle):
-        ways = case.make(where)
-        missing = {name: way.missing for name, way in ways.items() if way.missing}
-        ready = {name: way for name, way in ways.items() if not way.missing}
-        errors = _check_results(ready, case.tolerance)
-        best = interleave({name: way for name, way in ready.items() if name not in errors}, where.repeats)
-    rows = []
-    for pair in case.comparisons:
-        wrong = [f"{n}: {missing.get(n) or errors.get(n)}" for n in (pair.ours, pair.yardstick) if n in missing or n in errors]
-        rows.append(_result_row(case, pair, best, where, "; ".join(wrong)))
-    gc.collect()
-    return rows
-
-
-def _result_row(case: Case, pair: Comparison, best: Mapping[str, float], where: Setting, skipped: str) -> dict[str, Any]:
-    ours, theirs = best.get(pair.ours), best.get(pair.yardstick or "")
-    ratio = None if ours is None or theirs is None else ours / theirs
-    judged = ours if pair.yardstick is None else ratio
-    target = _target_for(pair, where.handle)
-    label = case.name if pair.ours == "ours" else f"{case.name}, {pair.ours}"
-    row: dict[str, Any] = {"case": label, "yardstick": pair.yardstick, "ours_s": ours, "theirs_s": theirs, "ratio": ratio}
-    row |= {"target": target, "met": None if target is None or judged is None else judged <= target}
-    if where.is_gpu and "gpu portable" in pair.targets and judged is not None:
-        row |= {"portable_target": pair.targets["gpu portable"], "portable_met": judged <= pair.targets["gpu portable"]}
-    row |= {"all_s": dict(best)} if case.unit == "s" else {"unit": case.unit}
-    if ours is not None and case.work:
-        row |= {f"{name}_per_s": amount / ours for name, amount in case.work.items()}
-    return {**row, "skipped": skipped} if skipped else row
-
-
-def _target_for(pair: Comparison, handle: DeviceHandle) -> float | None:
-    named = (limit for name, limit in pair.targets.items() if name in handle.platform_name.lower())
-    return next(named, pair.targets.get(handle.device_type))
-
-
-def _check_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
+def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
     """Why a way of ours may not be timed: its result is not the yardstick's. The last way with a result is the yardstick."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
@@ -257,3 +195,56 @@ def _seconds_per_call(way: Way, calls: int) -> float:
     spent = time.perf_counter() - start
     way.sync()
     return (spent if way.host_only else time.perf_counter() - start) / calls
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal float32 values, cheap for large arrays."""
+    size = math.prod(shape)
+    drawn = np.random.default_rng(seed).standard_normal(min(size, _DISTINCT), dtype=np.float32)
+    return np.resize(drawn, size).reshape(shape)
+
+
+class Compiled:
+    """A function compiled and called until it is replayed; ``first`` are the results of those calls, ``refused`` why there is no replay."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any):
+        self.first: list[Any] = []
+        self.refused = ""
+        made = capture.compile(function, fuse=True)
+        try:
+            self.first = [made(*arguments) for _ in range(WARM_CALLS)]
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+            self.refused = f"it cannot be compiled: {type(error).__name__}: {error}"
+        else:
+            self.refused = "" if made.graphs else f"it is not replayed: {'; '.join(made.refused) or 'there is nothing to record'}"
+        self.run = lambda: made(*arguments)
+
+    def way(self, where: Setting) -> Way:
+        """The way of its calls, or a missing one that says why."""
+        return Way(missing=self.refused) if self.refused else where.ours(self.run)
+
+    def losses(self, where: Setting) -> Way:
+        """The same of a training step: the loss of its third call is compared."""
+        if self.refused:
+            return Way(missing=self.refused)
+        return replace(where.ours(self.run), result=lambda: [self.first[CHECKED_STEPS - 1].to_host()])
+
+
+def training_step(model: Any, optimizer: Any, loss: Callable[..., Any], context: Callable[[], Any] = nullcontext) -> Callable[..., Any]:
+    """A step ``(x, y) -> loss`` of a model that classifies, in netcl or in torch."""
+
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        with context():
+            logits = model(x)
+            value = loss(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+        value.backward()
+        optimizer.step()
+        return value
+
+    return step
+
+
+def last_loss(run: Callable[[], Any]) -> list[np.ndarray]:
+    """The loss of the last of a few training steps: what is compared of them."""
+    return [np.array([run() for _ in range(CHECKED_STEPS)][-1].item())]

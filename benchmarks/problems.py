@@ -1,4 +1,4 @@
-"""The problems that ``netcl bench`` times, each in netcl, in torch and, where that is fair, in NumPy."""
+"""Products, convolutions and what memory limits, each in netcl, in torch and, where that is fair, in NumPy."""
 
 from __future__ import annotations
 
@@ -7,44 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from comparison import Case, Comparison
 
 import netcl.autograd as ag
 from netcl import ops as F
-from netcl.bench.harness import Case, Comparison, Setting, Way
+from netcl.bench import Compiled, Setting, Way, values
 from netcl.core.kernels.primitives import build_elementwise_kernel
 from netcl.core.tensor import Tensor
-from netcl.runtime import capture
 
 Targets = dict[str, float]
-WARM_CALLS = 6  # a step is replayed after at most so many
-_DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    """Normal float32 values, cheap for large arrays."""
-    size = math.prod(shape)
-    drawn = np.random.default_rng(seed).standard_normal(min(size, _DISTINCT), dtype=np.float32)
-    return np.resize(drawn, size).reshape(shape)
-
-
-class Compiled:
-    """A function compiled and called until it is replayed; ``first`` are the results of those calls, ``refused`` why there is no replay."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any):
-        self.first: list[Any] = []
-        self.refused = ""
-        made = capture.compile(function, fuse=True)
-        try:
-            self.first = [made(*arguments) for _ in range(WARM_CALLS)]
-        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-            self.refused = f"it cannot be compiled: {type(error).__name__}: {error}"
-        else:
-            self.refused = "" if made.graphs else f"it is not replayed: {'; '.join(made.refused) or 'there is nothing to record'}"
-        self.run = lambda: made(*arguments)
-
-    def way(self, where: Setting) -> Way:
-        """The way of its calls, or a missing one that says why."""
-        return Way(missing=self.refused) if self.refused else where.ours(self.run)
 
 
 # ---- products
