@@ -76,19 +76,19 @@ def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
     return ops.logical_and(down, ops.logical_and(ops.ge(columns, left), ops.lt(columns, right)))
 
 
-class Normalize(augment.Normalize):
-    """``(x - mean) / std`` per channel."""
-
+class _OnDevice:
     on_device = True
+
+
+class Normalize(_OnDevice, augment.Normalize):
+    """``(x - mean) / std`` per channel."""
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.div(ops.sub(x, _like(x, self.mean)), _like(x, self.std))
 
 
-class RandomHorizontalFlip(augment.RandomHorizontalFlip):
+class RandomHorizontalFlip(_OnDevice, augment.RandomHorizontalFlip):
     """Left and right exchanged, for a share ``p`` of the images."""
-
-    on_device = True
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.where(_like(x, drawn[0].reshape(-1, 1, 1, 1)), ops.flip(x, self.axis), x)
@@ -100,10 +100,8 @@ class RandomVerticalFlip(RandomHorizontalFlip):
     axis = -2
 
 
-class RandomCrop(augment.RandomCrop):
+class RandomCrop(_OnDevice, augment.RandomCrop):
     """A window of ``size`` somewhere in the image, which gets ``padding`` zeros on every side first."""
-
-    on_device = True
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         top, left = drawn
@@ -112,26 +110,21 @@ class RandomCrop(augment.RandomCrop):
         return _warped(x, matrix, self.size, "nearest")
 
 
-class RandomAffine(augment.RandomAffine):
+class RandomAffine(_OnDevice, augment.RandomAffine):
     """Turned, moved, scaled and slanted about the centre, bilinear, with zeros outside."""
-
-    on_device = True
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return _warped(x, drawn[0], x.shape[2:], "bilinear")
 
 
-class RandomRotation(RandomAffine):
+class RandomRotation(_OnDevice, augment.RandomRotation):
     """Turned about the centre by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
 
-    def __init__(self, degrees: Any):
-        super().__init__(degrees)
+    apply = RandomAffine.apply
 
 
-class ColorJitter(augment.ColorJitter):
+class ColorJitter(_OnDevice, augment.ColorJitter):
     """Brightness, contrast and (of three channels) saturation changed by factors from ``1 - v`` to ``1 + v``."""
-
-    on_device = True
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         brightness, contrast, saturation = (_like(x, factor) for factor in drawn)
@@ -143,26 +136,21 @@ class ColorJitter(augment.ColorJitter):
         return x
 
 
-class RandomErasing(augment.RandomErasing):
+class RandomErasing(_OnDevice, augment.RandomErasing):
     """A rectangle set to ``value``, for a share ``p`` of the images."""
-
-    on_device = True
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.where(_boxes(x, drawn), self.value, x)
 
 
-class Cutout(augment.Cutout):
+class Cutout(_OnDevice, augment.Cutout):
     """A square of ``size`` pixels set to ``value`` in every image."""
 
-    on_device = True
     apply = RandomErasing.apply
 
 
-class Mixup(augment.Mixup):
+class Mixup(_OnDevice, augment.Mixup):
     """Each image mixed with another of its batch, and so their labels, which become probabilities (N, classes)."""
-
-    on_device = True
 
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
         """``x`` with its partners, by shares."""

@@ -1,12 +1,13 @@
-"""Optimizers that are a formula per element: Adagrad, Adadelta, Adamax, ASGD, NAdam, RAdam, Rprop."""
+"""Optimizers that are a formula per element: Adagrad, Adadelta, Adamax, ASGD, Lion, NAdam, RAdam, RMSProp, Rprop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from inspect import Parameter, Signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +27,8 @@ _CORRECTIONS = {
 }
 
 
-class Formula(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Formula:
     """An update per element.
 
     - **options**: in torch's order, with their defaults; all have ``maximize``, ``master_weights`` and torch's switches beside them.
@@ -39,7 +41,7 @@ class Formula(NamedTuple):
     options: Mapping[str, Any]
     tensors: Mapping[str, str]
     lines: Mapping[str, str]
-    numbers: Mapping[str, str] = {}
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 class FormulaOptimizer(Optimizer):
@@ -69,7 +71,7 @@ class FormulaOptimizer(Optimizer):
 
     def check(self, group: Group) -> None:
         super().check(group)
-        for name in ("eps", "lr_decay", "initial_accumulator_value", "momentum_decay", "lambd"):
+        for name in ("eps", "lr_decay", "initial_accumulator_value", "momentum", "momentum_decay", "lambd"):
             if name in group:
                 check_number(self.op, name, group[name])
         if "rho" in group:
@@ -78,13 +80,17 @@ class FormulaOptimizer(Optimizer):
             check_betas(self.op, group["betas"])
 
     def tensors(self, group: Group) -> tuple[str, ...]:
-        return self.names
+        return tuple(self.formula_of(group).tensors.values())
+
+    def formula_of(self, group: Group) -> Formula:
+        """The formula for the options of a group."""
+        return self.formula
 
     def rule(self, group: Group) -> Rule:
-        return self._rules[0]
+        return self._rules(group)[0]
 
     def counted_rule(self, group: Group) -> Rule:
-        return self._rules[1]
+        return self._rules(group)[1]
 
     @property
     def skips_on_device(self) -> bool:
@@ -92,9 +98,12 @@ class FormulaOptimizer(Optimizer):
         return not self.kept
 
     @cached_property
-    def _rules(self) -> tuple[Rule, Rule]:
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self._values(self.defaults))
+
+    def _rules(self, group: Group) -> tuple[Rule, Rule]:
         kind: Any = type(self)
-        return _rules(kind, tuple(self._values(self.defaults)))
+        return _rules(kind, self.formula_of(group), self._names)
 
     def _values(self, group: Group) -> dict[str, float]:
         """What the formula may name, but for ``age`` and kept numbers."""
@@ -108,7 +117,9 @@ class FormulaOptimizer(Optimizer):
             values |= {f"{name[:-1]}{i}": float(value) for i, value in enumerate(group.get(name, ()), 1)}
         for i, beta in enumerate(group.get("betas", ()), 1):
             values |= {f"take{i}": 1 - beta, f"log_beta{i}": math.log(beta) if beta else -math.inf}
-        return values | ({"take": 1 - group["rho"]} if "rho" in group else {})
+        for name in ("rho", "alpha"):
+            values |= {"take": 1 - group[name]} if name in group else {}
+        return values
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
         values = self._values(group)
@@ -149,9 +160,9 @@ class FormulaOptimizer(Optimizer):
 
 
 @cache
-def _rules(kind: Any, options: tuple[str, ...]) -> tuple[Rule, Rule]:
+def _rules(kind: Any, formula: Formula, options: tuple[str, ...]) -> tuple[Rule, Rule]:
     """The rule with numbers of the host, and the one whose numbers follow from ``age`` on the device."""
-    _, tensors, lines, numbers = kind.formula
+    tensors, lines, numbers = formula.tensors, formula.lines, formula.numbers
     used = {word for text in lines.values() for word in names_read_by(text)}
     writes = {x: f"new_{x}" for x in ("p", *tensors) if f"new_{x}" in lines}
     every, name = ("p", "g", *tensors), kind.__name__.lower()
@@ -205,6 +216,59 @@ class Adadelta(FormulaOptimizer):
             "new_p": "p - lr * delta",
         },
     )
+
+
+class Lion(FormulaOptimizer):
+    """``p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)``, then ``m = beta2 * m + (1 - beta2) * g``.
+
+    Every element moves by ``lr``, so learning rates are 3 to 10 times smaller than Adam's and weight decays as much larger
+    (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms").
+    """
+
+    formula = Formula(
+        {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
+        {"m": "exp_avg"},
+        {
+            "grad": "g * (factor * sign)",
+            "new_p": "p * (1 - lr * weight_decay) - lr * SIGN(beta1 * m + take1 * grad)",
+            "new_m": "m + (grad - m) * take2",
+        },
+    )
+    counts = False
+
+
+class RMSProp(FormulaOptimizer):
+    """Divides the gradient by the root of a running average of its square: ``p -= lr * g / (sqrt(v) + eps)``.
+
+    ``centered`` divides by the standard deviation instead, ``momentum`` averages the moves, ``weight_decay`` adds
+    ``weight_decay * p`` to the gradient. ``master_weights`` keeps float32 copies of half parameters.
+    """
+
+    formula = Formula(
+        {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False},
+        {"v": "square_avg", "m": "momentum_buffer", "mean": "grad_avg"},
+        {**_GRAD, "new_v": "alpha * v + take * grad * grad"},
+    )
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        check_number(self.op, "alpha", group["alpha"])
+
+    def formula_of(self, group: Group) -> Formula:
+        return _rmsprop(bool(group["centered"]), bool(group["momentum"]))
+
+
+@cache
+def _rmsprop(centered: bool, momentum: bool) -> Formula:
+    whole = RMSProp.formula
+    # Rounding can make the difference negative where a gradient hardly changes.
+    mean = {"new_mean": "mean + (grad - mean) * take", "spread": "MAX(new_v - new_mean * new_mean, 0)"} if centered else {"spread": "new_v"}
+    move = {"new_m": "momentum * m + grad / (SQRT(spread) + eps)"} if momentum else {"new_m": "grad / (SQRT(spread) + eps)"}
+    tensors = {name: whole.tensors[name] for name in ("v", *["mean"] * centered, *["m"] * momentum)}
+    return Formula(whole.options, tensors, {**whole.lines, **mean, **move, "new_p": "p - lr * new_m"})
+
+
+RMSprop = RMSProp  # torch's spelling
 
 
 class Adamax(FormulaOptimizer):

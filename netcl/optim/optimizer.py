@@ -206,14 +206,9 @@ class Optimizer:
         return total
 
     def _change(
-        self,
-        group: Group,
-        states: list[dict[str, Any]],
-        age: int | Tensor,
-        roles: list[list[Any]],
-        factor: Tensor | float,
+        self, group: Group, states: list[dict[str, Any]], age: int | Tensor, roles: list[list[Any]], factor: Tensor | float,
         found_inf: Tensor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         given: dict[str, Tensor] = {}
         counting = self.counts and not isinstance(age, Tensor)
         if self.counts:
@@ -340,16 +335,13 @@ class Optimizer:
         """What is called ``name`` of each parameter; made where it is missing, and moved after a parameter that has moved."""
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
-            self._remember(own[i], states[i], name, group)
-            found[i] = states[i][name]
+            p, old = own[i], found[i]
+            if old is None:  # in float32 also for halves
+                kind, start = dtypes.sum_dtype(p.dtype), self.initial(name, group)
+                found[i] = states[i][name] = Tensor.full(p.shape, start, kind, queue=p.queue, persistent=True)
+            else:
+                found[i] = states[i][name] = old.to(p.queue)
         return found
-
-    def _remember(self, p: Tensor, state: dict[str, Any], name: str, group: Group) -> None:
-        """A new tensor of :meth:`initial` values in a parameter's state (float32 also for halves), or the old one, moved."""
-        if name in state:
-            state[name] = state[name].to(p.queue)
-        else:
-            state[name] = Tensor.full(p.shape, self.initial(name, group), dtypes.sum_dtype(p.dtype), queue=p.queue, persistent=True)
 
     def _master(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         if "master" not in state:

@@ -136,11 +136,8 @@ class MultiplicativeLR(LambdaLR):
     """Multiplies the present learning rate by ``lr_lambda(step)`` at every step; one function, or one per group."""
 
     def rates(self, first: bool) -> Sequence[float]:
-        return (
-            self.present()
-            if first
-            else [lr * function(self.last_epoch) for lr, function in zip(self.present(), self.lr_lambdas, strict=True)]
-        )
+        factors = [1.0 if first else function(self.last_epoch) for function in self.lr_lambdas]
+        return [lr * factor for lr, factor in zip(self.present(), factors, strict=True)]
 
     def restart(self) -> None:
         """Go on from the present learning rate, as torch does."""
@@ -153,8 +150,7 @@ class StepLR(Scheduler):
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
         _check_steps("StepLR", step_size=step_size)
-        self.step_size = step_size
-        self.gamma = gamma
+        self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -166,8 +162,7 @@ class MultiStepLR(Scheduler):
     """Multiplies by ``gamma`` at each of the ``milestones`` (twice at one that is named twice)."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1):
-        self.milestones = sorted(milestones)
-        self.gamma = gamma
+        self.milestones, self.gamma = sorted(milestones), gamma
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -233,9 +228,7 @@ class LinearLR(Scheduler):
         if not 0 <= end_factor <= 1:
             raise ValueError(message("LinearLR", "end_factor must be from 0 to 1", end_factor=end_factor))
         _check_steps("LinearLR", total_iters=total_iters)
-        self.start_factor = start_factor
-        self.end_factor = end_factor
-        self.total_iters = total_iters
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -254,8 +247,7 @@ class CosineAnnealingLR(Scheduler):
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
         _check_steps("CosineAnnealingLR", T_max=T_max)
-        self.T_max = T_max
-        self.eta_min = eta_min
+        self.T_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -332,9 +324,7 @@ class WarmupCosine(Scheduler):
         if not 0 <= warmup_steps < total_steps:
             what = "warmup_steps must be from 0 to total_steps - 1"
             raise ValueError(message("WarmupCosine", what, warmup_steps=warmup_steps, total_steps=total_steps))
-        self.warmup_steps = warmup_steps
-        self.total_steps = total_steps
-        self.min_lr = min_lr
+        self.warmup_steps, self.total_steps, self.min_lr = warmup_steps, total_steps, min_lr
         self.start_factor = 1 / (warmup_steps + 1) if start_factor is None else start_factor
         check_number("WarmupCosine", "start_factor", self.start_factor)
         super().__init__(optimizer, last_epoch)
@@ -438,10 +428,8 @@ class OneCycleLR(Scheduler):
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(message(op, "anneal_strategy is 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
         _check_momentum(op, optimizer, cycle_momentum)
-        self.anneal_strategy = anneal_strategy
-        self.cycle_momentum = cycle_momentum
+        self.anneal_strategy, self.cycle_momentum, self.optimizer = anneal_strategy, cycle_momentum, optimizer
         self.phases = _phases(self.total_steps, pct_start, three_phase)
-        self.optimizer = optimizer
         if last_epoch == -1:
             self._mark_groups(max_lr, base_momentum, max_momentum, div_factor, final_div_factor)
         super().__init__(optimizer, last_epoch)
@@ -644,10 +632,7 @@ class ReduceLROnPlateau:
             if group["lr"] - rate > self.eps:
                 group["lr"] = rate
 
-    def get_last_lr(self) -> list[float]:
-        """The learning rate of every group after the last step."""
-        return self._last_lr
-
+    get_last_lr = Scheduler.get_last_lr
     state_dict = Scheduler.state_dict
     load_state_dict = Scheduler.load_state_dict
     _not_saved = Scheduler._not_saved
