@@ -16,7 +16,8 @@ from netcl.core.tensor import Tensor
 class Metric:
     """A metric accumulated over batches: :meth:`count` returns what a batch adds, :meth:`value` the metric of the sums.
 
-    A subclass sets ``name`` and defines :meth:`count`, and :meth:`value` where the metric is not a mean. ``sums`` are tensors on the device of the outputs, kept until :meth:`reset`.
+    A subclass sets ``name`` and defines :meth:`count`, and :meth:`value` where the metric is not a mean. ``sums`` are tensors on the
+    device of the outputs, kept until :meth:`reset`.
     """
 
     name = "metric"

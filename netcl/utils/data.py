@@ -12,9 +12,26 @@ from typing import Any
 from netcl import data
 from netcl.core.device import get_active_device
 from netcl.core.tensor import Tensor
-from netcl.data import *  # noqa: F403, torch's names of them are in __all__
+from netcl.data import (
+    BatchSampler,
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+    random_split,
+)
 from netcl.data.collate import map_arrays
-from netcl.data.dataset import IterableDataset, taker
+from netcl.data.dataset import taker
 from netcl.ops import random
 
 __all__ = [
