@@ -26,6 +26,7 @@ TORCHS_WORDS = (
     ("source", "src"), ("split_size_or_sections", "sizes"), ("split_size", "sizes"), ("split_sizes", "sizes"), ("dims", "repeats"),
     ("exponent", "b"), ("mat2", "b"), ("vec2", "b"), ("tensor1", "b"), ("tensor2", "c"), ("end", "b"), ("values", "b"), ("self", "a"),
     ("query", "q"), ("key", "k"), ("value", "v"), ("elements", "x"), ("test_elements", "values"), ("tensor", "a"),
+    ("upscale_factor", "factor"), ("downscale_factor", "factor"),
 )  # fmt: skip
 
 

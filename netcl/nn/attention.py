@@ -38,7 +38,7 @@ class KVCache:
     @property
     def length(self) -> int:
         """Positions that all layers have seen."""
-        return min((0 if kept is None else kept[0].shape[2] for kept in self._kept), default=0)
+        return min((self.seen(layer) for layer in range(len(self))), default=0)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -65,12 +65,9 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Forget the positions from ``length`` on."""
-        self._kept = [None if kept is None or length <= 0 else _cut(kept, length) for kept in self._kept]
-
-
-def _cut(kept: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
-    length = min(length, kept[0].shape[2])
-    return ag.narrow(kept[0], 2, 0, length), ag.narrow(kept[1], 2, 0, length)
+        for layer, kept in enumerate(self._kept):
+            if kept is not None and length < kept[0].shape[2]:
+                self._kept[layer] = (ag.narrow(kept[0], 2, 0, length), ag.narrow(kept[1], 2, 0, length)) if length > 0 else None
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -110,14 +107,7 @@ def _check_heads(name: str, width: int, heads: int) -> int:
     return width // heads
 
 
-class _Attention(Module):
-    """FLOPs of the two products, shared by all kinds."""
-
-    def _product_flops(self, batch: int, queries: int, keys: int, width: int) -> int:
-        return 4 * batch * queries * keys * width
-
-
-class _Causal(_Attention):
+class _Causal(Module):
     """What self-attention of a decoder shares: the cache, the dropout, the projection of the result."""
 
     n_embd: int
@@ -132,7 +122,7 @@ class _Causal(_Attention):
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         batch, positions, _ = output.shape
-        return self._product_flops(batch, positions, positions, self.n_embd)
+        return 4 * batch * positions * positions * self.n_embd  # the two products
 
 
 class CausalSelfAttention(_Causal):
@@ -201,7 +191,7 @@ class RotaryAttention(_Causal):
         return self._attended(q, k, v, self.o_proj, cache, layer)
 
 
-class MultiheadAttention(_Attention):
+class MultiheadAttention(Module):
     """Attention of queries over keys and values, as torch has it.
 
     - **embed_dim**, **num_heads**: width and number of heads.
@@ -301,7 +291,7 @@ class MultiheadAttention(_Attention):
         batch, queries = (output[0].shape[batch_axis], output[0].shape[1 - batch_axis]) if output[0].ndim == 3 else (1, output[0].shape[0])
         keys = args[1].size // (batch * self.kdim) if len(args) > 1 else queries
         projections = 2 * batch * self.embed_dim * (queries * self.embed_dim + keys * (self.kdim + self.vdim))
-        return projections + self._product_flops(batch, queries, keys, self.embed_dim)
+        return projections + 4 * batch * queries * keys * self.embed_dim
 
 
 def _tensor(mask: Any, like: Tensor) -> Tensor:

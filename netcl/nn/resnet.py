@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import netcl.autograd as ag
@@ -153,39 +153,20 @@ class ResNet(Module):
         return self.fc(ag.flatten(self.avgpool(x), 1))
 
 
-@constructor
-def resnet18(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-18; ``options`` are those of :class:`ResNet`: ``resnet18(num_classes=10, stem="cifar")``.
+def _resnet(depth: int, block: type[BasicBlock | Bottleneck], *layers: int) -> Callable[..., ResNet]:
+    def make(num_classes: int = 1000, **options: Any) -> ResNet:
+        return ResNet(block, layers, num_classes, **options)
 
-    >>> from netcl import nn
-    >>> sum(p.size for p in nn.resnet18().parameters())
-    11689512
-    """
-    return ResNet(BasicBlock, [2, 2, 2, 2], num_classes, **options)
+    make.__name__ = make.__qualname__ = f"resnet{depth}"
+    make.__doc__ = f"""ResNet-{depth}; ``options`` are those of :class:`ResNet`: ``resnet{depth}(num_classes=10, stem="cifar")``."""
+    return constructor(make)
 
 
-@constructor
-def resnet34(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-34; ``options`` are those of :class:`ResNet`."""
-    return ResNet(BasicBlock, [3, 4, 6, 3], num_classes, **options)
-
-
-@constructor
-def resnet50(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-50; ``options`` are those of :class:`ResNet`."""
-    return ResNet(Bottleneck, [3, 4, 6, 3], num_classes, **options)
-
-
-@constructor
-def resnet101(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-101; ``options`` are those of :class:`ResNet`."""
-    return ResNet(Bottleneck, [3, 4, 23, 3], num_classes, **options)
-
-
-@constructor
-def resnet152(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-152; ``options`` are those of :class:`ResNet`."""
-    return ResNet(Bottleneck, [3, 8, 36, 3], num_classes, **options)
+resnet18 = _resnet(18, BasicBlock, 2, 2, 2, 2)
+resnet34 = _resnet(34, BasicBlock, 3, 4, 6, 3)
+resnet50 = _resnet(50, Bottleneck, 3, 4, 6, 3)
+resnet101 = _resnet(101, Bottleneck, 3, 4, 23, 3)
+resnet152 = _resnet(152, Bottleneck, 3, 8, 36, 3)
 
 
 @constructor
