@@ -135,9 +135,8 @@ class CausalSelfAttention(_Causal):
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
     With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` says whose keys and values these are.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.CausalSelfAttention(16, 4)(np.zeros((2, 5, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.CausalSelfAttention(16, 4)(zeros((2, 5, 16))).shape
     (2, 5, 16)
     """
 
@@ -163,9 +162,8 @@ class RotaryAttention(_Causal):
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.RotaryAttention(16, 4, n_kv_head=2)(np.zeros((2, 5, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.RotaryAttention(16, 4, n_kv_head=2)(zeros((2, 5, 16))).shape
     (2, 5, 16)
     """
 
@@ -204,9 +202,8 @@ class MultiheadAttention(Module):
     ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` needs no
     mask. Parameters: ``in_proj_weight``, ``in_proj_bias``, ``out_proj``; with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> x = np.zeros((5, 2, 16), np.float32)
+    >>> from netcl import nn, zeros
+    >>> x = zeros((5, 2, 16))
     >>> y, weights = nn.MultiheadAttention(16, 4)(x, x, x)
     >>> y.shape, weights.shape
     ((5, 2, 16), (2, 5, 5))

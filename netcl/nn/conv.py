@@ -98,9 +98,8 @@ class Conv1d(_Conv):
     Shapes: ``x`` ``(N, in_channels, L)``, ``y`` ``(N, out_channels, L')``, ``weight``
     ``(out_channels, in_channels / groups, kernel_size)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Conv1d(3, 8, 3, padding=1)(np.zeros((2, 3, 10), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Conv1d(3, 8, 3, padding=1)(zeros((2, 3, 10))).shape
     (2, 8, 10)
     """
 
@@ -121,9 +120,8 @@ class Conv2d(_Conv):
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')`` with
     ``H' = (H + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``, ``weight`` ``(out_channels, in_channels / groups, kH, kW)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Conv2d(3, 16, 3, stride=2, padding=1)(np.zeros((2, 3, 32, 32), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Conv2d(3, 16, 3, stride=2, padding=1)(zeros((2, 3, 32, 32))).shape
     (2, 16, 16, 16)
     """
 
@@ -140,9 +138,8 @@ class DepthwiseConv2d(Conv2d):
 
     Shapes: ``x`` ``(N, channels, H, W)``, ``y`` ``(N, channels * multiplier, H', W')``, ``weight`` ``(channels * multiplier, 1, kH, kW)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.DepthwiseConv2d(8, 3, padding=1)(np.zeros((2, 8, 5, 5), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.DepthwiseConv2d(8, 3, padding=1)(zeros((2, 8, 5, 5))).shape
     (2, 8, 5, 5)
     """
 
@@ -172,9 +169,8 @@ class ConvTranspose2d(_ConvTranspose):
     ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``, ``weight``
     ``(in_channels, out_channels / groups, kH, kW)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(np.zeros((1, 16, 7, 7), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(zeros((1, 16, 7, 7))).shape
     (1, 8, 14, 14)
     """
 
@@ -186,9 +182,8 @@ class ConvTranspose2d(_ConvTranspose):
 class ConvTranspose1d(_ConvTranspose):
     """The transpose of :class:`Conv1d`, as :class:`ConvTranspose2d` for images.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.ConvTranspose1d(16, 8, 2, stride=2)(np.zeros((1, 16, 7), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.ConvTranspose1d(16, 8, 2, stride=2)(zeros((1, 16, 7))).shape
     (1, 8, 14)
     """
 

@@ -25,9 +25,8 @@ class BasicBlock(Module):
     - **inplanes**, **planes**: channels in and out.
     - **stride**: of the first convolution. **downsample**: the shortcut, where shapes change.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.BasicBlock(4, 4)(np.zeros((1, 4, 8, 8), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.BasicBlock(4, 4)(zeros((1, 4, 8, 8))).shape
     (1, 4, 8, 8)
     """
 
@@ -59,9 +58,8 @@ class Bottleneck(Module):
     - **stride**: of the 3 x 3 convolution. **downsample**: the shortcut, where shapes change.
     - **groups**, **base_width**: of the 3 x 3 convolution (ResNeXt, wide ResNet).
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Bottleneck(16, 4)(np.zeros((1, 16, 8, 8), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Bottleneck(16, 4)(zeros((1, 16, 8, 8))).shape
     (1, 16, 8, 8)
     """
 
@@ -98,10 +96,9 @@ class ResNet(Module):
 
     Shapes: ``(N, in_channels, H, W)`` becomes ``(N, num_classes)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> model = nn.ResNet(nn.BasicBlock, [1, 1, 1, 1], num_classes=10, stem="cifar", width=8)
-    >>> model(np.zeros((2, 3, 32, 32), np.float32)).shape
+    >>> model(zeros((2, 3, 32, 32))).shape
     (2, 10)
     """
 

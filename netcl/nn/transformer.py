@@ -35,9 +35,8 @@ class TransformerEncoderLayer(Module):
     Shapes: ``(positions, batch, d_model)``, or ``(batch, positions, d_model)`` with ``batch_first``. ``src_mask``,
     ``src_key_padding_mask`` and ``is_causal`` as in :class:`MultiheadAttention`.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerEncoderLayer(16, 4, 32)(np.zeros((5, 2, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerEncoderLayer(16, 4, 32)(zeros((5, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -89,9 +88,8 @@ class TransformerEncoder(_LayerStack):
 
     Shapes and masks: as in :class:`TransformerEncoderLayer` (``mask``, ``src_key_padding_mask``, ``is_causal``).
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32), 2)(np.zeros((5, 2, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32), 2)(zeros((5, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -109,9 +107,8 @@ class TransformerDecoderLayer(Module):
 
     Arguments and shapes as in :class:`TransformerEncoderLayer`; masks ``tgt_...`` are the first attention's, ``memory_...`` the other's.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerDecoderLayer(16, 4, 32)(np.zeros((5, 2, 16), np.float32), np.zeros((7, 2, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerDecoderLayer(16, 4, 32)(zeros((5, 2, 16)), zeros((7, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -145,10 +142,9 @@ class TransformerDecoderLayer(Module):
 class TransformerDecoder(_LayerStack):
     """A stack of decoder layers with the same settings, then a norm if there is one; as :class:`TransformerEncoder`.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32), 2)
-    >>> decoder(np.zeros((5, 2, 16), np.float32), np.zeros((7, 2, 16), np.float32)).shape
+    >>> decoder(zeros((5, 2, 16)), zeros((7, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -164,10 +160,9 @@ class TransformerDecoder(_LayerStack):
 class Transformer(Module):
     """An encoder and a decoder that attends to its result (Vaswani et al. 2017), with torch's arguments and masks.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> model = nn.Transformer(16, 4, 1, 1, 32)
-    >>> model(np.zeros((7, 2, 16), np.float32), np.zeros((5, 2, 16), np.float32)).shape
+    >>> model(zeros((7, 2, 16)), zeros((5, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -215,9 +210,8 @@ class SwiGLU(Module):
 
     Shapes: ``(..., dim)`` in and out. Parameters: ``w1``, ``w2``, ``w3``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.SwiGLU(12)(np.zeros((2, 12), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.SwiGLU(12)(zeros((2, 12))).shape
     (2, 12)
     """
 
@@ -239,9 +233,8 @@ class FeedForward(Module):
 
     Shapes: ``(..., dim)`` in and out.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.FeedForward(12)(np.zeros((2, 12), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.FeedForward(12)(zeros((2, 12))).shape
     (2, 12)
     """
 
@@ -265,9 +258,8 @@ class TransformerBlock(Module):
 
     Shapes: ``(batch, positions, n_embd)`` in and out; ``cache`` and ``layer`` as in :class:`CausalSelfAttention`.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerBlock(16, 4, norm="rms", mlp="swiglu", position="rotary")(np.zeros((2, 5, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerBlock(16, 4, norm="rms", mlp="swiglu", position="rotary")(zeros((2, 5, 16))).shape
     (2, 5, 16)
     """
 
