@@ -189,13 +189,13 @@ def advice(group: str, found: Mapping[str, Times]) -> list[str]:
             behind.append(f"{case} ({ours[best] / times['torch']:.1f} times)")
     if not parts:
         return []
-    spans = [f"{parts[0][0]} for all of them"] if len(parts) == 1 else [f"{name} for {_case_span(cases)}" for name, cases in parts]
+    spans = (
+        [f"{parts[0][0]} for all of them"]
+        if len(parts) == 1
+        else [f"{name} for {' to '.join(dict.fromkeys((cases[0], cases[-1])))}" for name, cases in parts]
+    )
     line = f"{group}: {'; '.join(spans)}"
     return [line, *([f"  torch is faster than all of them for {', '.join(behind)}"] if behind else [])]
-
-
-def _case_span(cases: Sequence[str]) -> str:
-    return cases[0] if len(cases) == 1 else f"{cases[0]} to {cases[-1]}"
 
 
 def _clock(seconds: float | None) -> str:

@@ -26,10 +26,6 @@ class CommandError(RuntimeError):
 Run = Callable[[argparse.Namespace], int]
 
 
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Command:
     """One row of the table."""
@@ -42,7 +38,7 @@ class Command:
 COMMANDS: dict[str, Command] = {}
 
 
-def command(name: str, arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments) -> Callable[[Run], Run]:
+def command(name: str, arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None) -> Callable[[Run], Run]:
     """Enter the decorated function as ``netcl <name>``; ``arguments`` declares its options on the parser it is given."""
 
     def enter(run: Run) -> Run:
@@ -100,7 +96,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0)
     """Plain text columns. On a terminal too narrow for them cells break between words; where that is not enough, rows become lines."""
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    least = [max(_word(row[i]) for row in cells) for i in range(len(header))]
+    words = [[word for row in cells for word in row[i].split()] for i in range(len(header))]
+    least = [min(max(map(len, column), default=0), _LONGEST) for column in words]  # a path may be broken
     room, gaps = terminal_columns(), 2 * (len(header) - 1)
     if room is not None and sum(least) + gaps + indent > room:
         lines = [part for line in _records(header, rows) for part in _broken(line, room - indent).split("\n")]
@@ -113,11 +110,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0)
 def facts(values: Mapping[str, object]) -> str:
     """Names beside their values."""
     return table(("", ""), [[name, str(value)] for name, value in values.items()]).strip("\n")
-
-
-def _word(cell: str) -> int:
-    """The longest word of a cell; a path may be broken."""
-    return min(max(map(len, cell.split()), default=0), _LONGEST)
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

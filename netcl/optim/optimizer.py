@@ -434,15 +434,12 @@ class Optimizer:
         made: dict[str, Any] = {"step": int(np.asarray(given["step"]))} if "step" in given else {}
         for name in (*self.names, "master"):
             if name in given:
-                made[name] = self._loaded_tensor(p, number, name, given[name])
+                values = given[name].to_host() if isinstance(given[name], Tensor) else np.asarray(given[name])
+                if values.shape != p.shape:
+                    what = f"{name!r} of parameter {number} has another shape than the parameter"
+                    raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
+                made[name] = Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
         return made
-
-    def _loaded_tensor(self, p: Tensor, number: int, name: str, value: Any) -> Tensor:
-        values = value.to_host() if isinstance(value, Tensor) else np.asarray(value)
-        if values.shape != p.shape:
-            what = f"{name!r} of parameter {number} has another shape than the parameter"
-            raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
-        return Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
 
     def __repr__(self) -> str:
         lines = [f"  group {i}: {len(group['params'])} parameters, " + ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")

@@ -125,14 +125,12 @@ def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []
     for i, name in enumerate(classes):
-        cells = "".join(_cell(int(matrix[i, j]), float(matrix[i, j] / most[i, 0]), i == j) for j in range(len(classes)))
-        rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
+        cells = []
+        for j, count in enumerate(matrix[i]):
+            colour = "47,111,219" if i == j else "217,98,43"
+            cells.append(f'<td style="background:rgba({colour},{(count / most[i, 0]) ** 0.5:.2f})">{count}</td>' if count else "<td></td>")
+        rows.append(f"<tr><th>{html.escape(name)}</th>{''.join(cells)}</tr>")
     return f'<table class="confusion"><thead><tr><th>true \\ chosen</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-
-
-def _cell(count: int, share: float, right: bool) -> str:
-    colour = "47,111,219" if right else "217,98,43"
-    return f'<td style="background:rgba({colour},{share**0.5:.2f})">{count or ""}</td>' if count else "<td></td>"
 
 
 def png(image: np.ndarray) -> str:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,10 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The settings of a TOML or JSON file. ``data`` and ``model`` may be tables: ``name``, and options of the data or the model."""
     file = Path(path)
     try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else _toml(file)
+        if file.suffix != ".json" and importlib.util.find_spec("tomllib") is None:  # Python 3.10
+            raise ValueError("this Python reads no TOML; write the recipe as JSON, or use Python 3.11")
+        reader = json if file.suffix == ".json" else importlib.import_module("tomllib")
+        content = reader.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as fault:  # a text that is no UTF-8 is a ValueError too
         raise RecipeError(message("recipe", f"the file cannot be read: {fault}", file=file)) from fault
     if not isinstance(content, dict):
@@ -117,12 +121,6 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
                 content["root"] = options.pop("root")
             content[f"{name}_options"] = options
     return content
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    if importlib.util.find_spec("tomllib") is None:  # Python 3.10
-        raise ValueError("this Python reads no TOML; write the recipe as JSON, or use Python 3.11")
-    return importlib.import_module("tomllib").loads(file.read_text(encoding="utf-8"))
 
 
 # ---- data
@@ -176,11 +174,8 @@ def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = N
     common |= {"shuffle": True, "drop_last": len(data.train) > recipe.batch_size, "augment": small_shift}
     shared = world is not None and world.size > 1
     check_shares(recipe, 1 if world is None else world.size)
-    train = (
-        ShardedLoader(data.train, recipe.batch_size, world=world, **common)
-        if shared
-        else DataLoader(data.train, recipe.batch_size, **common)
-    )
+    kind = partial(ShardedLoader, world=world) if shared else DataLoader
+    train = kind(data.train, recipe.batch_size, **common)
     return train, DataLoader(data.test, recipe.batch_size, shuffle=False, device_queue=queue)
 
 

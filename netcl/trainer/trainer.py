@@ -190,7 +190,8 @@ class Trainer:
         self.callbacks("on_epoch_begin", self.epoch, {})
         if not self._trained:
             self._train_batches(train, log_every, interrupt)
-        logs: dict[str, Any] = {"epoch": self.epoch, **_scalars(self._counting)}
+        values = {metric.name: metric.compute() for metric in self._counting}
+        logs: dict[str, Any] = {"epoch": self.epoch, **{name: value for name, value in values.items() if isinstance(value, int | float)}}
         seconds = time.perf_counter() - began
         logs |= {"seconds": seconds, "samples_per_second": (self._loss.samples - seen) / seconds}
         self._trained = True
@@ -260,7 +261,7 @@ class Trainer:
         if self.accumulation_steps > 1:
             if self._accumulated > 1:
                 params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all
-                for gradients in _by_queue([p.grad for p in params if p.grad is not None]):
+                for gradients in update.by_context([p.grad for p in params if p.grad is not None]).values():
                     update.scale(gradients, 1 / self._accumulated)
             self._optimize()
         self._accumulated = 0
@@ -398,17 +399,14 @@ class Trainer:
         """The checkpoint to resume from, among the files of rank 0: machines need not share a disk."""
         if resume is None:
             return None
-        place, found = self._checkpoints() if resume == "auto" else Path(resume), None
+        folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
+        if resume == "auto" and not folders:
+            remedy = "add one to the callbacks, or name a checkpoint"
+            raise ValueError(message("fit", 'resume="auto" looks in the folder of a ModelCheckpoint, and there is none', remedy))
+        place, found = folders[0] if resume == "auto" else Path(resume), None
         if self.writes:
             found = latest_whole(place) or (None if resume == "auto" else place)
         return self.by_rank_0(None if found is None else str(found))
-
-    def _checkpoints(self) -> Path:
-        folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
-        if not folders:
-            remedy = "add one to the callbacks, or name a checkpoint"
-            raise ValueError(message("fit", 'resume="auto" looks in the folder of a ModelCheckpoint, and there is none', remedy))
-        return folders[0]
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the run: counters, sums of the current epoch, history and callback states."""
@@ -460,18 +458,6 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
         raise ValueError(message("Trainer", "a batch is (x, y)", "give the data that form", type=type(batch).__name__, parts=parts))
     return batch[0], batch[1]
-
-
-def _by_queue(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    found: dict[int, list[Tensor]] = {}
-    for t in tensors:
-        found.setdefault(id(t.queue), []).append(t)
-    return list(found.values())
-
-
-def _scalars(metrics: Sequence[Metric]) -> dict[str, float]:
-    values = {metric.name: metric.compute() for metric in metrics}
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
