@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from netcl.cli.command import CommandError, command, say, table, whole
+from netcl.cli.command import CommandError, command, option, say, table, whole
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, message
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 Times = Mapping[str, float]  # seconds by device
 
 
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", action="append", help="as NETCL_DEVICE; may be repeated. Without: NumPy and every device that is no simulator"
-    )
-    parser.add_argument("--cases", default=re.compile(""), type=_pattern, help="only cases whose name matches this regular expression")
-    parser.add_argument("--repeats", type=whole(1), default=3, help="rounds; the best counts")
-    parser.add_argument("--threads", type=whole(1), help="threads for torch")
-
-
 def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
@@ -37,7 +28,13 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {fault}") from fault
 
 
-@command("bench", _bench_arguments)
+@command(
+    "bench",
+    option("--device", action="append", help="as NETCL_DEVICE; may be repeated. Without: NumPy and every device that is no simulator"),
+    option("--cases", default=re.compile(""), type=_pattern, help="only cases whose name matches this regular expression"),
+    option("--repeats", type=whole(1), default=3, help="rounds; the best counts"),
+    option("--threads", type=whole(1), help="threads for torch"),
+)
 def bench(args: argparse.Namespace) -> int:
     """Time common problems on this machine's devices, and torch if it is there; say which device to use for which size."""
     from netcl.bench import setting

@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from netcl.core.device import DeviceHandle, require
 
@@ -24,6 +25,7 @@ class CommandError(RuntimeError):
 
 
 Run = Callable[[argparse.Namespace], int]
+Option = Callable[[argparse.ArgumentParser], object]
 
 
 @dataclass(frozen=True)
@@ -32,20 +34,28 @@ class Command:
 
     name: str
     run: Run
-    arguments: Callable[[argparse.ArgumentParser], None]
+    options: Sequence[Option]
 
 
 COMMANDS: dict[str, Command] = {}
 
 
-def command(name: str, arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None) -> Callable[[Run], Run]:
-    """Enter the decorated function as ``netcl <name>``; ``arguments`` declares its options on the parser it is given."""
+def command(name: str, *options: Option) -> Callable[[Run], Run]:
+    """Enter the decorated function as ``netcl <name>``; each of ``options`` declares one or more on the parser it is given."""
 
     def enter(run: Run) -> Run:
-        COMMANDS[name] = Command(name, run, arguments)
+        COMMANDS[name] = Command(name, run, options)
         return run
 
     return enter
+
+
+def option(*names: str, **settings: Any) -> Option:
+    """What ``argparse``'s ``add_argument`` takes, for :func:`command`."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+DEVICE = option("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
 
 
 def whole(least: int, most: float = math.inf) -> Callable[[str], int]:

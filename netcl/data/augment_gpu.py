@@ -76,33 +76,25 @@ def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
     return ops.logical_and(down, ops.logical_and(ops.ge(columns, left), ops.lt(columns, right)))
 
 
-class _OnDevice:
+class _OnDevice:  # without documentation: that of the NumPy twin holds
     on_device = True
 
 
 class Normalize(_OnDevice, augment.Normalize):
-    """``(x - mean) / std`` per channel."""
-
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.div(ops.sub(x, _like(x, self.mean)), _like(x, self.std))
 
 
 class RandomHorizontalFlip(_OnDevice, augment.RandomHorizontalFlip):
-    """Left and right exchanged, for a share ``p`` of the images."""
-
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.where(_like(x, drawn[0].reshape(-1, 1, 1, 1)), ops.flip(x, self.axis), x)
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Top and bottom exchanged, for a share ``p`` of the images."""
-
     axis = -2
 
 
 class RandomCrop(_OnDevice, augment.RandomCrop):
-    """A window of ``size`` somewhere in the image, which gets ``padding`` zeros on every side first."""
-
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         top, left = drawn
         matrix = np.tile(np.eye(2, 3, dtype=np.float32), (len(top), 1, 1))
@@ -111,21 +103,15 @@ class RandomCrop(_OnDevice, augment.RandomCrop):
 
 
 class RandomAffine(_OnDevice, augment.RandomAffine):
-    """Turned, moved, scaled and slanted about the centre, bilinear, with zeros outside."""
-
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return _warped(x, drawn[0], x.shape[2:], "bilinear")
 
 
 class RandomRotation(_OnDevice, augment.RandomRotation):
-    """Turned about the centre by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
-
     apply = RandomAffine.apply
 
 
 class ColorJitter(_OnDevice, augment.ColorJitter):
-    """Brightness, contrast and (of three channels) saturation changed by factors from ``1 - v`` to ``1 + v``."""
-
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         brightness, contrast, saturation = (_like(x, factor) for factor in drawn)
         x = ops.mul(x, brightness)
@@ -137,21 +123,15 @@ class ColorJitter(_OnDevice, augment.ColorJitter):
 
 
 class RandomErasing(_OnDevice, augment.RandomErasing):
-    """A rectangle set to ``value``, for a share ``p`` of the images."""
-
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.where(_boxes(x, drawn), self.value, x)
 
 
 class Cutout(_OnDevice, augment.Cutout):
-    """A square of ``size`` pixels set to ``value`` in every image."""
-
     apply = RandomErasing.apply
 
 
 class Mixup(_OnDevice, augment.Mixup):
-    """Each image mixed with another of its batch, and so their labels, which become probabilities (N, classes)."""
-
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
         """``x`` with its partners, by shares."""
         weight = _like(x, share.reshape(-1, *[1] * (len(x.shape) - 1)))
@@ -162,8 +142,6 @@ class Mixup(_OnDevice, augment.Mixup):
 
 
 class CutMix(Mixup):
-    """A rectangle of each image replaced by another image's, the labels mixed by area."""
-
     draw = augment.CutMix.draw
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:

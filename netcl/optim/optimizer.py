@@ -37,6 +37,13 @@ def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float 
         raise ValueError(message(op, f"{name} must be a number, {bounds}", **{name: repr(value)}))
 
 
+def check_counts(op: str, **counts: Any) -> None:
+    """``ValueError`` unless every value is a positive integer."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
+
+
 def check_betas(op: str, betas: Any) -> None:
     """``ValueError`` unless ``betas`` are two numbers in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:

@@ -14,13 +14,7 @@ from typing import Any
 
 from netcl.core import recording
 from netcl.core.errors import message
-from netcl.optim.optimizer import Group, Optimizer, check_number
-
-
-def _check_steps(op: str, **steps: Any) -> None:
-    for name, value in steps.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
+from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number
 
 
 def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
@@ -149,7 +143,7 @@ class StepLR(Scheduler):
     """Multiplies by ``gamma`` every ``step_size`` steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
-        _check_steps("StepLR", step_size=step_size)
+        check_counts("StepLR", step_size=step_size)
         self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer, last_epoch)
 
@@ -206,7 +200,7 @@ class PolynomialLR(Scheduler):
     """``initial lr * (1 - step / total_iters) ** power``, then 0."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1):
-        _check_steps("PolynomialLR", total_iters=total_iters)
+        check_counts("PolynomialLR", total_iters=total_iters)
         self.total_iters, self.power = total_iters, power
         super().__init__(optimizer, last_epoch)
 
@@ -227,7 +221,7 @@ class LinearLR(Scheduler):
             raise ValueError(message("LinearLR", "start_factor must be above 0 and at most 1", start_factor=start_factor))
         if not 0 <= end_factor <= 1:
             raise ValueError(message("LinearLR", "end_factor must be from 0 to 1", end_factor=end_factor))
-        _check_steps("LinearLR", total_iters=total_iters)
+        check_counts("LinearLR", total_iters=total_iters)
         self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
 
@@ -246,7 +240,7 @@ class CosineAnnealingLR(Scheduler):
     """Half a cosine from the initial learning rate down to ``eta_min`` in ``T_max`` steps, and back up in as many."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
-        _check_steps("CosineAnnealingLR", T_max=T_max)
+        check_counts("CosineAnnealingLR", T_max=T_max)
         self.T_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer, last_epoch)
 
@@ -264,7 +258,7 @@ class CosineAnnealingWarmRestarts(Scheduler):
     """Half cosines from the initial learning rate to ``eta_min``: the first in ``T_0`` steps, later ones in ``T_mult`` times as many."""
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
-        _check_steps("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult)
+        check_counts("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult)
         self.T_0, self.T_i, self.T_mult, self.eta_min, self.T_cur = T_0, T_0, T_mult, eta_min, 0.0
         super().__init__(optimizer, last_epoch)
 
@@ -320,7 +314,7 @@ class WarmupCosine(Scheduler):
         self, optimizer: Optimizer, warmup_steps: int, total_steps: int, min_lr: float = 0.0, start_factor: float | None = None,
         last_epoch: int = -1,
     ):  # fmt: skip
-        _check_steps("WarmupCosine", total_steps=total_steps)
+        check_counts("WarmupCosine", total_steps=total_steps)
         if not 0 <= warmup_steps < total_steps:
             what = "warmup_steps must be from 0 to total_steps - 1"
             raise ValueError(message("WarmupCosine", what, warmup_steps=warmup_steps, total_steps=total_steps))
@@ -469,11 +463,11 @@ class OneCycleLR(Scheduler):
 
 def _cycle_length(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:
     if total_steps is not None:
-        _check_steps("OneCycleLR", total_steps=total_steps)
+        check_counts("OneCycleLR", total_steps=total_steps)
         return total_steps
     if epochs is None or steps_per_epoch is None:
         raise ValueError(message("OneCycleLR", "the length of the cycle is needed", "pass total_steps, or epochs and steps_per_epoch"))
-    _check_steps("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
+    check_counts("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
     return epochs * steps_per_epoch
 
 

@@ -201,18 +201,6 @@ def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
     return nn.Sequential(*layers, *head)
 
 
-def mlp(data: Data, hidden: tuple[int, ...] = (256, 128), **options: Any) -> Any:
-    return nn.MLP(int(np.prod(data.shape)), list(hidden), len(data.classes), **options)
-
-
-def lenet(data: Data, **options: Any) -> Any:
-    return nn.LeNet(len(data.classes), data.shape[0], data.shape[-1], **options)
-
-
-def resnet18(data: Data, **options: Any) -> Any:
-    return nn.ResNet18(len(data.classes), in_channels=data.shape[0], **options)
-
-
 def vit(data: Data, **options: Any) -> Any:
     side = data.shape[-1]
     small = {"patch_size": 4 if side % 4 == 0 else 1, "num_layers": 4, "num_heads": 4, "hidden_dim": 64, "mlp_dim": 128}
@@ -224,7 +212,14 @@ def gpt(data: Data, **options: Any) -> Any:
     return nn.GPT(data.train.vocabulary, **{**small, **options})
 
 
-MODELS: dict[str, Callable[..., Any]] = {"cnn": cnn, "mlp": mlp, "lenet": lenet, "resnet18": resnet18, "vit": vit, "gpt": gpt}
+MODELS: dict[str, Callable[..., Any]] = {
+    "cnn": cnn,
+    "mlp": lambda data, hidden=(256, 128), **options: nn.MLP(math.prod(data.shape), list(hidden), len(data.classes), **options),
+    "lenet": lambda data, **options: nn.LeNet(len(data.classes), data.shape[0], data.shape[-1], **options),
+    "resnet18": lambda data, **options: nn.ResNet18(len(data.classes), in_channels=data.shape[0], **options),
+    "vit": vit,
+    "gpt": gpt,
+}
 
 
 def make_model(recipe: Recipe, data: Data, device: Any) -> Any:

@@ -24,6 +24,7 @@ from netcl.io import FileError, latest_whole, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
 from netcl.optim import ReduceLROnPlateau
+from netcl.optim.optimizer import check_counts
 from netcl.runtime.capture import compile as compiled
 from netcl.trainer.callbacks import Callback, CallbackList, ModelCheckpoint
 from netcl.trainer.history import History
@@ -89,7 +90,7 @@ class Trainer:
                  metrics: Sequence[str | Metric] = (), mixed_precision: bool | str = False, grad_clip: float | None = None,
                  accumulation_steps: int = 1, scheduler: Any = None, ema: Any = None, compile: bool = False,
                  callbacks: Sequence[Callback] = (), *, schedule_by: str = "step"):  # fmt: skip
-        _check_whole("Trainer", accumulation_steps=accumulation_steps)
+        check_counts("Trainer", accumulation_steps=accumulation_steps)
         if schedule_by not in ("step", "epoch"):
             raise ValueError(message("Trainer", "schedule_by is step or epoch", schedule_by=repr(schedule_by)))
         self.model, self.optimizer = model, optimizer
@@ -161,7 +162,7 @@ class Trainer:
         exits at once. Ranks of a ``DistributedDataParallel`` model exit together, after the next logged batch; an error of one rank
         ends the run on all.
         """
-        _check_whole("fit", epochs=epochs, log_every=log_every)
+        check_counts("fit", epochs=epochs, log_every=log_every)
         self._reset()
         self._train_data, self.epochs = train, epochs
         self.batches = len(train) if isinstance(train, Sized) else None
@@ -431,12 +432,6 @@ class Trainer:
             if match is not None:
                 saved.remove(match)
                 callback.load_state_dict(match[1])
-
-
-def _check_whole(op: str, **values: Any) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(message(op, f"{name} is a whole number from 1 on", **{name: repr(value)}))
 
 
 def _check_has_parameters(model: Any, optimizer: Any) -> None:
