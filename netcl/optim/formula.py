@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from inspect import Parameter, Signature
-from typing import Any, ClassVar
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -86,40 +87,24 @@ class FormulaOptimizer(Optimizer):
         """The formula for the options of a group."""
         return self.formula
 
+    def _compiled(self, group: Group) -> _Compiled:
+        kind: Any = type(self)
+        return _compiled_formula(kind, self.formula_of(group))
+
     def rule(self, group: Group) -> Rule:
-        return self._rules(group)[0]
+        return self._compiled(group).host
 
     def counted_rule(self, group: Group) -> Rule:
-        return self._rules(group)[1]
+        return self._compiled(group).counted
 
     @property
     def skips_on_device(self) -> bool:
         """Not with numbers of the host in the state, which would change although no step is taken."""
         return not self.kept
 
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(self._values(self.defaults))
-
-    def _rules(self, group: Group) -> tuple[Rule, Rule]:
-        kind: Any = type(self)
-        return _rules(kind, self.formula_of(group), self._names)
-
     def _values(self, group: Group) -> dict[str, float]:
-        """What the formula may name, but for ``age`` and kept numbers."""
-        values = {
-            name: float(value) for name, value in group.items() if isinstance(value, (int, float, np.number)) and name in self.defaults
-        }
-        decay, decoupled = group["weight_decay"], group.get("decoupled_weight_decay", False)
-        values |= {"sign": -1.0 if group["maximize"] else 1.0, "decay": 0.0 if decoupled else decay}
-        values["keep"] = 1 - group["lr"] * decay if decoupled else 1.0
-        for name in ("betas", "etas", "step_sizes"):
-            values |= {f"{name[:-1]}{i}": float(value) for i, value in enumerate(group.get(name, ()), 1)}
-        for i, beta in enumerate(group.get("betas", ()), 1):
-            values |= {f"take{i}": 1 - beta, f"log_beta{i}": math.log(beta) if beta else -math.inf}
-        for name in ("rho", "alpha"):
-            values |= {"take": 1 - group[name]} if name in group else {}
-        return values
+        """The numbers that the formula reads, but for ``age`` and kept ones."""
+        return {name: read(group) for name, read in self._compiled(group).readers.items()}
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
         values = self._values(group)
@@ -160,17 +145,43 @@ class FormulaOptimizer(Optimizer):
 
 
 @cache
-def _rules(kind: Any, formula: Formula, options: tuple[str, ...]) -> tuple[Rule, Rule]:
-    """The rule with numbers of the host, and the one whose numbers follow from ``age`` on the device."""
+def _readers(kind: Any) -> dict[str, Callable[[Group], float]]:
+    """How each number that a formula may name is read from the options of a group."""
+    options = {"weight_decay": 0.0, **kind.formula.options}
+    found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
+    found["sign"] = lambda group: -1.0 if group["maximize"] else 1.0
+    found["decay"] = lambda group: 0.0 if group.get("decoupled_weight_decay") else group["weight_decay"]
+    found["keep"] = lambda group: 1 - group["lr"] * group["weight_decay"] if group.get("decoupled_weight_decay") else 1.0
+    for name in {"rho", "alpha"} & set(options):
+        found["take"] = lambda group, name=name: 1 - group[name]  # type: ignore[misc]
+    for name, values in options.items():
+        for i in range(len(values) if isinstance(values, tuple) else 0):
+            found[f"{name[:-1]}{i + 1}"] = lambda group, name=name, i=i: group[name][i]  # type: ignore[misc]
+            if name == "betas":
+                found[f"take{i + 1}"] = lambda group, i=i: 1 - group["betas"][i]  # type: ignore[misc]
+                found[f"log_beta{i + 1}"] = lambda group, i=i: math.log(group["betas"][i]) if group["betas"][i] else -math.inf  # type: ignore[misc]
+    return found
+
+
+class _Compiled(NamedTuple):
+    """A formula as rules: with numbers of the host, with numbers that follow from ``age`` on the device; and how options are read."""
+
+    host: Rule
+    counted: Rule
+    readers: dict[str, Callable[[Group], float]]
+
+
+@cache
+def _compiled_formula(kind: Any, formula: Formula) -> _Compiled:
     tensors, lines, numbers = formula.tensors, formula.lines, formula.numbers
     used = {word for text in lines.values() for word in names_read_by(text)}
+    ages = {word for text in numbers.values() for word in names_read_by(text)}
+    readers = {name: read for name, read in _readers(kind).items() if name in used | ages}
     writes = {x: f"new_{x}" for x in ("p", *tensors) if f"new_{x}" in lines}
     every, name = ("p", "g", *tensors), kind.__name__.lower()
-    host = tuple(option for option in (*options, *kind.kept, *numbers) if option in used)
-    ages = {word for text in numbers.values() for word in names_read_by(text)}
-    device = tuple(option for option in options if option in used | ages)
-    rule = Rule(name, every, host, lines, writes)
-    return rule, Rule(f"{name}_counted", every, device, lines, writes, ("factor", "age"), numbers) if numbers else rule
+    host = Rule(name, every, tuple(option for option in (*readers, *kind.kept, *numbers) if option in used), lines, writes)
+    counted = Rule(f"{name}_counted", every, tuple(readers), lines, writes, ("factor", "age"), numbers) if numbers else host
+    return _Compiled(host, counted, readers)
 
 
 @cache
