@@ -38,13 +38,15 @@ def _pattern(text: str) -> re.Pattern[str]:
 def bench(args: argparse.Namespace) -> int:
     """Time common problems on this machine's devices, and torch if it is there; say which device to use for which size."""
     from netcl.bench import setting
+    from netcl.core.device import manager
 
     found = groups()
     chosen = [(group, name, make) for group, makers in found.items() for name, make in makers.items() if args.cases.search(name)]
     if not chosen:
         examples = ", ".join(repr(next(iter(makers))) for makers in found.values())
         raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {examples}", cases=args.cases.pattern))
-    settings = _settings_by_name([setting(name, args.threads, args.repeats) for name in args.device or _selectors()])
+    selectors = args.device or ["cpu", *(dev for _, dev in manager.discover() if not manager.profile(dev).has_quirk("slow"))]
+    settings = _settings_by_name([setting(name, args.threads, args.repeats) for name in selectors])
     first = next(iter(settings.values()))
     names = [*settings, *(["torch"] if first.torch else [])]
     if first.torch is None:
@@ -129,13 +131,6 @@ def _mlp_ways(batch: int, where: Setting) -> dict[str, Way]:
     step = training_step(twin, torch.optim.Adam(twin.parameters()), torch.nn.functional.cross_entropy)
     operands = where.torch_tensor(x), where.torch_tensor(y)
     return ways | {"torch": replace(where.theirs(lambda: step(*operands)), result=lambda: last_loss(lambda: step(*operands)))}
-
-
-def _selectors() -> list[Any]:
-    from netcl.core.device import manager
-
-    found = [dev for _, dev in manager.discover() if not manager.profile(dev).has_quirk("slow")]
-    return ["cpu", *found]
 
 
 def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
