@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from netcl import bench
+from netcl.bench.problems import groups
 from netcl.cli import main
-from netcl.cli.bench import groups
 from netcl.core.errors import OutOfMemoryError
 
 
