@@ -278,17 +278,12 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
         if not recording(flat):
             return
         outputs = out if isinstance(out, tuple) else (out,)
-        saved = (row, [_kept_input(x, wanted, outputs[0]) for wanted, x in zip(keeps, inputs, strict=True)], keywords,
-                 _kept_outputs(outputs, kept) if reads_outputs else None)  # fmt: skip
+        read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None
+        saved = (row, [_kept_input(x, wanted, outputs[0]) for wanted, x in zip(keeps, inputs, strict=True)], keywords, read)
         if outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
             Node(row.name, _structured_rule, flat, saved).attach(outputs)
 
     return note
-
-
-def _kept_outputs(outputs: Sequence[Tensor], kept: frozenset[str]) -> list[Tensor | None]:
-    """The outputs that backward reads, without their history, and ``None`` for the others."""
-    return [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)]
 
 
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
