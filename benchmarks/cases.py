@@ -6,10 +6,10 @@ Sizes and targets differ between CPUs and GPUs; ``gpu portable`` is what kernels
 from __future__ import annotations
 
 import layers
+import problems
+import steps
 import train_steps
-
-from netcl.bench import problems, steps
-from netcl.bench.harness import Case, Comparison
+from comparison import Case, Comparison
 
 # Residual network for 32 x 32 images: channels, size, filters, kernel, stride of every convolution that differs.
 RESNET_LAYERS = (

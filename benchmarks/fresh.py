@@ -6,7 +6,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl import nn, optim
-from netcl.bench.problems import values
+from netcl.bench import values
 from netcl.core.tensor import Tensor
 
 

@@ -1,4 +1,4 @@
-"""Single layers, and formulas against the speed of memory: what ``benchmarks/run.py`` times beyond :mod:`netcl.bench.problems`."""
+"""Single layers, and formulas against the speed of memory: what ``benchmarks/run.py`` times beyond ``problems.py``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import problems
+from comparison import Case, Comparison
+from problems import Targets
 
 import netcl.autograd as ag
 from netcl import ops as F
-from netcl.bench import problems
-from netcl.bench.harness import Case, Comparison, Setting, Way
-from netcl.bench.problems import Targets, values
+from netcl.bench import Setting, Way, values
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 
@@ -73,7 +74,7 @@ def linear(rows: int, features: int, outputs: int, targets: Targets | None = Non
 
 
 def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
-    """The chain of :mod:`netcl.bench.problems`, beside what copying as many bytes and what reading the operands takes."""
+    """The chain of ``problems.py``, beside what copying as many bytes and what reading the operands takes."""
     case = problems.chain(n, targets)
 
     def make(where: Setting) -> dict[str, Way]:

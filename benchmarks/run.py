@@ -74,7 +74,9 @@ def chosen(options: argparse.Namespace, gpu: bool) -> list[Any]:
 
 def work(options: argparse.Namespace) -> None:
     """The worker: cases from number ``options.worker`` on, one line each on standard output."""
-    from netcl.bench.harness import measure, setting
+    from comparison import measure
+
+    from netcl.bench import setting
 
     where = setting(options.device, options.threads or None, options.repeats, options.quick)
     made = chosen(options, where.is_gpu)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import layers
+import problems
 import train_steps
-
-from netcl.bench import problems
-from netcl.bench.harness import Case, Comparison
+from comparison import Case, Comparison
 
 
 def sweeps(gpu: bool, quick: bool = False) -> list[Case]:

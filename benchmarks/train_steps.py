@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch_models
+from comparison import Case, Comparison
+from steps import our_step, torch_step, train_step
 
 from netcl import nn, optim
 from netcl import ops as F
-from netcl.bench.harness import Case, Comparison, Setting, Way, enqueued
-from netcl.bench.problems import WARM_CALLS, values
-from netcl.bench.steps import CHECKED_STEPS, our_step, torch_step, train_step
+from netcl.bench import CHECKED_STEPS, WARM_CALLS, Setting, Way, enqueued, values
 from netcl.core import env, memory
 from netcl.runtime import capture
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from netcl.core import platforms
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DtypeError
 from netcl.core.tensor import Tensor
-from netcl.engine.registry import REGISTRY, Choice, Pointwise, Reduction, Row, Sample
+from netcl.engine.registry import REGISTRY, Choice, Pointwise, Reduction, Row
 
 #: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
 TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
@@ -69,12 +70,8 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Ite
         yield from _folds(row, dtype, sizes)
     else:
         for k, sample in enumerate(row.samples):
-            yield _of_sample(sample, dtype, k)
-
-
-def _of_sample(sample: Sample, dtype: str, seed: int) -> OpCall:
-    arrays = [_rounded(a, dtype) for a in sample.arrays(seed, dtype)]
-    return OpCall(f"{sample.shapes} {dict(sample.kwargs)}", tuple(arrays), dict(sample.kwargs))
+            arrays = tuple(_rounded(array, dtype) for array in sample.arrays(k, dtype))
+            yield OpCall(f"{sample.shapes} {dict(sample.kwargs)}", arrays, dict(sample.kwargs))
 
 
 def _drawn_values(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
@@ -105,27 +102,28 @@ def _uniform_values(row: Reduction, shape: tuple[int, ...], dtype: str, seed: in
     return _rounded(values if row.differentiable else np.round(values), dtype)  # logic needs zeros
 
 
+def _changed(value: Any, floats: Callable[[np.ndarray], Any], others: Callable[[np.ndarray], Any] = lambda array: array) -> Any:
+    """An argument whose arrays, alone or in lists, are replaced: those of floats, and the others."""
+    if isinstance(value, list):
+        return [_changed(part, floats, others) for part in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    return (floats if value.dtype.kind == "f" else others)(value)
+
+
 def _rounded(values: Any, dtype: str) -> Any:
     """Values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
-    if isinstance(values, list):
-        return [_rounded(part, dtype) for part in values]
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
-        return values
     row = dtypes.DTYPES[dtype]
-    return dtypes.decode(dtypes.encode(values, row), row)
+    return _changed(values, lambda array: dtypes.decode(dtypes.encode(array, row), row))
 
 
 # ---- running
 
 
-def _sent(value: Any, handle: DeviceHandle, dtype: str, requires_grad: bool = False) -> Any:
-    if isinstance(value, list):
-        return [_sent(part, handle, dtype, requires_grad) for part in value]
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype.kind != "f":
-        return Tensor.from_host(handle.queue, value)
-    return Tensor.from_host(handle.queue, value, dtype, requires_grad=requires_grad)
+def _sent(value: Any, handle: DeviceHandle, dtype: str | None, requires_grad: bool = False) -> Any:
+    """An argument on a device; arrays of floats in ``dtype``."""
+    place = partial(Tensor.from_host, handle.queue)
+    return _changed(value, lambda array: place(array, dtype, requires_grad=requires_grad), place)
 
 
 def run_case(row: Row, namespace: Any, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -137,13 +135,8 @@ def reference(row: Row, case: OpCall) -> Any:
     """What the row's reference says, in float64."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about the mean of nothing, which has a value here
-        return row.ref(*(_as_float64(x) for x in case.inputs), **case.kwargs)  # type: ignore[misc, union-attr]
-
-
-def _as_float64(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_as_float64(part) for part in value]
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+        inputs = [_changed(x, lambda array: array.astype(np.float64)) for x in case.inputs]
+        return row.ref(*inputs, **case.kwargs)  # type: ignore[misc, union-attr]
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -233,22 +226,18 @@ def _leaves(values: Sequence[Any]) -> Iterator[Any]:
 
 def _moved_case(case: OpCall, index: int, step: np.ndarray) -> OpCall:
     """The case with the ``index``-th float array moved by ``step``."""
-    count = iter(range(1_000))
+    number = count()
 
-    def move(value: Any) -> Any:
-        if isinstance(value, list):
-            return [move(part) for part in value]
-        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
-            return value
-        return value.astype(np.float64) + step if next(count) == index else value
+    def move(array: np.ndarray) -> np.ndarray:
+        return array.astype(np.float64) + step if next(number) == index else array
 
-    return OpCall(case.label, tuple(move(x) for x in case.inputs), case.kwargs)
+    return OpCall(case.label, tuple(_changed(x, move) for x in case.inputs), case.kwargs)
 
 
 def check_errors(row: Row, handle: DeviceHandle) -> None:
     """Every declared misuse raises the declared text."""
     for sample, pattern in getattr(row, "errors", ()):
-        inputs = [_as_given(x, handle) for x in sample.arrays()]
+        inputs = [_sent(x, handle, None) for x in sample.arrays()]
         try:
             run_case(row, ops, inputs, dict(sample.kwargs))
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -256,12 +245,6 @@ def check_errors(row: Row, handle: DeviceHandle) -> None:
                 raise Mismatch(f"[{row.name}] the error says {str(error)!r}, not {pattern!r}") from None
         else:
             raise Mismatch(f"[{row.name}] no error for {sample.shapes} {dict(sample.kwargs)}; expected {pattern!r}")
-
-
-def _as_given(value: Any, handle: DeviceHandle) -> Any:
-    if isinstance(value, list):
-        return [_as_given(part, handle) for part in value]
-    return Tensor.from_host(handle.queue, value) if isinstance(value, np.ndarray) else value
 
 
 # ---- the table

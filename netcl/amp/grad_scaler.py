@@ -130,7 +130,8 @@ class GradScaler:
         rates = recording.again(lambda: [self.growth_factor, self.backoff_factor, float(self.growth_interval)])
         for place, verdict in self._found.items():
             update.apply(_UPDATE, [[number] for number in self._devices[place]], rates, verdict)
-        recording.again(self._forget)
+        recording.again(self._found.clear)
+        recording.again(self._unscaled.clear)
 
     def _is_enabled(self) -> bool:
         recording.requires(lambda: self.enabled)
@@ -143,10 +144,6 @@ class GradScaler:
         if entry is None or not any(map(recording.made, verdicts)):
             recording.requires(lambda: id(entries.get(key)))
         return entry
-
-    def _forget(self) -> None:
-        self._found.clear()
-        self._unscaled.clear()
 
     # ---- the numbers
 

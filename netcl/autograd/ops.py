@@ -26,6 +26,7 @@ TORCHS_WORDS = (
     ("source", "src"), ("split_size_or_sections", "sizes"), ("split_size", "sizes"), ("split_sizes", "sizes"), ("dims", "repeats"),
     ("exponent", "b"), ("mat2", "b"), ("vec2", "b"), ("tensor1", "b"), ("tensor2", "c"), ("end", "b"), ("values", "b"), ("self", "a"),
     ("query", "q"), ("key", "k"), ("value", "v"), ("elements", "x"), ("test_elements", "values"), ("tensor", "a"),
+    ("upscale_factor", "factor"), ("downscale_factor", "factor"),
 )  # fmt: skip
 
 
@@ -297,15 +298,10 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
                 flat.extend(parts)
                 saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
         if learning and outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
-            kept_outputs = _kept_outputs(outputs, kept) if reads_outputs else None
-            Node(row.name, _structured_rule, flat, (row, saved, keywords, kept_outputs)).attach(outputs)
+            read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None
+            Node(row.name, _structured_rule, flat, (row, saved, keywords, read)).attach(outputs)
 
     return note
-
-
-def _kept_outputs(outputs: Sequence[Tensor], kept: frozenset[str]) -> list[Tensor | None]:
-    """The outputs that backward reads, without their history, and ``None`` for the others."""
-    return [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)]
 
 
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:

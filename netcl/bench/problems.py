@@ -1,191 +1,78 @@
-"""The problems that ``netcl bench`` times, each in netcl, in torch and, where that is fair, in NumPy."""
+"""The problems that ``netcl bench`` times."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-import netcl.autograd as ag
-from netcl import ops as F
-from netcl.bench.harness import Case, Comparison, Setting, Way
-from netcl.core.kernels.primitives import build_elementwise_kernel
-from netcl.core.tensor import Tensor
-from netcl.replay import compiled
+from netcl import autograd as ag
+from netcl import nn, optim
+from netcl.bench import Compiled, Setting, Way, last_loss, training_step, values
 
-Targets = dict[str, float]
-WARM_CALLS = 6  # a step is replayed after at most so many
-_DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats them
+Ways = Callable[[Setting], dict[str, Way]]
 
 
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    """Normal float32 values, cheap for large arrays."""
-    size = math.prod(shape)
-    drawn = np.random.default_rng(seed).standard_normal(min(size, _DISTINCT), dtype=np.float32)
-    return np.resize(drawn, size).reshape(shape)
+def groups() -> dict[str, dict[str, Ways]]:
+    """The ways of every problem by its name and by what it shows, sizes growing."""
+
+    def matrices(n: int) -> list[np.ndarray]:
+        return [values(n, n, seed=seed) for seed in (0, 1)]
+
+    def images(n: int) -> list[np.ndarray]:
+        return [values(n, 32, 16, 16), values(32, 32, 3, 3, seed=1)]
+
+    def vectors(power: int) -> list[np.ndarray]:
+        return [values(1 << power, seed=seed) for seed in range(3)]
+
+    def chain(a: Any, b: Any, c: Any) -> Any:
+        return ag.relu(a * b + c) * 0.5 + a
+
+    matmul = partial(_ways, ag.matmul, lambda torch, a, b: torch.matmul(a, b), np.matmul)
+    conv = partial(_ways, partial(ag.conv2d, padding=1), lambda torch, x, w: torch.nn.functional.conv2d(x, w, padding=1), None)
+    fused = partial(_ways, chain, lambda torch, a, b, c: torch.relu(a * b + c) * 0.5 + a, None)
+    total = partial(_ways, ag.sum, lambda torch, a: a.sum(), np.sum)
+    softmax = partial(_ways, ag.softmax, lambda torch, a: a.softmax(-1), None)
+    return {
+        "matrix products": {f"matmul {n}": partial(matmul, partial(matrices, n)) for n in (32, 128, 512, 1024)},
+        "convolutions": {f"conv 3x3 {n}x32x16x16 to 32 forward": partial(conv, partial(images, n)) for n in (1, 16, 64)},
+        "elementwise chains": {f"chain 2^{p}": partial(fused, partial(vectors, p)) for p in (10, 16, 22)},
+        "sums": {f"sum 2^{p}": partial(total, lambda p=p: [np.abs(values(1 << p))]) for p in (10, 16, 22)},
+        "softmax": {f"softmax {n}x512": partial(softmax, lambda n=n: [values(n, 512)]) for n in (8, 128, 2048)},
+        "training an MLP": {f"MLP 784-128-10 step, batch {n}": partial(_mlp_ways, n) for n in (16, 256)},
+    }
 
 
-class Compiled:
-    """A function compiled and called until it is replayed; ``first`` are the results of those calls, ``refused`` why there is no replay."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any):
-        self.first: list[Any] = []
-        self.refused = ""
-        made = compiled.compile(function, fuse=True)
-        try:
-            self.first = [made(*arguments) for _ in range(WARM_CALLS)]
-        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-            self.refused = f"it cannot be compiled: {type(error).__name__}: {error}"
-        else:
-            self.refused = "" if made.graphs else f"it is not replayed: {'; '.join(made.refused) or 'there is nothing to record'}"
-        self.run = lambda: made(*arguments)
-
-    def way(self, where: Setting) -> Way:
-        """The way of its calls, or a missing one that says why."""
-        return Way(missing=self.refused) if self.refused else where.ours(self.run)
+def _ways(ours: Any, theirs: Any, reference: Any, arrays: Callable[[], list[np.ndarray]], where: Setting) -> dict[str, Way]:
+    """A function of arrays, eager and compiled, in torch, and (without torch) in NumPy to compare results with."""
+    given = arrays()
+    tensors = [where.tensor(array) for array in given]
+    ways = {"ours": where.ours(lambda: ours(*tensors)), "compiled": Compiled(ours, *tensors).way(where)}
+    if where.torch is not None:
+        operands = [where.torch_tensor(array) for array in given]
+        return ways | {"torch": where.theirs(lambda: theirs(where.torch, *operands))}
+    return ways | ({"numpy": Way(result=lambda: [reference(*given)])} if reference else {})
 
 
-# ---- products
-
-
-def matmul(m: int, n: int, k: int, transposed: str = "", batch: int = 0, targets: Targets | None = None, name: str = "") -> Case:
-    """``(m, k) x (k, n)``; ``transposed`` names the operands that are stored transposed: "", "a", "b" or "ab"."""
-    lead = (batch,) if batch else ()
-
-    def make(where: Setting) -> dict[str, Way]:
-        x = values(*lead, *((k, m) if "a" in transposed else (m, k)))
-        y = values(*lead, *((n, k) if "b" in transposed else (k, n)), seed=1)
-        a, b = where.tensor(x), where.tensor(y)
-        options = {"transpose_a": "a" in transposed, "transpose_b": "b" in transposed}
-        ways = {"ours": where.ours(lambda: F.matmul(a, b, **options))}
-        u, v = (np.swapaxes(z, -1, -2) if side in transposed else z for side, z in (("a", x), ("b", y)))
-        if where.quick or not where.is_gpu:
-            ways["numpy"] = Way(lambda: np.matmul(u, v), result=lambda: [np.matmul(u, v)], apart=True)
-        return ways | {"torch": where.theirs(_torch_matmul(where, x, y, transposed))}
-
-    named = name or f"matmul {m}" + (f" {transposed} transposed" if transposed else "")
-    flop, moved = 2.0 * m * n * k * max(batch, 1), 4.0 * max(batch, 1) * (m * k + k * n + m * n)
-    return Case(named, make, [Comparison(targets=targets or {})], work={"flop": flop, "bytes": moved})
-
-
-def _torch_matmul(where: Setting, x: np.ndarray, y: np.ndarray, transposed: str) -> Callable[[], Any]:
+def _mlp_ways(batch: int, where: Setting) -> dict[str, Way]:
+    """A step of 784-128-10 with Adam, eager, compiled and in torch, from the same weights."""
+    x, y = values(batch, 784), np.arange(batch) % 10
+    data = where.tensor(x), where.tensor(y)
+    models = [nn.MLP(784, [128], 10) for _ in range(2)]
+    weights = {name: tensor.to_host().copy() for name, tensor in models[0].state_dict().items()}
+    models[1].load_state_dict(weights)
+    eager, again = (training_step(model, optim.Adam(model.parameters()), ag.cross_entropy) for model in models)
+    ways = {"ours": replace(where.ours(lambda: eager(*data)), result=lambda: last_loss(lambda: eager(*data)))}
+    ways["compiled"] = Compiled(again, *data).losses(where)
     if where.torch is None:
-        return lambda: None
-    a, b = where.torch_tensor(x), where.torch_tensor(y)
-    a, b = (a.transpose(-1, -2) if "a" in transposed else a), (b.transpose(-1, -2) if "b" in transposed else b)
-    return lambda: where.torch.matmul(a, b)
-
-
-# ---- convolutions
-
-
-def conv(n: int, c: int, size: int, filters: int, kernel: int = 3, stride: int = 1, part: str = "forward",
-         targets: Targets | None = None, dtype: str = "float32") -> Case:  # fmt: skip
-    """A convolution as residual networks have them, or one of its gradients; in 16 bits torch's tensors have their channels last."""
-    pad, out, half = kernel // 2, -(-size // stride), dtype != "float32"
-    options: dict[str, Any] = {"stride": stride, "padding": pad}
-
-    def make(where: Setting) -> dict[str, Way]:
-        x, w, g = values(n, c, size, size), values(filters, c, kernel, kernel, seed=1) * 0.1, values(n, filters, out, out, seed=2)
-        a, b, d = (F.cast(where.tensor(z), dtype) for z in (x, w, g))
-        run = {
-            "forward": lambda: F.conv2d(a, b, **options),
-            "input gradient": lambda: F.conv2d_input_grad(d, b, size=(size, size), **options),
-            "weight gradient": lambda: F.conv2d_weight_grad(d, a, kernel=(kernel, kernel), **options),
-        }[part]
-        return {"ours": where.ours(run), "torch": where.theirs(_torch_conv(where, x, w, g, stride, pad, part, dtype if half else ""))}
-
-    name = f"conv {kernel}x{kernel}{f'/{stride}' if stride > 1 else ''} {n}x{c}x{size}x{size} to {filters} {part}" + f" {dtype}" * half
-    moved = (2.0 if half else 4.0) * (n * c * size**2 + filters * c * kernel**2 + n * filters * out**2)
-    work = {"flop": 2.0 * n * filters * c * kernel**2 * out**2, "bytes": moved}
-    # cuDNN takes Winograd for some weight gradients: against float64 those were off by 5e-5 of the largest, ours by 3e-6 at most.
-    # The last bit of a bfloat16 of several times the root mean square is 0.03 of that.
-    tolerance = 5e-2 if half else 1e-3 if part == "weight gradient" else 1e-4
-    return Case(name, make, [Comparison(targets=targets or {})], tolerance, work)
-
-
-def _torch_conv(where: Setting, x: np.ndarray, w: np.ndarray, g: np.ndarray, stride: int, pad: int, part: str,
-                half: str) -> Callable[[], Any]:  # fmt: skip
-    if where.torch is None:
-        return lambda: None
-    a, b, d = (where.torch_tensor(z) for z in (x, w, g))
-    if half:
-        a, b, d = (t.to(getattr(where.torch, half), memory_format=where.torch.channels_last) for t in (a, b, d))
-    if part == "forward":
-        return lambda: where.torch.nn.functional.conv2d(a, b, None, stride, pad)
-    mask, pick = ([True, False, False], 0) if part == "input gradient" else ([False, True, False], 1)
-    back = where.torch.ops.aten.convolution_backward
-    return lambda: back(d, a, b, None, [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], 1, mask)[pick]
-
-
-# ---- what memory limits
-
-
-def chain(n: int, targets: dict[str, Targets] | None = None) -> Case:
-    """``relu(a * b + c) * 0.5 + a``: op by op, compiled, and as a kernel written for it."""
-
-    def make(where: Setting) -> dict[str, Way]:
-        data = [values(n, seed=i) for i in range(3)]
-        a, b, c = (where.tensor(z) for z in data)
-
-        def formula(a: Any, b: Any, c: Any) -> Any:
-            return ag.relu(a * b + c) * 0.5 + a
-
-        ways = {"ours": where.ours(lambda: formula(a, b, c)), "compiled": Compiled(formula, a, b, c).way(where)}
-        ways["kernel"] = _chain_kernel(where, a, b, c)
-        u, v, w = (where.torch_tensor(z) if where.torch else z for z in data)
-        return ways | {"torch": where.theirs(lambda: where.torch.relu(u * v + w) * 0.5 + u)}
-
-    rows = [Comparison(name, targets=(targets or {}).get(name, {})) for name in ("ours", "compiled", "kernel")]
-    return Case(f"chain 2^{round(math.log2(n), 1):g}", make, rows, work={"bytes": 16.0 * n, "flop": 5.0 * n})
-
-
-def _chain_kernel(where: Setting, a: Any, b: Any, c: Any) -> Way:
-    if where.handle.backend != "cl":
-        return Way(missing="there are no kernels without OpenCL")
-    _, kernel = build_elementwise_kernel(where.handle.context, "chain", 3, "ADD(MUL(RELU(ADD(MUL(v0, v1), v2)), 0.5f), v0)")
-    assert kernel is not None
-    local, n = (256,), a.size
-
-    def run() -> Any:
-        out = Tensor.empty((n,), queue=a.queue)
-        kernel.run(a.queue, (n,), local, a, b, c, out, n)
-        return out
-
-    return where.ours(run)
-
-
-def softmax(rows: int, columns: int, targets: Targets | None = None) -> Case:
-    """Over the last axis."""
-
-    def make(where: Setting) -> dict[str, Way]:
-        x = values(rows, columns)
-        a = where.tensor(x)
-        t = where.torch_tensor(x) if where.torch else x
-        return {"ours": where.ours(lambda: F.softmax(a, axis=-1)), "torch": where.theirs(lambda: where.torch.softmax(t, -1))}
-
-    work = {"bytes": 8.0 * rows * columns, "flop": 5.0 * rows * columns}
-    return Case(f"softmax {rows}x{columns}", make, [Comparison(targets=targets or {})], work=work)
-
-
-def total(n: int, targets: Targets | None = None) -> Case:
-    """The sum of everything."""
-
-    def make(where: Setting) -> dict[str, Way]:
-        x = np.abs(values(n))
-        a = where.tensor(x)
-        t = where.torch_tensor(x) if where.torch else x
-        ways = {"ours": where.ours(lambda: F.sum(a))}
-        if not where.is_gpu:
-            ways["numpy"] = Way(lambda: x.sum(), result=lambda: [x.sum()], apart=True)
-        return ways | {"torch": where.theirs(lambda: t.sum())}
-
-    return Case(
-        f"sum 2^{round(math.log2(n), 1):g}",
-        make,
-        [Comparison(targets=targets or {})],
-        tolerance=1e-4,
-        work={"bytes": 4.0 * n, "flop": float(n)},
-    )
+        return ways
+    torch = where.torch
+    twin = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    twin.load_state_dict({name.removeprefix("layers."): torch.from_numpy(array) for name, array in weights.items()})
+    twin.to(where.torch_device)
+    step = training_step(twin, torch.optim.Adam(twin.parameters()), torch.nn.functional.cross_entropy)
+    operands = where.torch_tensor(x), where.torch_tensor(y)
+    return ways | {"torch": replace(where.theirs(lambda: step(*operands)), result=lambda: last_loss(lambda: step(*operands)))}

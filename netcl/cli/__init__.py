@@ -32,8 +32,8 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     for row in COMMANDS.values():
         text = row.run.__doc__ or ""
         line = commands.add_parser(row.name, help=text, description=text)
-        if row.name == asked:
-            row.arguments(line)
+        for declare in row.options if row.name == asked else ():
+            declare(line)
         line.set_defaults(function=row.run)
     return top
 

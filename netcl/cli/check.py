@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.cli.command import CommandError, command, pick_device, say, whole
+from netcl.cli.command import CommandError, command, option, pick_device, say, whole
 from netcl.core.errors import KernelBuildError, message
 
 _KERNEL = re.compile(r"\b(?:__kernel|kernel)\b[^;{}()]*?(?:__attribute__\s*\(\(.*?\)\)\s*)?\bvoid\s+(\w+)\s*\(", re.S)
@@ -23,16 +23,15 @@ _ELEMENTS = {
 _MOST = 1 << 26  # elements of a buffer: more would take the simulator days
 
 
-def _check_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help="OpenCL C")
-    parser.add_argument("kernels", nargs="*", default=[], help="names of kernels; all of the file if none is given")
-    parser.add_argument("--size", type=whole(1, _MOST), default=64, help="elements of every buffer, and value of every whole number")
-    parser.add_argument("--global-size", type=whole(1), nargs="+", default=None, help="work-items; the size if none is given")
-    parser.add_argument("--local-size", type=whole(1), nargs="+", default=None, help="work-items of a group")
-    parser.add_argument("--device", help="where it is compiled; a selector as in `netcl devices`")
-
-
-@command("check", _check_options)
+@command(
+    "check",
+    option("file", help="OpenCL C"),
+    option("kernels", nargs="*", default=[], help="names of kernels; all of the file if none is given"),
+    option("--size", type=whole(1, _MOST), default=64, help="elements of every buffer, and value of every whole number"),
+    option("--global-size", type=whole(1), nargs="+", default=None, help="work-items; the size if none is given"),
+    option("--local-size", type=whole(1), nargs="+", default=None, help="work-items of a group"),
+    option("--device", help="where it is compiled; a selector as in `netcl devices`"),
+)
 def check(args: argparse.Namespace) -> int:
     """Compile the kernels of a file, then run each under Oclgrind: out-of-bounds accesses, races, uninitialised reads."""
     from netcl.autograd import sanitizer

@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from netcl.core.device import DeviceHandle, require
 
@@ -24,10 +25,7 @@ class CommandError(RuntimeError):
 
 
 Run = Callable[[argparse.Namespace], int]
-
-
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    return None
+Option = Callable[[argparse.ArgumentParser], object]
 
 
 @dataclass(frozen=True)
@@ -36,20 +34,28 @@ class Command:
 
     name: str
     run: Run
-    arguments: Callable[[argparse.ArgumentParser], None]
+    options: Sequence[Option]
 
 
 COMMANDS: dict[str, Command] = {}
 
 
-def command(name: str, arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments) -> Callable[[Run], Run]:
-    """Enter the decorated function as ``netcl <name>``; ``arguments`` declares its options on the parser it is given."""
+def command(name: str, *options: Option) -> Callable[[Run], Run]:
+    """Enter the decorated function as ``netcl <name>``; each of ``options`` declares one or more on the parser it is given."""
 
     def enter(run: Run) -> Run:
-        COMMANDS[name] = Command(name, run, arguments)
+        COMMANDS[name] = Command(name, run, options)
         return run
 
     return enter
+
+
+def option(*names: str, **settings: Any) -> Option:
+    """What ``argparse``'s ``add_argument`` takes, for :func:`command`."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+DEVICE = option("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
 
 
 def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
@@ -100,7 +106,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0)
     """Plain text columns. On a terminal too narrow for them cells break between words; where that is not enough, rows become lines."""
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    least = [max(_word(row[i]) for row in cells) for i in range(len(header))]
+    words = [[word for row in cells for word in row[i].split()] for i in range(len(header))]
+    least = [min(max(map(len, column), default=0), _LONGEST) for column in words]  # a path may be broken
     room, gaps = terminal_columns(), 2 * (len(header) - 1)
     if room is not None and sum(least) + gaps + indent > room:
         lines = [part for line in _records(header, rows) for part in _broken(line, room - indent).split("\n")]
@@ -113,11 +120,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0)
 def facts(values: Mapping[str, object]) -> str:
     """Names beside their values."""
     return table(("", ""), [[name, str(value)] for name, value in values.items()]).strip("\n")
-
-
-def _word(cell: str) -> int:
-    """The longest word of a cell; a path may be broken."""
-    return min(max(map(len, cell.split()), default=0), _LONGEST)
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:

@@ -10,14 +10,16 @@ import argparse
 import os
 import platform as machine
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from netcl import __version__
 from netcl.cli.command import command, say, table
 from netcl.core import env, platforms
-from netcl.core.device import DeviceHandle, Found, manager, score
+from netcl.core.device import Found, manager, score
 from netcl.core.errors import DeviceError, EnvironmentVariableError
 from netcl.core.platforms import Runtime
 
@@ -217,13 +219,10 @@ def _about_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def _about_variables(facts: Facts) -> Iterator[Finding]:
-    for name, what in facts.illegal:
-        yield Finding("illegal-variable", what, f"unset {name}, or give it a legal value")
-
-
-def _about_choice(facts: Facts) -> Iterator[Finding]:
     if facts.refused:
         yield Finding("no-such-device", facts.refused, "unset NETCL_DEVICE, or name one of these")
+    for name, what in facts.illegal:
+        yield Finding("illegal-variable", what, f"unset {name}, or give it a legal value")
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
@@ -234,7 +233,6 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _about_missing_runtimes,
     _about_gpus,
     _about_devices,
-    _about_choice,
     _about_variables,
 )
 
@@ -242,10 +240,6 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 def diagnose(facts: Facts) -> list[Finding]:
     """Everything there is to say about the set-up, problems and notes."""
     return [finding for check in CHECKS for finding in check(facts)]
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def _runtime_rows(facts: Facts) -> list[list[str]]:
@@ -259,17 +253,11 @@ def _runtime_rows(facts: Facts) -> list[list[str]]:
     return [[r.name, r.origin, r.path or r.library, state(r)] for r in facts.runtimes]
 
 
-def _auto() -> DeviceHandle | None:
-    try:
-        return manager.default("auto")
-    except (DeviceError, EnvironmentVariableError):  # doctor has told it already
-        return None
-
-
 def device_rows(found: Sequence[Found]) -> list[list[str]]:
     """One row per device, NumPy last; the star marks what "auto" means."""
-    chosen = _auto()
-    rows = []
+    chosen, rows = None, []
+    with suppress(DeviceError, EnvironmentVariableError):  # doctor has told it already
+        chosen = manager.default("auto")
     for f in found:
         p = f.profile
         star = "*" if chosen is not None and chosen.device == f.device else ""
@@ -293,8 +281,8 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
     say(f"          {told}" + (f" ({facts.setting[0]} is set by you)" if facts.setting else ""))
     say(f"cache     {env.cache_dir() or 'none: no folder can be written'}")
     say("\nRuntimes were looked for in:")
-    say(_indent("\n".join(facts.looked_in)))
-    say(_indent("driver libraries: " + ", ".join(dict.fromkeys(os.path.basename(names[0]) for _, names in platforms.DRIVERS))))
+    drivers = dict.fromkeys(os.path.basename(names[0]) for _, names in platforms.DRIVERS)
+    say(textwrap.indent("\n".join([*facts.looked_in, f"driver libraries: {', '.join(drivers)}"]), "  "))
     say("\nRuntimes found:")
     say(table(("name", "from", "library", "state"), _runtime_rows(facts), 2) if facts.runtimes else "  none")
     say('\nDevices (* is what "auto" chooses):')

@@ -8,13 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from netcl.cli.command import CommandError, command, pick_device, say, table
+from netcl.cli.command import DEVICE, CommandError, command, option, pick_device, say, table
 from netcl.core.errors import message
-
-
-def _selftest_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ops", nargs="*", help="names of ops; all of them if none is given")
-    parser.add_argument("--device", default=None, help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
 
 
 def _asked_ops(given: Sequence[str]) -> list[str]:
@@ -29,7 +24,11 @@ def _asked_ops(given: Sequence[str]) -> list[str]:
     return [ALIASES.get(name, name) for name in given]
 
 
-@command("selftest", _selftest_arguments)
+@command(
+    "selftest",
+    option("ops", nargs="*", help="names of ops; all of them if none is given"),
+    DEVICE,
+)
 def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests

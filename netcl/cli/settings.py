@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from netcl.cli.command import command, facts, table
+from netcl.cli.command import command, facts, option, table
 from netcl.core import env
 from netcl.core.errors import EnvironmentVariableError
 
@@ -28,11 +28,10 @@ def show_environment(args: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-def _cache_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("info", "clear"), help="show what is kept, or remove it")
-
-
-@command("cache", _cache_arguments)
+@command(
+    "cache",
+    option("action", choices=("info", "clear"), help="show what is kept, or remove it"),
+)
 def cache(args: argparse.Namespace) -> int:
     """What the cache of compiled kernels holds, or remove it."""
     from netcl.runtime import cache as store

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import CommandError, command, pick_device, say, table, terminal_columns, whole
+from netcl.cli.command import DEVICE, CommandError, command, option, pick_device, say, table, terminal_columns, whole
 from netcl.core.errors import ShapeError, message
 
 
@@ -32,7 +32,7 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
     from netcl.trainer.recipe import Recipe
 
     parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options come on top of it")
-    parser.add_argument("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
+    DEVICE(parser)
     for item in dataclasses.fields(Recipe):
         default, text = getattr(Recipe(), item.name), item.metadata["doc"]
         name = f"--{item.name.replace('_', '-')}"
@@ -72,27 +72,10 @@ def _parsed_options(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
-def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    _recipe_arguments(parser)
-    parser.add_argument("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given")
+def _run_in_folder(parser: argparse.ArgumentParser) -> None:
     used = parser.add_mutually_exclusive_group()
     used.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
     used.add_argument("--overwrite", action="store_true", help="remove the checkpoints and results of an earlier run in the folder")
-    parser.add_argument(
-        "--distributed",
-        type=whole(0),
-        default=0,
-        metavar="RANKS",
-        help="train on so many processes, through mpiexec; --device may then name several, separated by commas",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="start a --distributed job that fails again from its last checkpoint, so many times at most",
-    )
-    parser.add_argument("--tensorboard", action="store_true", help="write files for TensorBoard too")
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
@@ -102,11 +85,11 @@ def _start_ranks(args: argparse.Namespace) -> int:
     from netcl.trainer.recipe import check_shares
 
     check_shares(_recipe(args), args.distributed)  # once, and not by every rank
-    options = ("--distributed", "--device", "--max-restarts")
-    words = [word for word in args.words if not word.startswith(tuple(f"{option}=" for option in options))]
-    for option in options:
-        if option in words:
-            del words[words.index(option) : words.index(option) + 2]
+    own = ("--distributed", "--device", "--max-restarts")
+    words = [word for word in args.words if not word.startswith(tuple(f"{name}=" for name in own))]
+    for name in own:
+        if name in words:
+            del words[words.index(name) : words.index(name) + 2]
     devices = args.device.split(",") if args.device else []
     if args.max_restarts and not args.resume:  # what a restart resumes must be this run's own
         ModelCheckpoint(_folder(args) / "checkpoints", overwrite=args.overwrite).claim(None)
@@ -125,7 +108,27 @@ def _folder(args: argparse.Namespace) -> Path:
     return Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
 
 
-@command("train", _train_arguments)
+@command(
+    "train",
+    _recipe_arguments,
+    option("--run", default=None, help="the folder of the run; runs/DATA-MODEL if none is given"),
+    _run_in_folder,
+    option(
+        "--distributed",
+        type=whole(0),
+        default=0,
+        metavar="RANKS",
+        help="train on so many processes, through mpiexec; --device may then name several, separated by commas",
+    ),
+    option(
+        "--max-restarts",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="start a --distributed job that fails again from its last checkpoint, so many times at most",
+    ),
+    option("--tensorboard", action="store_true", help="write files for TensorBoard too"),
+)
 @_told_in_a_line()
 def train(args: argparse.Namespace) -> int:
     """Train a model on data by name; writes a folder with checkpoints, logs, the model and a report."""
@@ -153,12 +156,11 @@ def train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="the folder of a run")
-    parser.add_argument("--out", help="the file; report.html in the folder if none is given")
-
-
-@command("report", _report_arguments)
+@command(
+    "report",
+    option("run", help="the folder of a run"),
+    option("--out", help="the file; report.html in the folder if none is given"),
+)
 @_told_in_a_line()
 def report(args: argparse.Namespace) -> int:
     """Write the page of a run: curves, confusion matrix, predictions, slowest kernels; one file that needs nothing else."""
@@ -168,18 +170,17 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _generate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="the folder of a run with the model gpt")
-    parser.add_argument("--prompt", default="\n", help="what the text begins with")
-    parser.add_argument("--length", type=whole(0), default=300, help="bytes to write")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest byte each time")
-    parser.add_argument("--top-k", type=int, default=None, help="choose among so many likeliest")
-    parser.add_argument("--top-p", type=float, default=None, help="choose among the fewest that reach this probability")
-    parser.add_argument("--seed", type=int, default=None, help="the run's own seed if none is given")
-    parser.add_argument("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
-
-
-@command("generate", _generate_arguments)
+@command(
+    "generate",
+    option("run", help="the folder of a run with the model gpt"),
+    option("--prompt", default="\n", help="what the text begins with"),
+    option("--length", type=whole(0), default=300, help="bytes to write"),
+    option("--temperature", type=float, default=0.8, help="0 takes the likeliest byte each time"),
+    option("--top-k", type=int, default=None, help="choose among so many likeliest"),
+    option("--top-p", type=float, default=None, help="choose among the fewest that reach this probability"),
+    option("--seed", type=int, default=None, help="the run's own seed if none is given"),
+    DEVICE,
+)
 @_told_in_a_line()
 def generate_text(args: argparse.Namespace) -> int:
     """Write text with the model of a run."""
@@ -195,13 +196,12 @@ def generate_text(args: argparse.Namespace) -> int:
     return 0
 
 
-def _trace_arguments(parser: argparse.ArgumentParser) -> None:
-    _recipe_arguments(parser)
-    parser.add_argument("--steps", type=whole(1), default=5, help="how many steps are traced, after one that warms up")
-    parser.add_argument("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing")
-
-
-@command("trace", _trace_arguments)
+@command(
+    "trace",
+    _recipe_arguments,
+    option("--steps", type=whole(1), default=5, help="how many steps are traced, after one that warms up"),
+    option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
+)
 @_told_in_a_line()
 def trace_training(args: argparse.Namespace) -> int:
     """Trace the kernels of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""

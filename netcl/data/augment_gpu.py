@@ -76,35 +76,25 @@ def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
     return ops.logical_and(down, ops.logical_and(ops.ge(columns, left), ops.lt(columns, right)))
 
 
-class Normalize(augment.Normalize):
-    """``(x - mean) / std`` per channel."""
-
+class _OnDevice:  # without documentation: that of the NumPy twin holds
     on_device = True
 
+
+class Normalize(_OnDevice, augment.Normalize):
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.div(ops.sub(x, _like(x, self.mean)), _like(x, self.std))
 
 
-class RandomHorizontalFlip(augment.RandomHorizontalFlip):
-    """Left and right exchanged, for a share ``p`` of the images."""
-
-    on_device = True
-
+class RandomHorizontalFlip(_OnDevice, augment.RandomHorizontalFlip):
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.where(_like(x, drawn[0].reshape(-1, 1, 1, 1)), ops.flip(x, self.axis), x)
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Top and bottom exchanged, for a share ``p`` of the images."""
-
     axis = -2
 
 
-class RandomCrop(augment.RandomCrop):
-    """A window of ``size`` somewhere in the image, which gets ``padding`` zeros on every side first."""
-
-    on_device = True
-
+class RandomCrop(_OnDevice, augment.RandomCrop):
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         top, left = drawn
         matrix = np.tile(np.eye(2, 3, dtype=np.float32), (len(top), 1, 1))
@@ -112,27 +102,16 @@ class RandomCrop(augment.RandomCrop):
         return _warped(x, matrix, self.size, "nearest")
 
 
-class RandomAffine(augment.RandomAffine):
-    """Turned, moved, scaled and slanted about the centre, bilinear, with zeros outside."""
-
-    on_device = True
-
+class RandomAffine(_OnDevice, augment.RandomAffine):
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return _warped(x, drawn[0], x.shape[2:], "bilinear")
 
 
-class RandomRotation(RandomAffine):
-    """Turned about the centre by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
-
-    def __init__(self, degrees: Any):
-        super().__init__(degrees)
+class RandomRotation(_OnDevice, augment.RandomRotation):
+    apply = RandomAffine.apply
 
 
-class ColorJitter(augment.ColorJitter):
-    """Brightness, contrast and (of three channels) saturation changed by factors from ``1 - v`` to ``1 + v``."""
-
-    on_device = True
-
+class ColorJitter(_OnDevice, augment.ColorJitter):
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         brightness, contrast, saturation = (_like(x, factor) for factor in drawn)
         x = ops.mul(x, brightness)
@@ -143,27 +122,16 @@ class ColorJitter(augment.ColorJitter):
         return x
 
 
-class RandomErasing(augment.RandomErasing):
-    """A rectangle set to ``value``, for a share ``p`` of the images."""
-
-    on_device = True
-
+class RandomErasing(_OnDevice, augment.RandomErasing):
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return ops.where(_boxes(x, drawn), self.value, x)
 
 
-class Cutout(augment.Cutout):
-    """A square of ``size`` pixels set to ``value`` in every image."""
-
-    on_device = True
+class Cutout(_OnDevice, augment.Cutout):
     apply = RandomErasing.apply
 
 
-class Mixup(augment.Mixup):
-    """Each image mixed with another of its batch, and so their labels, which become probabilities (N, classes)."""
-
-    on_device = True
-
+class Mixup(_OnDevice, augment.Mixup):
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
         """``x`` with its partners, by shares."""
         weight = _like(x, share.reshape(-1, *[1] * (len(x.shape) - 1)))
@@ -174,8 +142,6 @@ class Mixup(augment.Mixup):
 
 
 class CutMix(Mixup):
-    """A rectangle of each image replaced by another image's, the labels mixed by area."""
-
     draw = augment.CutMix.draw
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:

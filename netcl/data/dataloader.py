@@ -12,7 +12,7 @@ import numpy as np
 
 from netcl.data.collate import Whole, map_arrays
 from netcl.data.dataset import IterableDataset
-from netcl.data.errors import message
+from netcl.data.errors import check_count, message
 from netcl.data.fetch import Fetch, Task, steps
 from netcl.data.sampler import BatchSampler, rng_of
 from netcl.data.workers import ProcessPool, ThreadPool
@@ -64,13 +64,11 @@ class DataLoader:
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             remedy = "write __len__ and __getitem__, or derive from IterableDataset"
             raise TypeError(message("DataLoader", "a dataset has a length and samples by number", remedy, given=type(dataset).__name__))
-        _check_number("batch_size", batch_size, 1)
-        _check_number("num_workers", num_workers, 0)
-        _check_number("prefetch", 2 if prefetch is None else prefetch, 1)
-        _check_number("seed", 0 if seed is None else seed, 0)
-        self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, int(batch_size), bool(shuffle), bool(drop_last)
-        self.num_workers, self.prefetch = int(num_workers), 2 if prefetch is None else int(prefetch)
-        self.seed = int(rng_of(generator).integers(2**32)) if seed is None else int(seed)
+        self.batch_size = check_count("DataLoader", "batch_size", batch_size)
+        self.num_workers = check_count("DataLoader", "num_workers", num_workers, 0)
+        self.prefetch = check_count("DataLoader", "prefetch", 2 if prefetch is None else prefetch)
+        self.seed = check_count("DataLoader", "seed", int(rng_of(generator).integers(2**32)) if seed is None else seed, 0)
+        self.dataset, self.shuffle, self.drop_last = dataset, bool(shuffle), bool(drop_last)
         _check_samplers(sampler, batch_sampler, shuffle, drop_last, self.batch_size, streams)
         self.sampler = sampler
         self.batch_sampler = BatchSampler(sampler, self.batch_size, self.drop_last) if sampler is not None else batch_sampler
@@ -259,8 +257,3 @@ def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: A
         raise ValueError(message("DataLoader", what, given=", ".join(given)))
     if batch_sampler is not None and (batch_size != 1 or drop_last):
         raise ValueError(message("DataLoader", "a batch_sampler chooses the batches", "leave batch_size and drop_last out"))
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(message("DataLoader", f"{name} is a whole number from {least} on", **{name: repr(value)}))

@@ -37,16 +37,10 @@ def digits() -> Split:
     folder = Path(__file__).with_name("digits")
     images, labels = read_idx(folder / "images-idx3-ubyte.gz"), read_idx(folder / "labels-idx1-ubyte.gz")
     x, y = (images[:, None] / np.float32(16)).astype(np.float32), labels.astype(np.int64)
-    test = _every(5, y)
+    test = np.zeros(len(y), bool)
+    for label in np.unique(y):
+        test[np.flatnonzero(y == label)[4::5]] = True
     return tuple(TensorDataset(x[part], y[part], name="digits", classes=_DIGITS) for part in (~test, test))  # type: ignore[return-value]
-
-
-def _every(n: int, labels: np.ndarray) -> np.ndarray:
-    """A mask of every ``n``-th sample of each class."""
-    chosen = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        chosen[np.flatnonzero(labels == label)[n - 1 :: n]] = True
-    return chosen
 
 
 def mnist(root: PathLike | None = None) -> Split:

@@ -45,7 +45,11 @@ class Step(NamedTuple):
     def of(cls, call: Any, parameter: str) -> Step:
         if not callable(call):
             raise TypeError(message("DataLoader", f"{parameter} takes functions", given=repr(call)))
-        return cls(call, _wants_rng(call), getattr(call, "with_labels", False))
+        try:
+            wants_rng = "rng" in inspect.signature(call).parameters
+        except (ValueError, TypeError):  # a function of C that does not tell
+            wants_rng = False
+        return cls(call, wants_rng, getattr(call, "with_labels", False))
 
     def __call__(self, arrays: tuple[Any, ...], rng: np.random.Generator) -> tuple[Any, ...]:
         more = {"rng": rng} if self.wants_rng else {}
@@ -58,13 +62,6 @@ def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
     """What a parameter like ``transforms`` holds: nothing, a function or several."""
     several = calls if isinstance(calls, Sequence) else () if calls is None else (calls,)
     return tuple(Step.of(call, parameter) for call in several)
-
-
-def _wants_rng(call: Any) -> bool:
-    try:
-        return "rng" in inspect.signature(call).parameters
-    except (ValueError, TypeError):  # a function of C that does not tell
-        return False
 
 
 class WorkerInfo(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.data.errors import message
+from netcl.data.errors import check_count, message
 
 
 def rng_of(generator: Any) -> np.random.Generator:
@@ -16,12 +16,6 @@ def rng_of(generator: Any) -> np.random.Generator:
     if isinstance(generator, np.random.Generator):
         return generator
     return np.random.default_rng(generator.initial_seed() if hasattr(generator, "initial_seed") else generator)
-
-
-def _check_count(op: str, name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
-    return int(value)
 
 
 class Sampler:
@@ -53,7 +47,7 @@ class RandomSampler(Sampler):
 
     def __init__(self, data_source: Sized, replacement: bool = False, num_samples: int | None = None, generator: Any = None):
         self.data_source, self.replacement, self._rng = data_source, replacement, rng_of(generator)
-        self._num_samples = None if num_samples is None else _check_count("RandomSampler", "num_samples", num_samples)
+        self._num_samples = None if num_samples is None else check_count("RandomSampler", "num_samples", num_samples)
 
     @property
     def num_samples(self) -> int:
@@ -89,7 +83,7 @@ class WeightedRandomSampler(Sampler):
 
     def __init__(self, weights: Any, num_samples: int, replacement: bool = True, generator: Any = None):
         self.weights, self.replacement, self._rng = np.asarray(weights, np.float64), replacement, rng_of(generator)
-        self.num_samples = _check_count("WeightedRandomSampler", "num_samples", num_samples)
+        self.num_samples = check_count("WeightedRandomSampler", "num_samples", num_samples)
         if self.weights.ndim != 1 or not (self.weights >= 0).all() or not self.weights.sum() > 0:
             raise ValueError(message("WeightedRandomSampler", "weights must be numbers from 0 on, not all 0", shape=self.weights.shape))
         if not replacement and num_samples > np.count_nonzero(self.weights):
@@ -112,7 +106,7 @@ class BatchSampler(Sampler):
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool):
-        self.sampler, self.batch_size, self.drop_last = sampler, _check_count("BatchSampler", "batch_size", batch_size), drop_last
+        self.sampler, self.batch_size, self.drop_last = sampler, check_count("BatchSampler", "batch_size", batch_size), drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
         numbers = iter(self.sampler)

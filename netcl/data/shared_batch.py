@@ -23,10 +23,6 @@ from netcl.data.fetch import Field, check_batch
 _LINE = 64  # bytes: what is written by one process and read by another starts on its own cache line
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _LINE) * _LINE
-
-
 def _reserve(nbytes: int) -> int:
     """A file of ``nbytes`` without a name, its pages taken."""
     if hasattr(os, "memfd_create"):
@@ -64,7 +60,8 @@ class SharedBatchRingBuffer:
 
     def __init__(self, fields: Sequence[Field], batch_size: int, slots: int, workers: int = 1, *, file: int | None = None):
         self.fields, self.batch_size, self.slots, self.workers = [Field(*field) for field in fields], batch_size, slots, workers
-        sizes = [_aligned(batch_size * np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object))) for shape, dtype in self.fields]
+        nbytes = [batch_size * np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object)) for shape, dtype in self.fields]
+        sizes = [-(-count // _LINE) * _LINE for count in nbytes]
         self._offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         self._head, self._slot_bytes = workers * _LINE, sum(sizes)
         self.nbytes = self._head + slots * self._slot_bytes

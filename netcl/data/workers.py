@@ -191,33 +191,6 @@ def _close_all(workers: list[_Process], rings: list[SharedBatchRingBuffer]) -> N
     rings.clear()
 
 
-class _Closing:
-    """Closes a pool when an error leaves the block; a consumer who stops early leaves it as it is."""
-
-    def __init__(self, pool: Any):
-        self.pool = pool
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and not isinstance(error, GeneratorExit):
-            self.pool.close()
-
-
-class _Busy:
-    """Marks a pool for the time of a run."""
-
-    def __init__(self, pool: Any):
-        self.pool = pool
-
-    def __enter__(self) -> None:
-        self.pool.busy = True
-
-    def __exit__(self, *_: object) -> None:
-        self.pool.busy = False
-
-
 class Pool:
     """Workers with tasks ahead of them. What the two kinds differ in: how a task is sent, and how its batch is received."""
 
@@ -229,6 +202,14 @@ class Pool:
         self._pending: deque[Task] = deque()
         self._lent: Task | None = None
         self.busy = False
+
+    def __enter__(self) -> None:
+        self.busy = True
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.busy = False
+        if error is not None and not isinstance(error, GeneratorExit):  # a consumer who stops early leaves the pool as it is
+            self.close()
 
     def run(self, first: Task, others: Iterator[Task], following: Iterator[Task]) -> Iterator[Any]:
         """The batches of the tasks, in their order, each valid until the next is asked for.
@@ -245,7 +226,7 @@ class Pool:
                 yield task
             yield from following
 
-        with _Closing(self), _Busy(self):
+        with self:
             while self._pending and not self._pending[0].same_as(first):
                 self._discard(self._pending.popleft())
             begun, coming = len(self._pending), counted()
@@ -321,7 +302,7 @@ class ProcessPool(Pool):
         self._ring: SharedBatchRingBuffer | None = None
         self._slots: dict[tuple[int, ...], int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._workers, self._rings)
-        with _Closing(self):
+        with self:
             self._workers += [_Process(number, fetch, workers, seed) for number in range(workers)]
             self._share(first, batch_size, fetch.whole)
 

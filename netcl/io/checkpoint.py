@@ -69,7 +69,9 @@ def save_checkpoint(
     packed, arrays = tree.pack({**states, "extra": extra}, op=SAVE)
     archive.write(target, {"kind": "checkpoint", "step": int(step), "run": str(run), "state": packed}, arrays, SAVE)
     if keep_last is not None:
-        _prune(target, keep_last)
+        others = [path for path in checkpoints(target.parent) if path != target]
+        for path in others[: max(0, len(others) - (keep_last - 1))]:
+            path.unlink(missing_ok=True)
     return target
 
 
@@ -90,7 +92,11 @@ def load_checkpoint(
     _restore_parts(parts, state, found)
     for name, generator in generators.items():
         generator.bit_generator.state = state["rng"][name]
-    _put_streams(model, state.get("random", []))
+    streams = state.get("random", [])
+    if streams:  # on a machine with fewer devices the rest is dropped, on one with more the seed is shared
+        random.manual_seed(streams[0]["seed"])
+    for queue, stream in zip(_queues(model), streams, strict=False):
+        random.set_state(stream, queue)
     return Checkpoint(step, _on_device(state.get("extra")), found, run)
 
 
@@ -171,12 +177,6 @@ def _checkpoint_at(path: Path) -> Path:
     return newest
 
 
-def _prune(written: Path, keep: int) -> None:
-    others = [path for path in checkpoints(written.parent) if path != written]
-    for path in others[: max(0, len(others) - (keep - 1))]:
-        path.unlink(missing_ok=True)
-
-
 # ---- state
 
 
@@ -228,14 +228,6 @@ def _queues(model: Any) -> list[Any]:
         if not any(queue is known for known in found):
             found.append(queue)
     return found
-
-
-def _put_streams(model: Any, streams: list[dict[str, int]]) -> None:
-    """Streams go back in their order; on a machine with fewer devices the rest is dropped, on one with more the seed is shared."""
-    if streams:
-        random.manual_seed(streams[0]["seed"])
-    for queue, stream in zip(_queues(model), streams, strict=False):
-        random.set_state(stream, queue)
 
 
 # ---- looking before changing

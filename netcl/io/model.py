@@ -39,7 +39,10 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     the model itself is written.
     """
     if isinstance(model, CompiledFunction):
-        model = _uncompiled(model)
+        if folded := vars(model).get("folded"):  # the model is another than its architecture says
+            remedy = "save the model it was made of, and call fuse_graph after load_model"
+            raise ValueError(message("save_model", "batch norms of this model are folded away", remedy, into=folded))
+        model = model.function
     config = nn.config_of(model)
     state = model.state_dict()
     arrays = {name: tree.host_bits(tensor) for name, tensor in state.items()}
@@ -70,14 +73,6 @@ def _tie(model: Any, tied: Any, path: object) -> None:
             raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, state[other])
-
-
-def _uncompiled(compiled: CompiledFunction) -> Any:
-    """The model behind a compiled one. One that ``fuse_graph`` has changed is another than its architecture says."""
-    if folded := vars(compiled).get("folded"):
-        remedy = "save the model it was made of, and call fuse_graph after load_model"
-        raise ValueError(message("save_model", "batch norms of this model are folded away", remedy, into=folded))
-    return compiled.function
 
 
 def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | None = None) -> Any:

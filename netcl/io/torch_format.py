@@ -21,15 +21,12 @@ from netcl.io.archive import Entries, refusal, refusing
 from netcl.io.opcodes import Allowed, Attributes, Refused, Writer
 
 OP_LOAD, OP_SAVE = "load_torch", "save_torch"
-#: NumPy dtype, torch's dtype and torch's storage class; unsigned types of more than 8 bits have no storage class.
-_DTYPES = (
-    ("float32", "float32", "FloatStorage"), ("float64", "float64", "DoubleStorage"), ("float16", "float16", "HalfStorage"),
-    ("bfloat16", "bfloat16", "BFloat16Storage"), ("int64", "int64", "LongStorage"), ("int32", "int32", "IntStorage"),
-    ("int16", "int16", "ShortStorage"), ("int8", "int8", "CharStorage"), ("uint8", "uint8", "ByteStorage"), ("bool", "bool", "BoolStorage"),
-    ("complex64", "complex64", "ComplexFloatStorage"), ("complex128", "complex128", "ComplexDoubleStorage"),
-)  # fmt: skip
-_UNSIGNED = ("uint16", "uint32", "uint64")
-_STORAGE_OF = {name: storage for name, _, storage in _DTYPES}
+#: torch's storage classes by dtype; unsigned types of more than 8 bits have none.
+_STORAGE_OF = {
+    "float32": "FloatStorage", "float64": "DoubleStorage", "float16": "HalfStorage", "bfloat16": "BFloat16Storage", "int64": "LongStorage",
+    "int32": "IntStorage", "int16": "ShortStorage", "int8": "CharStorage", "uint8": "ByteStorage", "bool": "BoolStorage",
+    "complex64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
+}  # fmt: skip
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PAIR_BYTES = 64  # what an item of a dictionary takes, about
 _ALIGNMENT = 64  # torch maps storages into memory when they start at multiples of this
@@ -85,8 +82,9 @@ class _Reader:
             "torch.device": Allowed("device", lambda kind, index=None: _device(kind, index)),
             "torch.storage.UntypedStorage": Allowed("UntypedStorage", value="uint8"),
         }
-        names = {f"torch.{torch}": Allowed(torch, value=name) for name, torch, _ in (*_DTYPES, *((u, u, "") for u in _UNSIGNED))}
-        self.names: dict[str, Allowed] = {**plain, **names, **{f"torch.{s}": Allowed(s, value=name) for name, _, s in _DTYPES}}
+        kinds = {f"torch.{name}": Allowed(name, value=name) for name in (*_STORAGE_OF, "uint16", "uint32", "uint64")}
+        storages = {f"torch.{storage}": Allowed(storage, value=name) for name, storage in _STORAGE_OF.items()}
+        self.names: dict[str, Allowed] = {**plain, **kinds, **storages}
 
     def take(self, nbytes: int) -> None:
         """Count memory that is not a part of the file: what a file says in five bytes may be large, and be said many times."""

@@ -78,7 +78,9 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
                 raise refusal(op, f"arrays of dtype {dtype} are not saved", "convert it to numbers", at=where)
             return leaf("$array", stored, dtype, where)
         if isinstance(value, Mapping):
-            return _packed_mapping(value, where, walk)
+            if all(isinstance(key, str) and not key.startswith("$") for key in value):
+                return {key: walk(item, _joined_path(where, key)) for key, item in value.items()}
+            return {"$pairs": [[walk(key, where), walk(item, _joined_path(where, key))] for key, item in value.items()]}
         if isinstance(value, list | tuple):
             items = [walk(item, _joined_path(where, i)) for i, item in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple": items}
@@ -92,12 +94,6 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
 
 def _joined_path(where: str, key: Any) -> str:
     return f"{where}.{key}" if where else str(key)
-
-
-def _packed_mapping(value: Mapping[Any, Any], where: str, walk: Callable[[Any, str], Any]) -> dict[str, Any]:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: walk(item, _joined_path(where, key)) for key, item in value.items()}
-    return {"$pairs": [[walk(key, where), walk(item, _joined_path(where, key))] for key, item in value.items()]}
 
 
 def _packed_plain(value: Any, where: str, op: str) -> Any:

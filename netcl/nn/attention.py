@@ -38,7 +38,7 @@ class KVCache:
     @property
     def length(self) -> int:
         """Positions that all layers have seen."""
-        return min((0 if kept is None else kept[0].shape[2] for kept in self._kept), default=0)
+        return min((self.seen(layer) for layer in range(len(self))), default=0)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -65,12 +65,9 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Forget the positions from ``length`` on."""
-        self._kept = [None if kept is None or length <= 0 else _cut(kept, length) for kept in self._kept]
-
-
-def _cut(kept: tuple[Tensor, Tensor], length: int) -> tuple[Tensor, Tensor]:
-    length = min(length, kept[0].shape[2])
-    return ag.narrow(kept[0], 2, 0, length), ag.narrow(kept[1], 2, 0, length)
+        for layer, kept in enumerate(self._kept):
+            if kept is not None and length < kept[0].shape[2]:
+                self._kept[layer] = (ag.narrow(kept[0], 2, 0, length), ag.narrow(kept[1], 2, 0, length)) if length > 0 else None
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -110,14 +107,7 @@ def _check_heads(name: str, width: int, heads: int) -> int:
     return width // heads
 
 
-class _Attention(Module):
-    """FLOPs of the two products, shared by all kinds."""
-
-    def _product_flops(self, batch: int, queries: int, keys: int, width: int) -> int:
-        return 4 * batch * queries * keys * width
-
-
-class _Causal(_Attention):
+class _Causal(Module):
     """What self-attention of a decoder shares: the cache, the dropout, the projection of the result."""
 
     n_embd: int
@@ -132,7 +122,7 @@ class _Causal(_Attention):
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         batch, positions, _ = output.shape
-        return self._product_flops(batch, positions, positions, self.n_embd)
+        return 4 * batch * positions * positions * self.n_embd  # the two products
 
 
 class CausalSelfAttention(_Causal):
@@ -145,9 +135,8 @@ class CausalSelfAttention(_Causal):
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
     With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` says whose keys and values these are.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.CausalSelfAttention(16, 4)(np.zeros((2, 5, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.CausalSelfAttention(16, 4)(zeros((2, 5, 16))).shape
     (2, 5, 16)
     """
 
@@ -173,9 +162,8 @@ class RotaryAttention(_Causal):
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.RotaryAttention(16, 4, n_kv_head=2)(np.zeros((2, 5, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.RotaryAttention(16, 4, n_kv_head=2)(zeros((2, 5, 16))).shape
     (2, 5, 16)
     """
 
@@ -201,7 +189,7 @@ class RotaryAttention(_Causal):
         return self._attended(q, k, v, self.o_proj, cache, layer)
 
 
-class MultiheadAttention(_Attention):
+class MultiheadAttention(Module):
     """Attention of queries over keys and values, as torch has it.
 
     - **embed_dim**, **num_heads**: width and number of heads.
@@ -214,9 +202,8 @@ class MultiheadAttention(_Attention):
     ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` needs no
     mask. Parameters: ``in_proj_weight``, ``in_proj_bias``, ``out_proj``; with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> x = np.zeros((5, 2, 16), np.float32)
+    >>> from netcl import nn, zeros
+    >>> x = zeros((5, 2, 16))
     >>> y, weights = nn.MultiheadAttention(16, 4)(x, x, x)
     >>> y.shape, weights.shape
     ((5, 2, 16), (2, 5, 5))
@@ -301,7 +288,7 @@ class MultiheadAttention(_Attention):
         batch, queries = (output[0].shape[batch_axis], output[0].shape[1 - batch_axis]) if output[0].ndim == 3 else (1, output[0].shape[0])
         keys = args[1].size // (batch * self.kdim) if len(args) > 1 else queries
         projections = 2 * batch * self.embed_dim * (queries * self.embed_dim + keys * (self.kdim + self.vdim))
-        return projections + self._product_flops(batch, queries, keys, self.embed_dim)
+        return projections + 4 * batch * queries * keys * self.embed_dim
 
 
 def _tensor(mask: Any, like: Tensor) -> Tensor:

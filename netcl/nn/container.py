@@ -94,12 +94,6 @@ class _Ordered(_Container):
         del self[index]
         return module
 
-    def _named(self) -> dict[str, Module]:
-        return dict(self.named_children())
-
-    def _numbered(self) -> bool:
-        return list(self._roles) == [str(i) for i in range(len(self))]
-
 
 class Sequential(_Ordered):
     """Modules applied one after the other: ``y = f_n(... f_1(x))``.
@@ -128,7 +122,8 @@ class Sequential(_Ordered):
             self.extend(layers)
 
     def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        return (list(self) if self._numbered() else [self._named()]), {}
+        numbered = list(self._roles) == [str(i) for i in range(len(self))]
+        return (list(self) if numbered else [dict(self.named_children())]), {}
 
     def forward(self, x: Any) -> Any:
         for layer in self:

@@ -80,7 +80,15 @@ class _Convolution(Module):
         return output.size * (2 * (self.in_channels // self.groups) * window + (self.bias is not None))
 
 
-class Conv1d(_Convolution):
+class _Conv(_Convolution):
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1,
+                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", pad: Padding | None = None):  # fmt: skip
+        super().__init__()
+        padding = padding if pad is None else pad
+        self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+
+
+class Conv1d(_Conv):
     """A convolution of signals: ``y[n, f, i] = b[f] + sum over c, k of w[f, c, k] x[n, c, i * stride + k * dilation - padding]``.
 
     - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (a number, ``"same"`` or ``"valid"``), **dilation**,
@@ -90,26 +98,19 @@ class Conv1d(_Convolution):
     Shapes: ``x`` ``(N, in_channels, L)``, ``y`` ``(N, out_channels, L')``, ``weight``
     ``(out_channels, in_channels / groups, kernel_size)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Conv1d(3, 8, 3, padding=1)(np.zeros((2, 3, 10), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Conv1d(3, 8, 3, padding=1)(zeros((2, 3, 10))).shape
     (2, 8, 10)
     """
 
     axes = 1
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int | str = 0, dilation: int = 1,
-                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", pad: int | str | None = None):  # fmt: skip
-        super().__init__()
-        padding = padding if pad is None else pad
-        self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias, padding_mode)
 
     def forward(self, x: Tensor) -> Tensor:
         x, (padding,) = self._padded(x)
         return ag.conv1d(x, self.weight, self.bias, stride=self.stride[0], padding=padding, dilation=self.dilation[0], groups=self.groups)
 
 
-class Conv2d(_Convolution):
+class Conv2d(_Conv):
     """A convolution of images: ``y[n, f] = b[f] + sum over c of w[f, c] * x[n, c]``, ``*`` being cross-correlation.
 
     - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding** (numbers or pairs, or ``"same"``, ``"valid"``),
@@ -119,17 +120,10 @@ class Conv2d(_Convolution):
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')`` with
     ``H' = (H + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``, ``weight`` ``(out_channels, in_channels / groups, kH, kW)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Conv2d(3, 16, 3, stride=2, padding=1)(np.zeros((2, 3, 32, 32), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Conv2d(3, 16, 3, stride=2, padding=1)(zeros((2, 3, 32, 32))).shape
     (2, 16, 16, 16)
     """
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1,
-                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", pad: Padding | None = None):  # fmt: skip
-        super().__init__()
-        padding = padding if pad is None else pad
-        self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias, padding_mode)
 
     def forward(self, x: Tensor) -> Tensor:
         x, padding = self._padded(x)
@@ -144,9 +138,8 @@ class DepthwiseConv2d(Conv2d):
 
     Shapes: ``x`` ``(N, channels, H, W)``, ``y`` ``(N, channels * multiplier, H', W')``, ``weight`` ``(channels * multiplier, 1, kH, kW)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.DepthwiseConv2d(8, 3, padding=1)(np.zeros((2, 8, 5, 5), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.DepthwiseConv2d(8, 3, padding=1)(zeros((2, 8, 5, 5))).shape
     (2, 8, 5, 5)
     """
 
@@ -155,7 +148,17 @@ class DepthwiseConv2d(Conv2d):
         super().__init__(channels, channels * multiplier, kernel_size, stride, padding, dilation, channels, bias, padding_mode, pad)
 
 
-class ConvTranspose2d(_Convolution):
+class _ConvTranspose(_Convolution):
+    transposed = True
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
+                 output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, pad: Pair | None = None):  # fmt: skip
+        super().__init__()
+        self._setup((in_channels, out_channels), kernel_size, stride, padding if pad is None else pad, dilation, groups, bias)
+        self.output_padding = _several(output_padding, self.axes, "output_padding")
+
+
+class ConvTranspose2d(_ConvTranspose):
     """The transpose of a convolution: it turns the shape ``Conv2d`` gives back into the one it takes.
 
     - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding**, **output_padding** (added at the far ends, to choose
@@ -166,42 +169,25 @@ class ConvTranspose2d(_Convolution):
     ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``, ``weight``
     ``(in_channels, out_channels / groups, kH, kW)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(np.zeros((1, 16, 7, 7), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(zeros((1, 16, 7, 7))).shape
     (1, 8, 14, 14)
     """
-
-    transposed = True
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
-                 output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, pad: Pair | None = None):  # fmt: skip
-        super().__init__()
-        self._setup((in_channels, out_channels), kernel_size, stride, padding if pad is None else pad, dilation, groups, bias)
-        self.output_padding = _several(output_padding, 2, "output_padding")
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.conv_transpose2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding,
                                    output_padding=self.output_padding, groups=self.groups, dilation=self.dilation)  # fmt: skip
 
 
-class ConvTranspose1d(_Convolution):
+class ConvTranspose1d(_ConvTranspose):
     """The transpose of :class:`Conv1d`, as :class:`ConvTranspose2d` for images.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.ConvTranspose1d(16, 8, 2, stride=2)(np.zeros((1, 16, 7), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.ConvTranspose1d(16, 8, 2, stride=2)(zeros((1, 16, 7))).shape
     (1, 8, 14)
     """
 
     axes = 1
-    transposed = True
-
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
-                 output_padding: int = 0, groups: int = 1, bias: bool = True, dilation: int = 1):  # fmt: skip
-        super().__init__()
-        self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias)
-        self.output_padding = _several(output_padding, 1, "output_padding")
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.conv_transpose1d(x, self.weight, self.bias, stride=self.stride[0], padding=self.padding[0],

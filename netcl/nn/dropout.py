@@ -37,9 +37,8 @@ class Dropout2d(Dropout):
 
     Shapes: ``(N, C, ...)`` in and out.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> y = nn.Dropout2d(0.5)(np.ones((4, 8, 3, 3), np.float32)).to_host()
+    >>> from netcl import nn, ones
+    >>> y = nn.Dropout2d(0.5)(ones((4, 8, 3, 3))).to_host()
     >>> bool((y == y[:, :, :1, :1]).all())
     True
     """

@@ -48,21 +48,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *composed.FUNCTIONS, *RENAMED, *dir(ag)})
 
 
-def softmax(input: Tensor, dim: int = -1) -> Tensor:
-    """Exponentials that sum to one along ``dim``.
-
-    >>> import netcl.nn.functional as F
-    >>> F.softmax([[0.0, 0.0]], dim=1).tolist()
-    [[0.5, 0.5]]
-    """
-    return ag.softmax(input, axis=dim)
-
-
-def log_softmax(input: Tensor, dim: int = -1) -> Tensor:
-    """The logarithm of the softmax along ``dim``."""
-    return ag.log_softmax(input, axis=dim)
-
-
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """Vectors of length one along ``dim``: ``x / max(norm(x), eps)``.
 
@@ -128,16 +113,6 @@ def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     """The transpose of a convolution of images."""
     options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
     return ag.conv_transpose2d(input, weight, bias, **options)
-
-
-def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """Channels turned into resolution."""
-    return ag.pixel_shuffle(input, upscale_factor)
-
-
-def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
-    """Resolution turned into channels."""
-    return ag.pixel_unshuffle(input, downscale_factor)
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

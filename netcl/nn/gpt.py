@@ -33,10 +33,9 @@ class GPT(Module):
     ``transformer.wpe``, ``transformer.h.0.attn.c_attn``, ..., ``transformer.ln_f``, ``lm_head``. With a ``cache``
     (:class:`~netcl.nn.attention.KVCache`) the tokens are only the new ones.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> model = nn.GPT(vocab_size=65, block_size=16, n_layer=2, n_head=2, n_embd=32)
-    >>> model(np.zeros((2, 8), np.int64)).shape
+    >>> model(zeros((2, 8), dtype="int64")).shape
     (2, 8, 65)
     >>> model.generate([[1, 2, 3]], max_new_tokens=4, temperature=0).shape
     (1, 7)

@@ -21,9 +21,8 @@ class LeNet(Module):
     Shapes: ``(N, in_channels, image_size, image_size)`` becomes ``(N, num_classes)``. Parameters: ``conv1``, ``conv2``, ``fc1``, ``fc2``,
     ``fc3``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.LeNet()(np.zeros((2, 1, 28, 28), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.LeNet()(zeros((2, 1, 28, 28))).shape
     (2, 10)
     """
 

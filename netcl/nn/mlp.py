@@ -25,9 +25,8 @@ class MLP(Module):
 
     Shapes: ``(N, ...)`` becomes ``(N, out_features)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.MLP(784, [256, 128], 10)(np.zeros((2, 1, 28, 28), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.MLP(784, [256, 128], 10)(zeros((2, 1, 28, 28))).shape
     (2, 10)
     """
 

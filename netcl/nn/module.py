@@ -140,7 +140,11 @@ class Module(metaclass=_Constructed):
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with arrays and lists of numbers as tensors: beside the first tensor among them, else on the module's device."""
         queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
-        return tuple(Tensor.from_host(queue, x) if _holds_numbers(x) else x for x in args)
+
+        def holds_numbers(x: Any) -> bool:
+            return isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x))
+
+        return tuple(Tensor.from_host(queue, x) if holds_numbers(x) else x for x in args)
 
     # ---- attributes
 
@@ -501,10 +505,6 @@ class Module(metaclass=_Constructed):
         return summarize(self, input_shape, dtype)
 
 
-def _holds_numbers(x: Any) -> bool:
-    return isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x))
-
-
 def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
@@ -513,13 +513,10 @@ def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
     wrong = [f"{name} is {tuple(v.shape)}, expected {own[name].shape}" for name, v in given.items() if tuple(v.shape) != own[name].shape]
     if wrong:
         raise ShapeError(message("load_state_dict", "tensors have other shapes than the module's", shapes=f"[{some(wrong)}]"))
-    odd = [f"{name} is {v.dtype}" for name, v in given.items() if not isinstance(v, Tensor) and not _is_number(v.dtype)]
+    arrays = {name: v.dtype for name, v in given.items() if not isinstance(v, Tensor)}
+    odd = [f"{name} is {dtype}" for name, dtype in arrays.items() if dtype.kind not in "biuf" and dtype.name != "bfloat16"]
     if odd:
         raise DtypeError(message("load_state_dict", "values are not numbers", dtypes=f"[{some(odd)}]"))
-
-
-def _is_number(dtype: np.dtype) -> bool:
-    return dtype.kind in "biuf" or dtype.name == "bfloat16"
 
 
 def _convert(tensor: Tensor, queue: Any, dtype: str | None) -> None:

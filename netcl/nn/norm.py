@@ -125,9 +125,8 @@ class BatchNorm2d(_BatchNorm):
 
     Shapes: ``(N, C, H, W)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.BatchNorm2d(3)(np.ones((2, 3, 4, 4), np.float32)).shape
+    >>> from netcl import nn, ones
+    >>> nn.BatchNorm2d(3)(ones((2, 3, 4, 4))).shape
     (2, 3, 4, 4)
     """
 
@@ -142,9 +141,8 @@ class InstanceNorm2d(_Running):
 
     Shapes: ``(N, C, H, W)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.InstanceNorm2d(3)(np.ones((2, 3, 4, 4), np.float32)).shape
+    >>> from netcl import nn, ones
+    >>> nn.InstanceNorm2d(3)(ones((2, 3, 4, 4))).shape
     (2, 3, 4, 4)
     """
 
@@ -174,9 +172,8 @@ class InstanceNorm2d(_Running):
 class InstanceNorm1d(InstanceNorm2d):
     """:class:`InstanceNorm2d` of signals ``(N, C, L)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.InstanceNorm1d(3)(np.ones((2, 3, 4), np.float32)).shape
+    >>> from netcl import nn, ones
+    >>> nn.InstanceNorm1d(3)(ones((2, 3, 4))).shape
     (2, 3, 4)
     """
 
@@ -242,9 +239,8 @@ class GroupNorm(_Norm):
 
     Shapes: ``(N, C, ...)`` in and out.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.GroupNorm(2, 6)(np.ones((2, 6, 4), np.float32)).shape
+    >>> from netcl import nn, ones
+    >>> nn.GroupNorm(2, 6)(ones((2, 6, 4))).shape
     (2, 6, 4)
     """
 

@@ -148,9 +148,8 @@ class RNN(_Recurrent):
     Shapes: ``x`` ``(time, batch, input_size)``, or ``(batch, time, input_size)`` with ``batch_first``, or without a batch. Returns
     ``output`` ``(time, batch, directions * hidden_size)`` and ``h_n`` ``(num_layers * directions, batch, hidden_size)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> output, h = nn.RNN(3, 5, num_layers=2)(np.zeros((7, 2, 3), np.float32))
+    >>> from netcl import nn, zeros
+    >>> output, h = nn.RNN(3, 5, num_layers=2)(zeros((7, 2, 3)))
     >>> output.shape, h.shape
     ((7, 2, 5), (2, 2, 5))
     """
@@ -178,9 +177,8 @@ class LSTM(_Recurrent):
     Shapes: as :class:`RNN`; the state, given and returned, is the pair ``(h, c)``, and with ``proj_size`` that is the width of ``h`` and of
     the output.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> output, (h, c) = nn.LSTM(3, 5, batch_first=True, bidirectional=True)(np.zeros((2, 7, 3), np.float32))
+    >>> from netcl import nn, zeros
+    >>> output, (h, c) = nn.LSTM(3, 5, batch_first=True, bidirectional=True)(zeros((2, 7, 3)))
     >>> output.shape, h.shape, c.shape
     ((2, 7, 10), (2, 2, 5), (2, 2, 5))
     """
@@ -211,9 +209,8 @@ class GRU(_Recurrent):
 
     Shapes: as :class:`RNN`.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> output, h = nn.GRU(3, 5)(np.zeros((7, 2, 3), np.float32))
+    >>> from netcl import nn, zeros
+    >>> output, h = nn.GRU(3, 5)(zeros((7, 2, 3)))
     >>> output.shape, h.shape
     ((7, 2, 5), (1, 2, 5))
     """

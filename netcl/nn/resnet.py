@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import netcl.autograd as ag
@@ -25,9 +25,8 @@ class BasicBlock(Module):
     - **inplanes**, **planes**: channels in and out.
     - **stride**: of the first convolution. **downsample**: the shortcut, where shapes change.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.BasicBlock(4, 4)(np.zeros((1, 4, 8, 8), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.BasicBlock(4, 4)(zeros((1, 4, 8, 8))).shape
     (1, 4, 8, 8)
     """
 
@@ -59,9 +58,8 @@ class Bottleneck(Module):
     - **stride**: of the 3 x 3 convolution. **downsample**: the shortcut, where shapes change.
     - **groups**, **base_width**: of the 3 x 3 convolution (ResNeXt, wide ResNet).
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Bottleneck(16, 4)(np.zeros((1, 16, 8, 8), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Bottleneck(16, 4)(zeros((1, 16, 8, 8))).shape
     (1, 16, 8, 8)
     """
 
@@ -98,10 +96,9 @@ class ResNet(Module):
 
     Shapes: ``(N, in_channels, H, W)`` becomes ``(N, num_classes)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> model = nn.ResNet(nn.BasicBlock, [1, 1, 1, 1], num_classes=10, stem="cifar", width=8)
-    >>> model(np.zeros((2, 3, 32, 32), np.float32)).shape
+    >>> model(zeros((2, 3, 32, 32))).shape
     (2, 10)
     """
 
@@ -153,39 +150,20 @@ class ResNet(Module):
         return self.fc(ag.flatten(self.avgpool(x), 1))
 
 
-@constructor
-def resnet18(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-18; ``options`` are those of :class:`ResNet`: ``resnet18(num_classes=10, stem="cifar")``.
+def _resnet(depth: int, block: type[BasicBlock | Bottleneck], *layers: int) -> Callable[..., ResNet]:
+    def make(num_classes: int = 1000, **options: Any) -> ResNet:
+        return ResNet(block, layers, num_classes, **options)
 
-    >>> from netcl import nn
-    >>> sum(p.size for p in nn.resnet18().parameters())
-    11689512
-    """
-    return ResNet(BasicBlock, [2, 2, 2, 2], num_classes, **options)
+    make.__name__ = make.__qualname__ = f"resnet{depth}"
+    make.__doc__ = f"""ResNet-{depth}; ``options`` are those of :class:`ResNet`: ``resnet{depth}(num_classes=10, stem="cifar")``."""
+    return constructor(make)
 
 
-@constructor
-def resnet34(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-34; ``options`` are those of :class:`ResNet`."""
-    return ResNet(BasicBlock, [3, 4, 6, 3], num_classes, **options)
-
-
-@constructor
-def resnet50(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-50; ``options`` are those of :class:`ResNet`."""
-    return ResNet(Bottleneck, [3, 4, 6, 3], num_classes, **options)
-
-
-@constructor
-def resnet101(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-101; ``options`` are those of :class:`ResNet`."""
-    return ResNet(Bottleneck, [3, 4, 23, 3], num_classes, **options)
-
-
-@constructor
-def resnet152(num_classes: int = 1000, **options: Any) -> ResNet:
-    """ResNet-152; ``options`` are those of :class:`ResNet`."""
-    return ResNet(Bottleneck, [3, 8, 36, 3], num_classes, **options)
+resnet18 = _resnet(18, BasicBlock, 2, 2, 2, 2)
+resnet34 = _resnet(34, BasicBlock, 3, 4, 6, 3)
+resnet50 = _resnet(50, Bottleneck, 3, 4, 6, 3)
+resnet101 = _resnet(101, Bottleneck, 3, 4, 23, 3)
+resnet152 = _resnet(152, Bottleneck, 3, 8, 36, 3)
 
 
 @constructor

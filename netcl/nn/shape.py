@@ -35,9 +35,8 @@ class Unflatten(Module):
 
     Shapes: ``(N, C * H * W)`` becomes ``(N, C, H, W)`` with ``Unflatten(1, (C, H, W))``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Unflatten(1, (3, -1))(np.zeros((2, 60), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Unflatten(1, (3, -1))(zeros((2, 60))).shape
     (2, 3, 20)
     """
 
@@ -59,9 +58,8 @@ class Upsample(Module):
 
     Shapes: ``(N, C, H, W)`` becomes ``(N, C, H', W')``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.Upsample(scale_factor=2)(np.zeros((1, 3, 4, 4), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.Upsample(scale_factor=2)(zeros((1, 3, 4, 4))).shape
     (1, 3, 8, 8)
     """
 

@@ -22,7 +22,36 @@ from netcl.nn.norm import LayerNorm, RMSNorm
 from netcl.nn.parameter import here
 
 
-class TransformerEncoderLayer(Module):
+class _TransformerLayer(Module):
+    """Branches that are each added to their input and normalized: attentions, then a feed-forward network."""
+
+    attentions: tuple[str, ...] = ("self_attn",)
+    self_attn: MultiheadAttention
+
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu",
+                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True):  # fmt: skip
+        super().__init__()
+        self.norm_first = norm_first
+        for name in self.attentions:
+            setattr(self, name, MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first))
+        self.linear1, self.dropout = Linear(d_model, dim_feedforward, bias), Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias)
+        branches = range(1, len(self.attentions) + 2)
+        for number in branches:
+            setattr(self, f"norm{number}", LayerNorm(d_model, layer_norm_eps, bias=bias))
+        for number in branches:
+            setattr(self, f"dropout{number}", Dropout(dropout))
+        self.activation = make_activation(activation)
+
+    def _through(self, x: Tensor, *attended: Callable[[Tensor], Tensor]) -> Tensor:
+        branches = [*attended, lambda x: self.linear2(self.dropout(self.activation(self.linear1(x))))]
+        for number, branch in enumerate(branches, 1):
+            norm, drop = getattr(self, f"norm{number}"), getattr(self, f"dropout{number}")
+            x = ag.add(x, drop(branch(norm(x)))) if self.norm_first else norm(ag.add(x, drop(branch(x))))
+        return x
+
+
+class TransformerEncoderLayer(_TransformerLayer):
     """Self-attention and a feed-forward network, each added to its input and normalised, as torch has it.
 
     ``x = norm1(x + attention(x))``, ``x = norm2(x + linear2(activation(linear1(x))))``; with ``norm_first`` the norms come before the
@@ -35,39 +64,14 @@ class TransformerEncoderLayer(Module):
     Shapes: ``(positions, batch, d_model)``, or ``(batch, positions, d_model)`` with ``batch_first``. ``src_mask``,
     ``src_key_padding_mask`` and ``is_causal`` as in :class:`MultiheadAttention`.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerEncoderLayer(16, 4, 32)(np.zeros((5, 2, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerEncoderLayer(16, 4, 32)(zeros((5, 2, 16))).shape
     (5, 2, 16)
     """
 
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu",
-                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True):  # fmt: skip
-        super().__init__()
-        self.norm_first = norm_first
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first)
-        self.linear1 = Linear(d_model, dim_feedforward, bias)
-        self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias)
-        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
-        self.activation = make_activation(activation)
-
     def forward(self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
-        masks = (src_mask, src_key_padding_mask, is_causal)
-        if self.norm_first:
-            src = ag.add(src, self._attend(self.norm1(src), *masks))
-            return ag.add(src, self._feed(self.norm2(src)))
-        src = self.norm1(ag.add(src, self._attend(src, *masks)))
-        return self.norm2(ag.add(src, self._feed(src)))
-
-    def _attend(self, x: Tensor, mask: Any, padding: Any, is_causal: bool) -> Tensor:
-        out, _ = self.self_attn(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=is_causal)
-        return self.dropout1(out)
-
-    def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+        masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal}
+        return self._through(src, lambda x: self.self_attn(x, x, x, need_weights=False, **masks)[0])
 
 
 class _LayerStack(Module):
@@ -89,9 +93,8 @@ class TransformerEncoder(_LayerStack):
 
     Shapes and masks: as in :class:`TransformerEncoderLayer` (``mask``, ``src_key_padding_mask``, ``is_causal``).
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32), 2)(np.zeros((5, 2, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32), 2)(zeros((5, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -104,51 +107,36 @@ class TransformerEncoder(_LayerStack):
         return src if self.norm is None else self.norm(src)
 
 
-class TransformerDecoderLayer(Module):
+class TransformerDecoderLayer(_TransformerLayer):
     """Self-attention, attention to the encoder's result ``memory``, and a feed-forward network, each added to its input and normalized.
 
     Arguments and shapes as in :class:`TransformerEncoderLayer`; masks ``tgt_...`` are the first attention's, ``memory_...`` the other's.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerDecoderLayer(16, 4, 32)(np.zeros((5, 2, 16), np.float32), np.zeros((7, 2, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerDecoderLayer(16, 4, 32)(zeros((5, 2, 16)), zeros((7, 2, 16))).shape
     (5, 2, 16)
     """
 
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu",
-                 layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True):  # fmt: skip
-        super().__init__()
-        self.norm_first = norm_first
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first)
-        self.multihead_attn = MultiheadAttention(d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first)
-        self.linear1, self.dropout = Linear(d_model, dim_feedforward, bias), Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias)
-        self.norm1, self.norm2, self.norm3 = (LayerNorm(d_model, layer_norm_eps, bias=bias) for _ in range(3))
-        self.dropout1, self.dropout2, self.dropout3 = (Dropout(dropout) for _ in range(3))
-        self.activation = make_activation(activation)
+    attentions = ("self_attn", "multihead_attn")
+    multihead_attn: MultiheadAttention
 
     def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Any = None, memory_mask: Any = None, tgt_key_padding_mask: Any = None,
                 memory_key_padding_mask: Any = None, tgt_is_causal: bool = False, memory_is_causal: bool = False) -> Tensor:  # fmt: skip
         own = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask, "is_causal": tgt_is_causal}
         other = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask, "is_causal": memory_is_causal}
-        branches: list[Callable[[Tensor], Tensor]] = [
+        return self._through(
+            tgt,
             lambda x: self.self_attn(x, x, x, need_weights=False, **own)[0],
             lambda x: self.multihead_attn(x, memory, memory, need_weights=False, **other)[0],
-            lambda x: self.linear2(self.dropout(self.activation(self.linear1(x)))),
-        ]
-        ends = ((self.norm1, self.dropout1), (self.norm2, self.dropout2), (self.norm3, self.dropout3))
-        for branch, (norm, drop) in zip(branches, ends, strict=True):
-            tgt = ag.add(tgt, drop(branch(norm(tgt)))) if self.norm_first else norm(ag.add(tgt, drop(branch(tgt))))
-        return tgt
+        )
 
 
 class TransformerDecoder(_LayerStack):
     """A stack of decoder layers with the same settings, then a norm if there is one; as :class:`TransformerEncoder`.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32), 2)
-    >>> decoder(np.zeros((5, 2, 16), np.float32), np.zeros((7, 2, 16), np.float32)).shape
+    >>> decoder(zeros((5, 2, 16)), zeros((7, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -164,10 +152,9 @@ class TransformerDecoder(_LayerStack):
 class Transformer(Module):
     """An encoder and a decoder that attends to its result (Vaswani et al. 2017), with torch's arguments and masks.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> model = nn.Transformer(16, 4, 1, 1, 32)
-    >>> model(np.zeros((7, 2, 16), np.float32), np.zeros((5, 2, 16), np.float32)).shape
+    >>> model(zeros((7, 2, 16)), zeros((5, 2, 16))).shape
     (5, 2, 16)
     """
 
@@ -215,9 +202,8 @@ class SwiGLU(Module):
 
     Shapes: ``(..., dim)`` in and out. Parameters: ``w1``, ``w2``, ``w3``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.SwiGLU(12)(np.zeros((2, 12), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.SwiGLU(12)(zeros((2, 12))).shape
     (2, 12)
     """
 
@@ -239,9 +225,8 @@ class FeedForward(Module):
 
     Shapes: ``(..., dim)`` in and out.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.FeedForward(12)(np.zeros((2, 12), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.FeedForward(12)(zeros((2, 12))).shape
     (2, 12)
     """
 
@@ -265,9 +250,8 @@ class TransformerBlock(Module):
 
     Shapes: ``(batch, positions, n_embd)`` in and out; ``cache`` and ``layer`` as in :class:`CausalSelfAttention`.
 
-    >>> import numpy as np
-    >>> from netcl import nn
-    >>> nn.TransformerBlock(16, 4, norm="rms", mlp="swiglu", position="rotary")(np.zeros((2, 5, 16), np.float32)).shape
+    >>> from netcl import nn, zeros
+    >>> nn.TransformerBlock(16, 4, norm="rms", mlp="swiglu", position="rotary")(zeros((2, 5, 16))).shape
     (2, 5, 16)
     """
 

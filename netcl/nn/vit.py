@@ -66,10 +66,9 @@ class ViT(Module):
 
     Shapes: ``(N, in_channels, image_size, image_size)`` becomes ``(N, num_classes)``.
 
-    >>> import numpy as np
-    >>> from netcl import nn
+    >>> from netcl import nn, zeros
     >>> model = nn.ViT(image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=10)
-    >>> model(np.zeros((2, 3, 32, 32), np.float32)).shape
+    >>> model(zeros((2, 3, 32, 32))).shape
     (2, 10)
     """
 

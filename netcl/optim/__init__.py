@@ -9,10 +9,8 @@ from netcl.autograd.clip import clip_grad_norm, clip_grad_norm_device, clip_grad
 from netcl.optim import schedule as lr_scheduler
 from netcl.optim.adam import Adam, AdamW
 from netcl.optim.ema import ModelEMA
-from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, NAdam, RAdam, Rprop
-from netcl.optim.lion import Lion
+from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, Lion, NAdam, RAdam, RMSProp, RMSprop, Rprop
 from netcl.optim.optimizer import Optimizer
-from netcl.optim.rmsprop import RMSProp, RMSprop
 from netcl.optim.schedule import (
     ChainedScheduler,
     ConstantLR,

@@ -1,11 +1,13 @@
-"""Optimizers that are a formula per element: Adagrad, Adadelta, Adamax, ASGD, NAdam, RAdam, Rprop."""
+"""Optimizers that are a formula per element: Adagrad, Adadelta, Adamax, ASGD, Lion, NAdam, RAdam, RMSProp, Rprop."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from inspect import Parameter, Signature
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,7 +28,8 @@ _CORRECTIONS = {
 }
 
 
-class Formula(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Formula:
     """An update per element.
 
     - **options**: in torch's order, with their defaults; all have ``maximize``, ``master_weights`` and torch's switches beside them.
@@ -39,7 +42,7 @@ class Formula(NamedTuple):
     options: Mapping[str, Any]
     tensors: Mapping[str, str]
     lines: Mapping[str, str]
-    numbers: Mapping[str, str] = {}
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 class FormulaOptimizer(Optimizer):
@@ -69,7 +72,7 @@ class FormulaOptimizer(Optimizer):
 
     def check(self, group: Group) -> None:
         super().check(group)
-        for name in ("eps", "lr_decay", "initial_accumulator_value", "momentum_decay", "lambd"):
+        for name in ("eps", "lr_decay", "initial_accumulator_value", "momentum", "momentum_decay", "lambd"):
             if name in group:
                 check_number(self.op, name, group[name])
         if "rho" in group:
@@ -78,37 +81,30 @@ class FormulaOptimizer(Optimizer):
             check_betas(self.op, group["betas"])
 
     def tensors(self, group: Group) -> tuple[str, ...]:
-        return self.names
+        return tuple(self.formula_of(group).tensors.values())
+
+    def formula_of(self, group: Group) -> Formula:
+        """The formula for the options of a group."""
+        return self.formula
+
+    def _compiled(self, group: Group) -> _Compiled:
+        kind: Any = type(self)
+        return _compiled_formula(kind, self.formula_of(group))
 
     def rule(self, group: Group) -> Rule:
-        return self._rules[0]
+        return self._compiled(group).host
 
     def counted_rule(self, group: Group) -> Rule:
-        return self._rules[1]
+        return self._compiled(group).counted
 
     @property
     def skips_on_device(self) -> bool:
         """Not with numbers of the host in the state, which would change although no step is taken."""
         return not self.kept
 
-    @cached_property
-    def _rules(self) -> tuple[Rule, Rule]:
-        kind: Any = type(self)
-        return _rules(kind, tuple(self._values(self.defaults)))
-
     def _values(self, group: Group) -> dict[str, float]:
-        """What the formula may name, but for ``age`` and kept numbers."""
-        values = {
-            name: float(value) for name, value in group.items() if isinstance(value, (int, float, np.number)) and name in self.defaults
-        }
-        decay, decoupled = group["weight_decay"], group.get("decoupled_weight_decay", False)
-        values |= {"sign": -1.0 if group["maximize"] else 1.0, "decay": 0.0 if decoupled else decay}
-        values["keep"] = 1 - group["lr"] * decay if decoupled else 1.0
-        for name in ("betas", "etas", "step_sizes"):
-            values |= {f"{name[:-1]}{i}": float(value) for i, value in enumerate(group.get(name, ()), 1)}
-        for i, beta in enumerate(group.get("betas", ()), 1):
-            values |= {f"take{i}": 1 - beta, f"log_beta{i}": math.log(beta) if beta else -math.inf}
-        return values | ({"take": 1 - group["rho"]} if "rho" in group else {})
+        """The numbers that the formula reads, but for ``age`` and kept ones."""
+        return {name: read(group) for name, read in self._compiled(group).readers.items()}
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
         values = self._values(group)
@@ -149,17 +145,43 @@ class FormulaOptimizer(Optimizer):
 
 
 @cache
-def _rules(kind: Any, options: tuple[str, ...]) -> tuple[Rule, Rule]:
-    """The rule with numbers of the host, and the one whose numbers follow from ``age`` on the device."""
-    _, tensors, lines, numbers = kind.formula
+def _readers(kind: Any) -> dict[str, Callable[[Group], float]]:
+    """How each number that a formula may name is read from the options of a group."""
+    options = {"weight_decay": 0.0, **kind.formula.options}
+    found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
+    found["sign"] = lambda group: -1.0 if group["maximize"] else 1.0
+    found["decay"] = lambda group: 0.0 if group.get("decoupled_weight_decay") else group["weight_decay"]
+    found["keep"] = lambda group: 1 - group["lr"] * group["weight_decay"] if group.get("decoupled_weight_decay") else 1.0
+    for name in {"rho", "alpha"} & set(options):
+        found["take"] = lambda group, name=name: 1 - group[name]  # type: ignore[misc]
+    for name, values in options.items():
+        for i in range(len(values) if isinstance(values, tuple) else 0):
+            found[f"{name[:-1]}{i + 1}"] = lambda group, name=name, i=i: group[name][i]  # type: ignore[misc]
+            if name == "betas":
+                found[f"take{i + 1}"] = lambda group, i=i: 1 - group["betas"][i]  # type: ignore[misc]
+                found[f"log_beta{i + 1}"] = lambda group, i=i: math.log(group["betas"][i]) if group["betas"][i] else -math.inf  # type: ignore[misc]
+    return found
+
+
+class _Compiled(NamedTuple):
+    """A formula as rules: with numbers of the host, with numbers that follow from ``age`` on the device; and how options are read."""
+
+    host: Rule
+    counted: Rule
+    readers: dict[str, Callable[[Group], float]]
+
+
+@cache
+def _compiled_formula(kind: Any, formula: Formula) -> _Compiled:
+    tensors, lines, numbers = formula.tensors, formula.lines, formula.numbers
     used = {word for text in lines.values() for word in names_read_by(text)}
+    ages = {word for text in numbers.values() for word in names_read_by(text)}
+    readers = {name: read for name, read in _readers(kind).items() if name in used | ages}
     writes = {x: f"new_{x}" for x in ("p", *tensors) if f"new_{x}" in lines}
     every, name = ("p", "g", *tensors), kind.__name__.lower()
-    host = tuple(option for option in (*options, *kind.kept, *numbers) if option in used)
-    ages = {word for text in numbers.values() for word in names_read_by(text)}
-    device = tuple(option for option in options if option in used | ages)
-    rule = Rule(name, every, host, lines, writes)
-    return rule, Rule(f"{name}_counted", every, device, lines, writes, ("factor", "age"), numbers) if numbers else rule
+    host = Rule(name, every, tuple(option for option in (*readers, *kind.kept, *numbers) if option in used), lines, writes)
+    counted = Rule(f"{name}_counted", every, tuple(readers), lines, writes, ("factor", "age"), numbers) if numbers else host
+    return _Compiled(host, counted, readers)
 
 
 @cache
@@ -205,6 +227,59 @@ class Adadelta(FormulaOptimizer):
             "new_p": "p - lr * delta",
         },
     )
+
+
+class Lion(FormulaOptimizer):
+    """``p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)``, then ``m = beta2 * m + (1 - beta2) * g``.
+
+    Every element moves by ``lr``, so learning rates are 3 to 10 times smaller than Adam's and weight decays as much larger
+    (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms").
+    """
+
+    formula = Formula(
+        {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0},
+        {"m": "exp_avg"},
+        {
+            "grad": "g * (factor * sign)",
+            "new_p": "p * (1 - lr * weight_decay) - lr * SIGN(beta1 * m + take1 * grad)",
+            "new_m": "m + (grad - m) * take2",
+        },
+    )
+    counts = False
+
+
+class RMSProp(FormulaOptimizer):
+    """Divides the gradient by the root of a running average of its square: ``p -= lr * g / (sqrt(v) + eps)``.
+
+    ``centered`` divides by the standard deviation instead, ``momentum`` averages the moves, ``weight_decay`` adds
+    ``weight_decay * p`` to the gradient. ``master_weights`` keeps float32 copies of half parameters.
+    """
+
+    formula = Formula(
+        {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False},
+        {"v": "square_avg", "m": "momentum_buffer", "mean": "grad_avg"},
+        {**_GRAD, "new_v": "alpha * v + take * grad * grad"},
+    )
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        check_number(self.op, "alpha", group["alpha"])
+
+    def formula_of(self, group: Group) -> Formula:
+        return _rmsprop(bool(group["centered"]), bool(group["momentum"]))
+
+
+@cache
+def _rmsprop(centered: bool, momentum: bool) -> Formula:
+    whole = RMSProp.formula
+    # Rounding can make the difference negative where a gradient hardly changes.
+    mean = {"new_mean": "mean + (grad - mean) * take", "spread": "MAX(new_v - new_mean * new_mean, 0)"} if centered else {"spread": "new_v"}
+    move = {"new_m": "momentum * m + grad / (SQRT(spread) + eps)"} if momentum else {"new_m": "grad / (SQRT(spread) + eps)"}
+    tensors = {name: whole.tensors[name] for name in ("v", *["mean"] * centered, *["m"] * momentum)}
+    return Formula(whole.options, tensors, {**whole.lines, **mean, **move, "new_p": "p - lr * new_m"})
+
+
+RMSprop = RMSProp  # torch's spelling
 
 
 class Adamax(FormulaOptimizer):

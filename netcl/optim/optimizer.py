@@ -37,6 +37,13 @@ def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float 
         raise ValueError(message(op, f"{name} must be a number, {bounds}", **{name: repr(value)}))
 
 
+def check_counts(op: str, **counts: Any) -> None:
+    """``ValueError`` unless every value is a positive integer."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
+
+
 def check_betas(op: str, betas: Any) -> None:
     """``ValueError`` unless ``betas`` are two numbers in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
@@ -206,14 +213,9 @@ class Optimizer:
         return total
 
     def _change(
-        self,
-        group: Group,
-        states: list[dict[str, Any]],
-        age: int | Tensor,
-        roles: list[list[Any]],
-        factor: Tensor | float,
+        self, group: Group, states: list[dict[str, Any]], age: int | Tensor, roles: list[list[Any]], factor: Tensor | float,
         found_inf: Tensor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         given: dict[str, Tensor] = {}
         counting = self.counts and not isinstance(age, Tensor)
         if self.counts:
@@ -340,16 +342,13 @@ class Optimizer:
         """What is called ``name`` of each parameter; made where it is missing, and moved after a parameter that has moved."""
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
-            self._remember(own[i], states[i], name, group)
-            found[i] = states[i][name]
+            p, old = own[i], found[i]
+            if old is None:  # in float32 also for halves
+                kind, start = dtypes.sum_dtype(p.dtype), self.initial(name, group)
+                found[i] = states[i][name] = Tensor.full(p.shape, start, kind, queue=p.queue, persistent=True)
+            else:
+                found[i] = states[i][name] = old.to(p.queue)
         return found
-
-    def _remember(self, p: Tensor, state: dict[str, Any], name: str, group: Group) -> None:
-        """A new tensor of :meth:`initial` values in a parameter's state (float32 also for halves), or the old one, moved."""
-        if name in state:
-            state[name] = state[name].to(p.queue)
-        else:
-            state[name] = Tensor.full(p.shape, self.initial(name, group), dtypes.sum_dtype(p.dtype), queue=p.queue, persistent=True)
 
     def _master(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         if "master" not in state:
@@ -442,15 +441,12 @@ class Optimizer:
         made: dict[str, Any] = {"step": int(np.asarray(given["step"]))} if "step" in given else {}
         for name in (*self.names, "master"):
             if name in given:
-                made[name] = self._loaded_tensor(p, number, name, given[name])
+                values = given[name].to_host() if isinstance(given[name], Tensor) else np.asarray(given[name])
+                if values.shape != p.shape:
+                    what = f"{name!r} of parameter {number} has another shape than the parameter"
+                    raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
+                made[name] = Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
         return made
-
-    def _loaded_tensor(self, p: Tensor, number: int, name: str, value: Any) -> Tensor:
-        values = value.to_host() if isinstance(value, Tensor) else np.asarray(value)
-        if values.shape != p.shape:
-            what = f"{name!r} of parameter {number} has another shape than the parameter"
-            raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
-        return Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
 
     def __repr__(self) -> str:
         lines = [f"  group {i}: {len(group['params'])} parameters, " + ", ".join(f"{k}={v}" for k, v in group.items() if k != "params")

@@ -14,13 +14,7 @@ from typing import Any
 
 from netcl.core import recording
 from netcl.core.errors import message
-from netcl.optim.optimizer import Group, Optimizer, check_number
-
-
-def _check_steps(op: str, **steps: Any) -> None:
-    for name, value in steps.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
+from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number
 
 
 def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
@@ -136,11 +130,8 @@ class MultiplicativeLR(LambdaLR):
     """Multiplies the present learning rate by ``lr_lambda(step)`` at every step; one function, or one per group."""
 
     def rates(self, first: bool) -> Sequence[float]:
-        return (
-            self.present()
-            if first
-            else [lr * function(self.last_epoch) for lr, function in zip(self.present(), self.lr_lambdas, strict=True)]
-        )
+        factors = [1.0 if first else function(self.last_epoch) for function in self.lr_lambdas]
+        return [lr * factor for lr, factor in zip(self.present(), factors, strict=True)]
 
     def restart(self) -> None:
         """Go on from the present learning rate, as torch does."""
@@ -152,9 +143,8 @@ class StepLR(Scheduler):
     """Multiplies by ``gamma`` every ``step_size`` steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
-        _check_steps("StepLR", step_size=step_size)
-        self.step_size = step_size
-        self.gamma = gamma
+        check_counts("StepLR", step_size=step_size)
+        self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -166,8 +156,7 @@ class MultiStepLR(Scheduler):
     """Multiplies by ``gamma`` at each of the ``milestones`` (twice at one that is named twice)."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1):
-        self.milestones = sorted(milestones)
-        self.gamma = gamma
+        self.milestones, self.gamma = sorted(milestones), gamma
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -211,7 +200,7 @@ class PolynomialLR(Scheduler):
     """``initial lr * (1 - step / total_iters) ** power``, then 0."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1):
-        _check_steps("PolynomialLR", total_iters=total_iters)
+        check_counts("PolynomialLR", total_iters=total_iters)
         self.total_iters, self.power = total_iters, power
         super().__init__(optimizer, last_epoch)
 
@@ -232,10 +221,8 @@ class LinearLR(Scheduler):
             raise ValueError(message("LinearLR", "start_factor must be above 0 and at most 1", start_factor=start_factor))
         if not 0 <= end_factor <= 1:
             raise ValueError(message("LinearLR", "end_factor must be from 0 to 1", end_factor=end_factor))
-        _check_steps("LinearLR", total_iters=total_iters)
-        self.start_factor = start_factor
-        self.end_factor = end_factor
-        self.total_iters = total_iters
+        check_counts("LinearLR", total_iters=total_iters)
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -253,9 +240,8 @@ class CosineAnnealingLR(Scheduler):
     """Half a cosine from the initial learning rate down to ``eta_min`` in ``T_max`` steps, and back up in as many."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
-        _check_steps("CosineAnnealingLR", T_max=T_max)
-        self.T_max = T_max
-        self.eta_min = eta_min
+        check_counts("CosineAnnealingLR", T_max=T_max)
+        self.T_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer, last_epoch)
 
     def rates(self, first: bool) -> Sequence[float]:
@@ -272,7 +258,7 @@ class CosineAnnealingWarmRestarts(Scheduler):
     """Half cosines from the initial learning rate to ``eta_min``: the first in ``T_0`` steps, later ones in ``T_mult`` times as many."""
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
-        _check_steps("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult)
+        check_counts("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult)
         self.T_0, self.T_i, self.T_mult, self.eta_min, self.T_cur = T_0, T_0, T_mult, eta_min, 0.0
         super().__init__(optimizer, last_epoch)
 
@@ -328,13 +314,11 @@ class WarmupCosine(Scheduler):
         self, optimizer: Optimizer, warmup_steps: int, total_steps: int, min_lr: float = 0.0, start_factor: float | None = None,
         last_epoch: int = -1,
     ):  # fmt: skip
-        _check_steps("WarmupCosine", total_steps=total_steps)
+        check_counts("WarmupCosine", total_steps=total_steps)
         if not 0 <= warmup_steps < total_steps:
             what = "warmup_steps must be from 0 to total_steps - 1"
             raise ValueError(message("WarmupCosine", what, warmup_steps=warmup_steps, total_steps=total_steps))
-        self.warmup_steps = warmup_steps
-        self.total_steps = total_steps
-        self.min_lr = min_lr
+        self.warmup_steps, self.total_steps, self.min_lr = warmup_steps, total_steps, min_lr
         self.start_factor = 1 / (warmup_steps + 1) if start_factor is None else start_factor
         check_number("WarmupCosine", "start_factor", self.start_factor)
         super().__init__(optimizer, last_epoch)
@@ -438,10 +422,8 @@ class OneCycleLR(Scheduler):
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(message(op, "anneal_strategy is 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
         _check_momentum(op, optimizer, cycle_momentum)
-        self.anneal_strategy = anneal_strategy
-        self.cycle_momentum = cycle_momentum
+        self.anneal_strategy, self.cycle_momentum, self.optimizer = anneal_strategy, cycle_momentum, optimizer
         self.phases = _phases(self.total_steps, pct_start, three_phase)
-        self.optimizer = optimizer
         if last_epoch == -1:
             self._mark_groups(max_lr, base_momentum, max_momentum, div_factor, final_div_factor)
         super().__init__(optimizer, last_epoch)
@@ -481,11 +463,11 @@ class OneCycleLR(Scheduler):
 
 def _cycle_length(total_steps: int | None, epochs: int | None, steps_per_epoch: int | None) -> int:
     if total_steps is not None:
-        _check_steps("OneCycleLR", total_steps=total_steps)
+        check_counts("OneCycleLR", total_steps=total_steps)
         return total_steps
     if epochs is None or steps_per_epoch is None:
         raise ValueError(message("OneCycleLR", "the length of the cycle is needed", "pass total_steps, or epochs and steps_per_epoch"))
-    _check_steps("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
+    check_counts("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
     return epochs * steps_per_epoch
 
 
@@ -644,10 +626,7 @@ class ReduceLROnPlateau:
             if group["lr"] - rate > self.eps:
                 group["lr"] = rate
 
-    def get_last_lr(self) -> list[float]:
-        """The learning rate of every group after the last step."""
-        return self._last_lr
-
+    get_last_lr = Scheduler.get_last_lr
     state_dict = Scheduler.state_dict
     load_state_dict = Scheduler.load_state_dict
     _not_saved = Scheduler._not_saved

@@ -165,7 +165,10 @@ class _Search:
     def __init__(self, tuner: Autotuner, problem: Problem):
         self.tuner, self.problem = tuner, problem
         self.family = tuner.families[problem.op]
-        self.candidates = _known_first(tuner, self.family.configurations(problem), _store_key(self.family, problem))
+        earlier = tuner.store.entries(tuner.profile).get(_store_key(self.family, problem), {}).get("config")
+        usual, *others = self.family.configurations(problem)
+        # The policy's choice, then the winner of an earlier search that ran out of time, then the others.
+        self.candidates = [usual, *sorted(others, key=lambda config: not (earlier and tuning.to_json(config) == earlier))]
         self.check = _Check(self.family, problem, tuner.queue)
         self.trials: list[Trial] = []
 
@@ -258,12 +261,6 @@ def _small_part(problem: Problem) -> Problem:
     work = math.prod(problem.shape) * problem.flags.get("batches", 1)
     first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))
     return problem if first >= problem.shape[0] else replace(problem, shape=(first, *problem.shape[1:]))
-
-
-def _known_first(tuner: Autotuner, candidates: list[KernelConfig], key: str) -> list[KernelConfig]:
-    """The policy's choice, then the winner of an earlier search that ran out of time, then the others."""
-    earlier = tuner.store.entries(tuner.profile).get(key, {}).get("config")
-    return sorted(candidates, key=lambda c: 0 if c is candidates[0] else 1 if earlier and tuning.to_json(c) == earlier else 2)
 
 
 # ---- asked for by name

@@ -26,7 +26,10 @@ def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[
     queues = list(dict.fromkeys(launch.queue for launch in launches))
     rows = [_name("process_name", _DEVICE, 0, "kernels")]
     rows += [_name("thread_name", _DEVICE, track, queue) for track, queue in enumerate(queues)]
-    rows += [_event(launch.name, _DEVICE, queues.index(launch.queue), launch.start, launch.end, _facts(launch)) for launch in launches]
+    for launch in launches:
+        facts: dict[str, Any] = {"global": launch.global_size, "local": launch.local_size, "bytes": launch.bytes}
+        facts |= {"flops": launch.flops} if launch.flops else {}
+        rows.append(_event(launch.name, _DEVICE, queues.index(launch.queue), launch.start, launch.end, facts))
     if spans:
         rows += [_name("process_name", _HOST, 0, "host"), _name("thread_name", _HOST, 0, "regions")]
         rows += [_event(span.name, _HOST, 0, span.start, span.end, {}) for span in spans]
@@ -46,9 +49,3 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 def _event(name: str, process: int, thread: int, start: float, end: float, facts: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": round(1e6 * start, 3), "dur": round(1e6 * (end - start), 3)}  # the format counts microseconds
     return {"name": name, "ph": "X", "cat": "host" if process == _HOST else "kernel", "pid": process, "tid": thread, **times, "args": facts}
-
-
-def _facts(launch: Launch) -> dict[str, Any]:
-    local = None if launch.local_size is None else list(launch.local_size)
-    facts = {"global": list(launch.global_size), "local": local, "bytes": launch.bytes}
-    return {**facts, "flops": launch.flops} if launch.flops else facts

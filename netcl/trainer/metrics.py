@@ -16,7 +16,8 @@ from netcl.core.tensor import Tensor
 class Metric:
     """A metric accumulated over batches: :meth:`count` returns what a batch adds, :meth:`value` the metric of the sums.
 
-    A subclass sets ``name`` and defines these two. ``sums`` are tensors on the device of the outputs, kept until :meth:`reset`.
+    A subclass sets ``name`` and defines :meth:`count`, and :meth:`value` where the metric is not a mean. ``sums`` are tensors on the
+    device of the outputs, kept until :meth:`reset`.
     """
 
     name = "metric"
@@ -30,8 +31,8 @@ class Metric:
         raise NotImplementedError
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> Any:
-        """The metric from the sums over ``samples`` targets."""
-        raise NotImplementedError
+        """The metric from the sums over ``samples`` targets; by default the mean of the first."""
+        return float(sums[0]) / samples
 
     def reset(self) -> None:
         """Set the sums to zero."""
@@ -71,9 +72,6 @@ class Mean(Metric):
         """Add a 0-d tensor that is the mean over ``samples``."""
         self.add([ops.mul(number, float(samples))], samples)
 
-    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
-        return float(sums[0]) / samples
-
 
 def _labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Scores as rows of classes and labels as one axis. Classes are the last axis, or the second as in dense predictions."""
@@ -102,9 +100,6 @@ class Accuracy(Metric):
         scores, labels = _labels(self.name, outputs, targets)
         return [ops.sum(ops.eq(ops.argmax(scores, axis=1), labels))]
 
-    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
-        return float(sums[0]) / samples
-
 
 class TopK(Metric):
     """The share of targets whose score is among the ``k`` highest.
@@ -125,9 +120,6 @@ class TopK(Metric):
         scores, labels = _labels(self.name, outputs, targets)
         _, best = ops.topk(scores, min(self.k, scores.shape[1]))
         return [ops.sum(ops.eq(best, ops.reshape(labels, (-1, 1))))]
-
-    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
-        return float(sums[0]) / samples
 
 
 class ConfusionMatrix(Metric):

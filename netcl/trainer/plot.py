@@ -8,6 +8,7 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 
@@ -52,18 +53,13 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "", fain
         return ""
     xs, ys = ([point[i] for point in everything] for i in (0, 1))
     frame = _Frame((min(xs), max(xs)), _with_margin(min(ys), max(ys)))
-    strokes = [
-        frame.line(name, points, colour, name in faint) for (name, points), colour in zip(lines.items(), _cycle(len(lines)), strict=True)
-    ]
+    coloured = zip(lines.items(), cycle(_COLOURS), strict=False)
+    strokes = [frame.line(name, points, colour, name in faint) for (name, points), colour in coloured]
     axes = [*frame.rows(), *frame.columns(), frame.label(x_label)]
     drawing = "".join([*axes, *strokes, *_legend(list(lines))])
     label = html.escape(title)
     picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
     return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
-
-
-def _cycle(count: int) -> list[str]:
-    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]
 
 
 def _with_margin(low: float, high: float) -> tuple[float, float]:
@@ -112,7 +108,7 @@ class _Frame:
 
 def _legend(names: Sequence[str]) -> list[str]:
     found, x = [], _WIDTH - _RIGHT - sum(18 + 7 * len(name) for name in names)
-    for name, colour in zip(names, _cycle(len(names)), strict=True):
+    for name, colour in zip(names, cycle(_COLOURS), strict=False):
         mark = f'<rect x="{x}" y="4" width="9" height="9" fill="{colour}"/>'
         found.append(f'{mark}<text x="{x + 12}" y="13">{html.escape(name)}</text>')
         x += 18 + 7 * len(name)
@@ -125,14 +121,12 @@ def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []
     for i, name in enumerate(classes):
-        cells = "".join(_cell(int(matrix[i, j]), float(matrix[i, j] / most[i, 0]), i == j) for j in range(len(classes)))
-        rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
+        cells = []
+        for j, count in enumerate(matrix[i]):
+            colour = "47,111,219" if i == j else "217,98,43"
+            cells.append(f'<td style="background:rgba({colour},{(count / most[i, 0]) ** 0.5:.2f})">{count}</td>' if count else "<td></td>")
+        rows.append(f"<tr><th>{html.escape(name)}</th>{''.join(cells)}</tr>")
     return f'<table class="confusion"><thead><tr><th>true \\ chosen</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-
-
-def _cell(count: int, share: float, right: bool) -> str:
-    colour = "47,111,219" if right else "217,98,43"
-    return f'<td style="background:rgba({colour},{share**0.5:.2f})">{count or ""}</td>' if count else "<td></td>"
 
 
 def png(image: np.ndarray) -> str:

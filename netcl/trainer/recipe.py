@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,10 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The settings of a TOML or JSON file. ``data`` and ``model`` may be tables: ``name``, and options of the data or the model."""
     file = Path(path)
     try:
-        content = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else _toml(file)
+        if file.suffix != ".json" and importlib.util.find_spec("tomllib") is None:  # Python 3.10
+            raise ValueError("this Python reads no TOML; write the recipe as JSON, or use Python 3.11")
+        reader = json if file.suffix == ".json" else importlib.import_module("tomllib")
+        content = reader.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as fault:  # a text that is no UTF-8 is a ValueError too
         raise RecipeError(message("recipe", f"the file cannot be read: {fault}", file=file)) from fault
     if not isinstance(content, dict):
@@ -117,12 +121,6 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
                 content["root"] = options.pop("root")
             content[f"{name}_options"] = options
     return content
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    if importlib.util.find_spec("tomllib") is None:  # Python 3.10
-        raise ValueError("this Python reads no TOML; write the recipe as JSON, or use Python 3.11")
-    return importlib.import_module("tomllib").loads(file.read_text(encoding="utf-8"))
 
 
 # ---- data
@@ -176,11 +174,8 @@ def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = N
     common |= {"shuffle": True, "drop_last": len(data.train) > recipe.batch_size, "augment": small_shift}
     shared = world is not None and world.size > 1
     check_shares(recipe, 1 if world is None else world.size)
-    train = (
-        ShardedLoader(data.train, recipe.batch_size, world=world, **common)
-        if shared
-        else DataLoader(data.train, recipe.batch_size, **common)
-    )
+    kind = partial(ShardedLoader, world=world) if shared else DataLoader
+    train = kind(data.train, recipe.batch_size, **common)
     return train, DataLoader(data.test, recipe.batch_size, shuffle=False, device_queue=queue)
 
 
@@ -206,18 +201,6 @@ def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
     return nn.Sequential(*layers, *head)
 
 
-def mlp(data: Data, hidden: tuple[int, ...] = (256, 128), **options: Any) -> Any:
-    return nn.MLP(int(np.prod(data.shape)), list(hidden), len(data.classes), **options)
-
-
-def lenet(data: Data, **options: Any) -> Any:
-    return nn.LeNet(len(data.classes), data.shape[0], data.shape[-1], **options)
-
-
-def resnet18(data: Data, **options: Any) -> Any:
-    return nn.ResNet18(len(data.classes), in_channels=data.shape[0], **options)
-
-
 def vit(data: Data, **options: Any) -> Any:
     side = data.shape[-1]
     small = {"patch_size": 4 if side % 4 == 0 else 1, "num_layers": 4, "num_heads": 4, "hidden_dim": 64, "mlp_dim": 128}
@@ -229,7 +212,14 @@ def gpt(data: Data, **options: Any) -> Any:
     return nn.GPT(data.train.vocabulary, **{**small, **options})
 
 
-MODELS: dict[str, Callable[..., Any]] = {"cnn": cnn, "mlp": mlp, "lenet": lenet, "resnet18": resnet18, "vit": vit, "gpt": gpt}
+MODELS: dict[str, Callable[..., Any]] = {
+    "cnn": cnn,
+    "mlp": lambda data, hidden=(256, 128), **options: nn.MLP(math.prod(data.shape), list(hidden), len(data.classes), **options),
+    "lenet": lambda data, **options: nn.LeNet(len(data.classes), data.shape[0], data.shape[-1], **options),
+    "resnet18": lambda data, **options: nn.ResNet18(len(data.classes), in_channels=data.shape[0], **options),
+    "vit": vit,
+    "gpt": gpt,
+}
 
 
 def make_model(recipe: Recipe, data: Data, device: Any) -> Any:

@@ -24,6 +24,7 @@ from netcl.io import FileError, latest_whole, save_checkpoint
 from netcl.nn.summary import evaluating
 from netcl.ops import update
 from netcl.optim import ReduceLROnPlateau
+from netcl.optim.optimizer import check_counts
 from netcl.replay.compiled import compile as compiled
 from netcl.trainer.callbacks import Callback, CallbackList, ModelCheckpoint
 from netcl.trainer.history import History
@@ -89,7 +90,7 @@ class Trainer:
                  metrics: Sequence[str | Metric] = (), mixed_precision: bool | str = False, grad_clip: float | None = None,
                  accumulation_steps: int = 1, scheduler: Any = None, ema: Any = None, compile: bool = False,
                  callbacks: Sequence[Callback] = (), *, schedule_by: str = "step"):  # fmt: skip
-        _check_whole("Trainer", accumulation_steps=accumulation_steps)
+        check_counts("Trainer", accumulation_steps=accumulation_steps)
         if schedule_by not in ("step", "epoch"):
             raise ValueError(message("Trainer", "schedule_by is step or epoch", schedule_by=repr(schedule_by)))
         self.model, self.optimizer = model, optimizer
@@ -161,7 +162,7 @@ class Trainer:
         exits at once. Ranks of a ``DistributedDataParallel`` model exit together, after the next logged batch; an error of one rank
         ends the run on all.
         """
-        _check_whole("fit", epochs=epochs, log_every=log_every)
+        check_counts("fit", epochs=epochs, log_every=log_every)
         self._reset()
         self._train_data, self.epochs = train, epochs
         self.batches = len(train) if isinstance(train, Sized) else None
@@ -190,7 +191,8 @@ class Trainer:
         self.callbacks("on_epoch_begin", self.epoch, {})
         if not self._trained:
             self._train_batches(train, log_every, interrupt)
-        logs: dict[str, Any] = {"epoch": self.epoch, **_scalars(self._counting)}
+        values = {metric.name: metric.compute() for metric in self._counting}
+        logs: dict[str, Any] = {"epoch": self.epoch, **{name: value for name, value in values.items() if isinstance(value, int | float)}}
         seconds = time.perf_counter() - began
         logs |= {"seconds": seconds, "samples_per_second": (self._loss.samples - seen) / seconds}
         self._trained = True
@@ -260,7 +262,7 @@ class Trainer:
         if self.accumulation_steps > 1:
             if self._accumulated > 1:
                 params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all
-                for gradients in _by_queue([p.grad for p in params if p.grad is not None]):
+                for gradients in update.by_context([p.grad for p in params if p.grad is not None]).values():
                     update.scale(gradients, 1 / self._accumulated)
             self._optimize()
         self._accumulated = 0
@@ -398,17 +400,14 @@ class Trainer:
         """The checkpoint to resume from, among the files of rank 0: machines need not share a disk."""
         if resume is None:
             return None
-        place, found = self._checkpoints() if resume == "auto" else Path(resume), None
+        folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
+        if resume == "auto" and not folders:
+            remedy = "add one to the callbacks, or name a checkpoint"
+            raise ValueError(message("fit", 'resume="auto" looks in the folder of a ModelCheckpoint, and there is none', remedy))
+        place, found = folders[0] if resume == "auto" else Path(resume), None
         if self.writes:
             found = latest_whole(place) or (None if resume == "auto" else place)
         return self.by_rank_0(None if found is None else str(found))
-
-    def _checkpoints(self) -> Path:
-        folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
-        if not folders:
-            remedy = "add one to the callbacks, or name a checkpoint"
-            raise ValueError(message("fit", 'resume="auto" looks in the folder of a ModelCheckpoint, and there is none', remedy))
-        return folders[0]
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the run: counters, sums of the current epoch, history and callback states."""
@@ -435,12 +434,6 @@ class Trainer:
                 callback.load_state_dict(match[1])
 
 
-def _check_whole(op: str, **values: Any) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(message(op, f"{name} is a whole number from 1 on", **{name: repr(value)}))
-
-
 def _check_has_parameters(model: Any, optimizer: Any) -> None:
     own = {id(p) for p in model.parameters()}
     given = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
@@ -460,18 +453,6 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
         raise ValueError(message("Trainer", "a batch is (x, y)", "give the data that form", type=type(batch).__name__, parts=parts))
     return batch[0], batch[1]
-
-
-def _by_queue(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    found: dict[int, list[Tensor]] = {}
-    for t in tensors:
-        found.setdefault(id(t.queue), []).append(t)
-    return list(found.values())
-
-
-def _scalars(metrics: Sequence[Metric]) -> dict[str, float]:
-    values = {metric.name: metric.compute() for metric in metrics}
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:

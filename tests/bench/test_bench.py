@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from netcl.bench import harness, problems, steps
-from netcl.bench.harness import Case, Comparison, Way
+from netcl.bench import Setting, Way, interleave, setting
 from netcl.core.kernels import program
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,12 +33,14 @@ def script(path: str):
     return module
 
 
-layers = script("benchmarks/layers.py")
+comparison = script("benchmarks/comparison.py")
+Case, Comparison, measure = comparison.Case, comparison.Comparison, comparison.measure
+problems, steps, layers = (script(f"benchmarks/{name}.py") for name in ("problems", "steps", "layers"))
 
 
 @pytest.fixture
 def here():
-    return harness.setting("cpu", repeats=1, with_torch=False)
+    return setting("cpu", repeats=1, with_torch=False)
 
 
 def sleeping(milliseconds: float, value: float) -> Way:
@@ -51,15 +52,15 @@ def test_a_ratio_is_judged_by_its_target(here):
     case = Case(
         "nap", lambda where: {"ours": sleeping(2, 1.0), "torch": sleeping(20, 1.0)}, [Comparison(targets=targets)], work={"flop": 10.0}
     )
-    (row,) = harness.measure(case, here)
+    (row,) = measure(case, here)
     assert row["met"] is True and row["ratio"] < 0.6 and row["flop_per_s"] == pytest.approx(10 / row["ours_s"])
     slow = Case("nap", lambda where: {"ours": sleeping(20, 1.0), "torch": sleeping(2, 1.0)}, [Comparison(targets=targets)])
-    assert harness.measure(slow, here)[0]["met"] is False
+    assert measure(slow, here)[0]["met"] is False
 
 
 def test_a_wrong_result_is_not_timed(here):
     case = Case("lie", lambda where: {"ours": sleeping(0, 1.5), "torch": sleeping(1, 1.0)}, [Comparison(targets={"cpu": 1.0})])
-    (row,) = harness.measure(case, here)
+    (row,) = measure(case, here)
     assert row["ours_s"] is None and row["met"] is None and "differs from torch's by 0.5" in row["skipped"]
 
 
@@ -68,24 +69,24 @@ def test_what_stands_apart_is_timed_after_the_others():
     ways = {
         name: Way(lambda name=name: order.append(name) or time.sleep(0.03), apart=name == "numpy") for name in ("ours", "numpy", "torch")
     }
-    assert list(harness.interleave(ways, 2)) == ["ours", "numpy", "torch"]
+    assert list(interleave(ways, 2)) == ["ours", "numpy", "torch"]
     assert not {"ours", "torch"} & set(order[order.index("numpy") :])
 
 
 def test_no_way_always_follows_the_same_other():
     order = []
-    harness.interleave({name: Way(lambda name=name: order.append(name) or time.sleep(0.06)) for name in "abc"}, 4)
+    interleave({name: Way(lambda name=name: order.append(name) or time.sleep(0.06)) for name in "abc"}, 4)
     turns = [name for name, _ in itertools.groupby(order)]
     assert len({before for before, name in itertools.pairwise(turns) if name == "a"}) == 2
 
 
 def test_an_absent_yardstick_is_told_and_ours_is_timed(here):
-    (row,) = harness.measure(problems.softmax(8, 16), here)
+    (row,) = measure(problems.softmax(8, 16), here)
     assert row["ours_s"] > 0 and row["skipped"] == "torch: torch is not installed"
 
 
 def test_what_is_put_off_is_computed_within_the_time(cl_device, monkeypatch):
-    where = harness.Setting(cl_device, repeats=1)
+    where = Setting(cl_device, repeats=1)
     x = where.tensor(np.ones(1 << 16, np.float32))
     launched = []
     monkeypatch.setattr(program, "launch_observers", [lambda kernel, *rest: launched.append(kernel.name)])
@@ -95,7 +96,7 @@ def test_what_is_put_off_is_computed_within_the_time(cl_device, monkeypatch):
 
 def test_targets_may_name_a_platform(here):
     pair = Comparison(yardstick=None, targets={"numpy": 3.0, "cpu": 1.0})
-    assert harness._target_for(pair, here.handle) == (3.0 if "numpy" in here.handle.platform_name.lower() else 1.0)
+    assert comparison._target_for(pair, here.handle) == (3.0 if "numpy" in here.handle.platform_name.lower() else 1.0)
 
 
 @pytest.mark.parametrize("case", [
@@ -104,8 +105,8 @@ def test_targets_may_name_a_platform(here):
     layers.layer_norm(4, 8, True), layers.batch_norm(2, 3, 4, True), steps.mlp_step(4, [Comparison("compiled"), Comparison()]),
 ], ids=lambda case: case.name)  # fmt: skip
 def test_cases_run_on_a_device(case, device):
-    where = harness.Setting(device, repeats=1)
-    rows = harness.measure(case, where)
+    where = Setting(device, repeats=1)
+    rows = measure(case, where)
     assert any(row["ours_s"] is not None for row in rows)
 
 

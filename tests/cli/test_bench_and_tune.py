@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from netcl import bench
+from netcl.bench.problems import groups
 from netcl.cli import main
 from netcl.core.errors import OutOfMemoryError
 
@@ -20,13 +22,10 @@ def test_bench_says_which_device_to_use(capsys):
 
 
 def test_bench_without_torch_reports_only_our_figures(capsys, monkeypatch):
-    """A time of NumPy, the other yardstick of a case, is not torch's."""
-    from netcl.bench import harness
-
-    usual = harness.setting
-    monkeypatch.setattr(harness, "setting", lambda *given: usual(*given, with_torch=False))
-    row = {"ours_s": 2.0, "theirs_s": 1.0, "yardstick": "numpy"}
-    monkeypatch.setattr(harness, "measure", lambda case, where: [row])
+    """A time of NumPy, the reference of a case, is not torch's."""
+    usual = bench.setting
+    monkeypatch.setattr(bench, "setting", lambda *given: usual(*given, with_torch=False))
+    monkeypatch.setattr(bench, "interleave", lambda ways, repeats: dict.fromkeys(ways, 2.0))
     assert main(["bench", "--device", "cpu", "--cases", r"^sum 2\^10"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "torch is not installed: only netcl's devices are timed"
@@ -34,19 +33,26 @@ def test_bench_without_torch_reports_only_our_figures(capsys, monkeypatch):
 
 
 def test_bench_goes_on_after_a_failure_and_tells_it(capsys, monkeypatch):
-    from netcl.bench import harness
+    usual = bench.interleave
+    results = iter([{"ours": "its result differs from numpy's"}, {}])
 
-    usual = harness.measure
-
-    def measure(case, where):
-        if case.name == "sum 2^10":
+    def interleave(ways, repeats):
+        if "ours" in ways:
             raise OutOfMemoryError("planted")
-        return [row | {"skipped": "ours: its result differs from numpy's"} for row in usual(case, where)]
+        return usual(ways, repeats)
 
-    monkeypatch.setattr(harness, "measure", measure)
+    monkeypatch.setattr(bench, "interleave", interleave)
+    monkeypatch.setattr(bench, "wrong_results", lambda ways, tolerance: next(results))
     assert main(["bench", "--device", "cpu", "--cases", r"^sum 2\^1\d", "--repeats", "1"]) == 1
     out = capsys.readouterr().out
-    assert "sum 2^10 failed on NumPy: planted" in out and "sum 2^16 on NumPy: ours: its result differs" in out
+    assert "sum 2^10 on NumPy: ours: its result differs" in out and "sum 2^16 failed on NumPy: planted" in out
+
+
+@pytest.mark.parametrize("group", ["matrix products", "convolutions", "elementwise chains", "sums", "softmax", "training an MLP"])
+def test_bench_problems_agree_in_all_their_ways(group, device):
+    where = bench.Setting(device)
+    ways = next(iter(groups()[group].values()))(where)
+    assert bench.wrong_results({name: way for name, way in ways.items() if not way.missing}, 1e-3) == {}
 
 
 def test_bench_without_a_case_is_told(capsys):

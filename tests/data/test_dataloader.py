@@ -199,7 +199,7 @@ def test_defaults_are_torchs():
 
 @pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"num_workers": -1}, {"prefetch": 0}, {"seed": -1}, {"batch_size": 2.0}])
 def test_numbers_that_make_no_sense_are_refused(arguments):
-    with pytest.raises(ValueError, match=rf"\[DataLoader\] {next(iter(arguments))} is a whole number"):
+    with pytest.raises(ValueError, match=rf"\[DataLoader\] {next(iter(arguments))} must be a whole number"):
         DataLoader(Numbered(), **arguments)
 
 

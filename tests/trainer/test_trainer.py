@@ -339,8 +339,8 @@ def test_one_hot_targets_count_as_samples():
     ("arguments", "words"),
     [
         pytest.param({"train": [], "epochs": 1}, r"\[fit\] the data has no batches", id="no-data"),
-        pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs is a whole number from 1 on; epochs=0", id="no-epochs"),
-        pytest.param({"train": batches(1), "epochs": 1.5}, r"\[fit\] epochs is a whole number from 1 on; epochs=1.5", id="half-epochs"),
+        pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs must be a positive integer; epochs=0", id="no-epochs"),
+        pytest.param({"train": batches(1), "epochs": 1.5}, r"\[fit\] epochs must be a positive integer; epochs=1.5", id="half-epochs"),
         pytest.param({"train": batches(1), "val": iter(batches(1)), "epochs": 2}, r"\[evaluate\] the data has no batches", id="val-once"),
         pytest.param({"train": [batches(1)[0][0]]}, r"\[Trainer\] a batch is \(x, y\); type=ndarray", id="no-targets"),
         pytest.param({"train": batches(1), "val": [(1, 2, 3)]}, r"a batch is \(x, y\); type=tuple, parts=3", id="too-many-parts"),

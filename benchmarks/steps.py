@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from comparison import Case, Comparison
 
 import netcl.autograd as ag
 from netcl import amp as casts
 from netcl import nn, optim
-from netcl.bench.harness import Case, Comparison, Setting, Way, enqueued
-from netcl.bench.problems import Compiled, values
-
-CHECKED_STEPS = 3
+from netcl.bench import Compiled, Setting, Way, last_loss, training_step, values
 
 
 def train_step(name: str, model: Callable[[], Any], theirs: Callable[[Any], Any], batch: Callable[[], tuple[np.ndarray, np.ndarray]],
@@ -30,10 +29,10 @@ def train_step(name: str, model: Callable[[], Any], theirs: Callable[[Any], Any]
         first = model()
         weights = {key: t.to_host().copy() for key, t in first.state_dict().items()}
         eager = our_step(first, optimizer, options)
-        ways = {"ours": _losses(where, lambda: eager(*on_device))}
+        ways = {"ours": replace(where.ours(lambda: eager(*on_device)), result=lambda: last_loss(lambda: eager(*on_device)))}
         again = model()
         again.load_state_dict(weights)
-        ways["compiled"] = _replayed(where, Compiled(our_step(again, optimizer, options), *on_device))
+        ways["compiled"] = Compiled(our_step(again, optimizer, options), *on_device).losses(where)
         if amp:
             ways["amp"] = _amp_way(where, model, weights, optimizer, options, on_device, amp)
             ways["torch amp"] = torch_step(where, theirs, weights, x, y, optimizer, options, amp)
@@ -44,41 +43,14 @@ def train_step(name: str, model: Callable[[], Any], theirs: Callable[[Any], Any]
 
 def our_step(model: Any, optimizer: str, options: dict[str, Any], context: Callable[[], Any] = nullcontext) -> Callable[..., Any]:
     """A training step of ``model``: ``(x, y)`` to its loss."""
-    update = getattr(optim, optimizer)(model.parameters(), **options)
-
-    def step(x: Any, y: Any) -> Any:
-        update.zero_grad()
-        with context():
-            logits = model(x)
-            loss = ag.cross_entropy(ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(y, (-1,)))
-        loss.backward()
-        update.step()
-        return loss
-
-    return step
-
-
-def _losses(where: Setting, run: Callable[[], Any]) -> Way:
-    """The way of a step; what is compared is the loss after a few of them."""
-    return Way(lambda: enqueued(run()), where.sync, lambda: [_loss_value([run() for _ in range(CHECKED_STEPS)][-1])])
-
-
-def _replayed(where: Setting, step: Compiled) -> Way:
-    """The way of a compiled step; its first calls were made when it was compiled."""
-    if step.refused:
-        return Way(missing=step.refused)
-    return Way(lambda: enqueued(step.run()), where.sync, lambda: [_loss_value(step.first[CHECKED_STEPS - 1])])
-
-
-def _loss_value(loss: Any) -> np.ndarray:
-    return np.array([float(loss.to_host())])
+    return training_step(model, getattr(optim, optimizer)(model.parameters(), **options), ag.cross_entropy, context)
 
 
 def _amp_way(where: Setting, model: Callable[[], Any], weights: dict[str, Any], optimizer: str, options: dict[str, Any],
              data: tuple[Any, Any], dtype: str) -> Way:  # fmt: skip
     twin = model()
     twin.load_state_dict(weights)
-    return _replayed(where, Compiled(our_step(twin, optimizer, options, lambda: casts.autocast(dtype=dtype)), *data))
+    return Compiled(our_step(twin, optimizer, options, lambda: casts.autocast(dtype=dtype)), *data).losses(where)
 
 
 def torch_step(where: Setting, make: Callable[[Any], Any], weights: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray,
@@ -95,19 +67,8 @@ def torch_step(where: Setting, make: Callable[[Any], Any], weights: dict[str, np
     data, target = where.torch_tensor(x).to(**layout) if layout else where.torch_tensor(x), where.torch_tensor(y).reshape(-1)
     around = (lambda: torch.autocast(where.torch_device, getattr(torch, amp))) if amp else nullcontext
 
-    def step() -> Any:
-        update.zero_grad()
-        with around():
-            logits = model(data)
-            loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), target)
-        loss.backward()
-        update.step()
-        return loss
-
-    def result() -> list[np.ndarray]:
-        return [np.array([float(step().item()) for _ in range(CHECKED_STEPS)][-1:])]
-
-    return Way(step, where.torch_sync, result)
+    step = training_step(model, update, torch.nn.functional.cross_entropy, around)
+    return Way(lambda: step(data, target), where.torch_sync, lambda: last_loss(lambda: step(data, target)))
 
 
 def _torch_mlp(torch: Any) -> Any:
