@@ -21,7 +21,7 @@ import numpy as np
 
 from netcl.core.device import DeviceHandle, require, synchronize
 from netcl.core.tensor import Tensor
-from netcl.runtime import capture
+from netcl.replay import compiled
 
 SAMPLE_SECONDS = 0.05  # the least time of one sample: short calls are repeated until they fill it
 MOST_CALLS = 2000
@@ -210,7 +210,7 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.first: list[Any] = []
         self.refused = ""
-        made = capture.compile(function, fuse=True)
+        made = compiled.compile(function, fuse=True)
         try:
             self.first = [made(*arguments) for _ in range(WARM_CALLS)]
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
