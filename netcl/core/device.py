@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from netcl.core import capabilities, dispatch, env, platforms
-from netcl.core.commands import device_queue
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
 from netcl.core.errors import DeviceError, EnvironmentVariableError, KernelBuildError, message
+from netcl.core.queue_state import QueueState, queue_state
 
 log = logging.getLogger("netcl")
 
@@ -64,6 +64,7 @@ class CPUQueue:
 
     def __init__(self, name: str = "cpu"):
         self.name = name
+        self.netcl = QueueState(self)
 
     def finish(self) -> None:
         """Nothing is ever pending."""
@@ -213,7 +214,7 @@ class DeviceManager:
 
     def handle_of(self, queue: Any) -> DeviceHandle:
         """The handle of a queue, also of one that netcl did not make."""
-        queue = device_queue(queue)
+        queue = queue_state(queue).queue  # of a command list, the one that its commands are for
         if isinstance(queue, CPUQueue):
             same = queue is self._numpy.queue
             return self._numpy if same else DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, queue)

@@ -22,6 +22,7 @@ from netcl.core import env, host_memory, platforms, recording
 from netcl.core.arena import Arena
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
+from netcl.core.queue_state import queue_state
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
@@ -567,29 +568,19 @@ def _all_pools() -> list[BufferPool | PinnedBufferPool]:
     return [*_pools, *_pinned_pools]
 
 
-def _queue_attribute(queue: Any, name: str, make: Callable[[], Any]) -> Any:
-    try:
-        return getattr(queue, name)
-    except AttributeError:
-        with program.state(queue).lock:
-            if not hasattr(queue, name):
-                setattr(queue, name, make())
-            return getattr(queue, name)
-
-
 def get_persistent_pool(queue: Any) -> PersistentBufferPool:
     """The pool behind the tensors of a queue."""
-    return _queue_attribute(queue, "_netcl_pool", lambda: PersistentBufferPool(queue.context))
+    return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
 
 
 def get_pinned_pool(queue: Any) -> PinnedBufferPool:
     """The staging memory of a queue."""
-    return _queue_attribute(queue, "_netcl_pinned", lambda: PinnedBufferPool(queue))
+    return queue_state(queue).part("pinned", PinnedBufferPool)
 
 
 def is_integrated_gpu(queue: Any) -> bool:
     """Whether host and device share memory: integrated GPUs, and every OpenCL CPU device."""
-    return _queue_attribute(queue, "_netcl_unified", lambda: _shares_host_memory(queue.device))
+    return queue_state(queue).part("integrated", lambda real: _shares_host_memory(real.device))
 
 
 def _shares_host_memory(device: Any) -> bool:

@@ -174,7 +174,7 @@ def _chain_cl(region: Region) -> list[Tensor]:
         return [_single(region.order[0])]
     key = (region.key, region.slots, shape, options, *((x.dtype, x.shape) for x in region.leaves))
     plan = plan_cache(queue).get(key)
-    if plan is None or plan.queue is not queue:
+    if plan is None:
         body = chain_body(region.key, len(region.leaves), region.slots)
         plan = plan_map(region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
         plan_cache(queue)[key] = plan
@@ -194,7 +194,7 @@ def _single(node: TraceNode) -> Tensor:
     values: list[Any] = [x.made if type(x) is TraceNode else x for x in node.inputs]
     key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in values))
     plan = plan_cache(node.queue).get(key)
-    if plan is None or plan.queue is not node.queue:
+    if plan is None:
         plan = plan_map(node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
         plan_cache(node.queue)[key] = plan
     numbers = [x for x in values if not isinstance(x, Tensor)]

@@ -583,7 +583,7 @@ def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINE
 def eager_fusion(least: int) -> Iterator[None]:
     """Inside, plain eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
 
-    Decisions are kept per context with the plans of calls, so these are forgotten on the way in and out.
+    Decisions are kept per queue with the plans of calls, so these are forgotten on the way in and out.
     """
     before, _Eager.least = _Eager.least, least
     program.forget("plans")

@@ -16,25 +16,26 @@ from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPla
 from netcl.core.kernels import program
 from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import get_persistent_pool
+from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote, wrote_again
 
-MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
+MOST_PLANS = 4096  # per queue: programs with ever new shapes must not grow without bound
 
 Result = tuple[int, tuple[int, ...], str]  # where its memory is among that of the commands (-1: there is none), its shape and dtype
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
     """An empty command list for a queue, and in ``given`` a tensor of it for each operand."""
-    commands = CommandList(queue, program.state(queue), get_persistent_pool(queue), len(tensors))
+    commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [Place(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
     return commands
 
 
 def plan_cache(queue: Any) -> dict[Any, Any]:
-    """The plans of a queue's context; when there are too many, all are forgotten (kernels stay)."""
-    plans = program.state(queue).setdefault("plans", {})
+    """The plans of a queue; when there are too many, all are forgotten (kernels stay)."""
+    plans = queue_state(queue).plans
     if len(plans) >= MOST_PLANS:
         plans.clear()
     return plans

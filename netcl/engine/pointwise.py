@@ -1,6 +1,6 @@
 """Runs pointwise rows: operands, dtypes, broadcasting, and the launch (or NumPy).
 
-Everything that depends only on dtypes and shapes is decided once and kept as a plan in the state of the context; a call is then a
+Everything that depends only on dtypes and shapes is decided once and kept as a plan on the queue; a call is then a
 look-up and a run.
 """
 
@@ -320,10 +320,10 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
         if out is None and modes.mode is not None:
             return deferred(row, queue, args, _fused_types(signature, row, args, dtype), dtype)
         try:
-            found = queue._netcl_state["plans"][signature]
-        except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
+            found = queue.netcl.plans[signature]
+        except (AttributeError, KeyError):  # a new queue, a new call
             found = None
-        if type(found) is not Plan or found.queue is not queue:
+        if type(found) is not Plan:
             if isinstance(queue, CPUQueue):
                 return _run_numpy(row, queue, args, out, dtype)
             if type(queue) is CommandList:
@@ -393,13 +393,8 @@ def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
 def _new_plan(
     row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
 ) -> Plan | Waiting:
-    """What a call does that is new, or new on this queue of the context."""
+    """What a call does that is new."""
     plans = plan_cache(queue)
-    first = plans.get(key)
-    if first is not None:
-        key = (*key, queue)
-        if key in plans:
-            return plans[key]
     types = shape, compute, result = _forward_types(row, args, dtype)
     if out is None and fusable(queue, *types, args) and later.worth(queue, shape):
         plans[key] = waiting = Waiting(types)
@@ -585,10 +580,10 @@ def _vjp_kernel(
         *[x.dtype for x, w in zip(values, wanted, strict=True) if w],
     )
     try:
-        plan = queue._netcl_state["plans"][key]
-    except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
+        plan = queue.netcl.plans[key]
+    except (AttributeError, KeyError):  # a new queue, a new call
         plan = None
-    if plan is None or plan.queue is not queue or modes.mode is not None:
+    if plan is None or modes.mode is not None:
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
         compute = _float_compute(inputs, targets)
         wait = modes.mode is not None or later.worth(queue, g.shape)

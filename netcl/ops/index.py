@@ -15,9 +15,9 @@ import numpy as np
 
 from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
-from netcl.core.commands import device_queue
 from netcl.core.device import queue_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
@@ -67,18 +67,16 @@ class Faults:
 
 def faults_of(queue: Any) -> Faults:
     """The faults of a queue, kept on it."""
-    queue = device_queue(queue)
     try:
-        return queue._netcl_faults
+        return queue.netcl.faults
     except AttributeError:
         with recording.paused():
-            queue._netcl_faults = Faults(queue)
-        return queue._netcl_faults
+            return queue_state(queue).part("faults", Faults)
 
 
 def check_indices(queue: Any = None) -> None:
     """Raise ``IndexError`` if an index in a tensor was out of range; waits for the device, if there was any index at all."""
-    faults = getattr(queue_of(queue), "_netcl_faults", None)
+    faults = getattr(queue_state(queue_of(queue)), "faults", None)
     if faults is not None and faults.pending:
         faults.check()
 

@@ -18,6 +18,7 @@ from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, check_probability, message
+from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
@@ -97,10 +98,9 @@ def _packed(seed: int, counter: int) -> np.ndarray:
 def stream_of(queue: Any) -> RandomStream:
     """The stream of a queue, started from the current seed at first use."""
     try:
-        return queue._netcl_random
+        return queue.netcl.random
     except AttributeError:
-        queue._netcl_random = RandomStream(queue, _seed)
-        return queue._netcl_random
+        return queue_state(queue).part("random", lambda real: RandomStream(real, _seed))
 
 
 class _Unsettled:

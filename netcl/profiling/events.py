@@ -17,6 +17,7 @@ from typing import Any
 from netcl.core import dispatch, platforms
 from netcl.core.device import CPUQueue, handle_of, queue_of, synchronize
 from netcl.core.kernels import program, signature
+from netcl.core.queue_state import queue_state
 from netcl.runtime.scheduler import sibling_queue
 
 
@@ -45,9 +46,7 @@ def has_timestamps(queue: Any) -> bool:
 
 def timed_queue(queue: Any) -> Any:
     """The queue itself if it has timestamps, else its twin that has; work that was enqueued before is waited for."""
-    twin = getattr(queue, "_netcl_timed", None)
-    if twin is None:
-        twin = queue._netcl_timed = queue if has_timestamps(queue) else sibling_queue(queue, profiling=True)
+    twin = queue_state(queue).part("timed", lambda real: real if has_timestamps(real) else sibling_queue(real, profiling=True))
     if twin is not queue:
         queue.finish()
     return twin

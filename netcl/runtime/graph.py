@@ -292,7 +292,7 @@ class Graph:
         on the rest, for nothing in it outlives a replay."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
-            shared: weakref.WeakSet[BufferHandle] = self.queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
+            shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())
             others = list(shared)
             there = [MemoryBlock(lease.bucket, lease, True) for lease in (*others, *pool.gaps())] if pool.cuts else []
             new = share(passing, pool.bucket_of, (*left, *there), pool.cuts, pool.limit)

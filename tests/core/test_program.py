@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from netcl.core import platforms
 from netcl.core.device import CPUQueue
 from netcl.core.errors import DeviceError, KernelBuildError, ShapeError
 from netcl.core.kernels import program
@@ -217,7 +218,7 @@ def test_the_numpy_backend_has_no_kernels():
 @pytest.fixture(params=[False, True], ids=["pyopencl", "eventless"])
 def launching(request, cl_device, monkeypatch):
     """Both ways to the driver, on whatever device; the kind of device decides otherwise."""
-    function = program._loader_function("clEnqueueNDRangeKernel") if request.param else None
+    function = platforms.loader_function("clEnqueueNDRangeKernel") if request.param else None
     if request.param and function is None:
         pytest.skip("the system does not tell which OpenCL loader is in use")
     monkeypatch.setattr(program.state(cl_device.queue), "eventless", function)

@@ -20,6 +20,7 @@ from netcl.core.backend.cpu import HostCopy, storage_of
 from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish, register
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
+from netcl.core.queue_state import queue_state
 from netcl.core.recording import active
 
 __all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
@@ -199,7 +200,7 @@ class OpenCLBackend:
         stored = np.empty(shape, wanted.storage)
         if stored.nbytes:
             self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=True)
-        faults = getattr(self.queue, "_netcl_faults", None)
+        faults = getattr(self.queue.netcl, "faults", None)
         if faults is not None and faults.pending:
             faults.check()  # an index on the device was out of range: told before a value can be used
         return dtypes.decode(stored, wanted)
@@ -245,7 +246,7 @@ def backend_of(queue: Any) -> OpenCLBackend:
     if platforms.forked_child:
         platforms.check_process()
     try:
-        return queue._netcl_backend
+        return queue.netcl.backend
     except AttributeError:
-        queue._netcl_backend = OpenCLBackend(queue)
-        return queue._netcl_backend
+        made = OpenCLBackend(queue)  # raises for what is no queue
+        return queue_state(queue).part("backend", lambda _: made)

@@ -15,10 +15,9 @@ import re
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +27,8 @@ from netcl.core import env, platforms, recording
 from netcl.core.commands import CommandList
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
+from netcl.core.queue_state import ContextState, context_state, queue_state
+from netcl.core.queue_state import forget as forget
 
 log = logging.getLogger("netcl")
 
@@ -83,46 +84,12 @@ def driver_errors(op: str, what: str) -> Iterator[None]:
         raise failure(op, what, error) from None
 
 
-class ContextState(dict):
-    """What belongs to one context: its programs, and whatever ops cache under keys that start with their name."""
-
-    def __init__(self, context: Any):
-        super().__init__()
-        self.device = context.devices[0]
-        self.programs: dict[tuple[str, tuple[str, ...]], Program] = {}
-        self.lock = threading.RLock()
-        self.max_work_group = int(self.device.max_work_group_size)
-        self.max_items = tuple(int(n) for n in self.device.max_work_item_sizes)
-        # GPU drivers take up to a third of a launch for its event; those of CPUs are no slower with one.
-        self.eventless = _loader_function("clEnqueueNDRangeKernel") if self.device.type & platforms.opencl().device_type.GPU else None
-
-
-_states: weakref.WeakKeyDictionary[Any, ContextState] = weakref.WeakKeyDictionary()
-_states_lock = threading.Lock()
-
-
-def context_state(context: Any) -> ContextState:
-    """The state of a context, made at first use."""
-    with _states_lock:
-        if context not in _states:
-            _states[context] = ContextState(context)
-        return _states[context]
-
-
 def state(queue: Any) -> ContextState:
-    """The state of a queue's context; kept on the queue because a lookup by context costs a microsecond."""
+    """The state of a queue's context."""
     try:
-        return queue._netcl_state
+        return queue.netcl.context
     except AttributeError:
-        queue._netcl_state = context_state(queue.context)
-        return queue._netcl_state
-
-
-@lru_cache(maxsize=1)
-def _loader_function(name: str) -> Any:
-    """A function of the OpenCL loader that pyopencl calls; ``None`` where that library is not to be found."""
-    path = platforms.loader_path()
-    return None if path is None else getattr(ctypes.CDLL(path), name, None)
+        return queue_state(queue).context  # type: ignore[return-value]
 
 
 def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None) -> Callable[[], int]:
@@ -132,13 +99,6 @@ def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], l
     handles = ctypes.c_void_p(queue.int_ptr), ctypes.c_void_p(kernel.int_ptr)
     local_array = None if local is None else array(*local)
     return partial(function, *handles, ctypes.c_uint(dimensions), None, array(*sizes), local_array, ctypes.c_uint(0), None, None)
-
-
-def forget(key: Any) -> None:
-    """Drop what every context keeps under ``key``."""
-    with _states_lock:
-        for of in _states.values():
-            of.pop(key, None)
 
 
 def get(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kernel:
