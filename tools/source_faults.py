@@ -90,7 +90,7 @@ FAULTS: dict[str, Fault] = {
     "a write does not wait for readers": Fault(
         "versions", _TENSOR, "        self._compute_readers()\n        wrote((self,))", "        wrote((self,))", _OF_FUSION
     ),
-    "a result with a history is written": Fault("versions", _TENSOR, 'dispatch.call("changing_history", self)', "pass", _IN_PLACE),
+    "a result with a history is written": Fault("versions", _TENSOR, 'hooks.call("changing_history", self)', "pass", _IN_PLACE),
     # ---- guards: what a replay rests on
     "guards always hold": Fault("guards", _CAPTURE, "if not program.guards.hold():", "if False:", _REPLAYS),
     "every argument may move": Fault("guards", _CAPTURE, "if not trusted and t.buffer is not buffer:", "if False:", _REPLAYS),

@@ -15,7 +15,6 @@ import numpy as np
 from netcl import ops
 from netcl.autograd.ops import keeps_first, learns, record, twin
 from netcl.autograd.tape import modes
-from netcl.core import dispatch
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
@@ -282,6 +281,3 @@ _SPECIAL: dict[str, Callable[..., Tensor]] = {
     "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "bernoulli": _bernoulli, "random": _random,
     "exponential": _exponential, "log_normal": _log_normal,
 }  # fmt: skip
-
-dispatch.fill("in_place", in_place)
-dispatch.fill("assign", assign)

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl import ops
-from netcl.core import dispatch
 from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.site import user_line
 from netcl.core.tensor import DeferredTensor, Remover, Tensor, memory_of
 from netcl.core.writes import clock
@@ -48,7 +48,7 @@ class _Modes(threading.local):
 
 
 modes = _Modes()
-recorded.modes.append(lambda: (modes.enabled, modes.anomaly))
+hooks.modes.append(lambda: (modes.enabled, modes.anomaly))
 
 
 class Like(NamedTuple):
@@ -205,15 +205,12 @@ def _stand_ins(node: Node, kept: Any) -> Any:
     return Tensor._deferred(_Changed(node, kept), kept.shape, kept.dtype, kept.queue)
 
 
-def _changing_history(tensor: Tensor) -> None:
+def changing_history(tensor: Tensor) -> None:
     """Refuse an unrecorded write to a tensor that a recorded op computed."""
     if modes.enabled and tensor.grad_fn.rule is not None:
         what = "cannot overwrite its result by from_host, write or out=: they are not recorded, and gradients would ignore the change"
         remedy = "use copy_() or x[...] = values, which are recorded, or do it inside no_grad()"
         raise AutogradError(message(tensor.grad_fn.name, what, remedy, shape=tensor.shape, dtype=tensor.dtype))
-
-
-dispatch.fill("changing_history", _changing_history)
 
 
 # ---- the walk

@@ -15,15 +15,16 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from netcl.core import capabilities, dispatch, env, platforms
+from netcl.core import capabilities, env, platforms
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
 from netcl.core.errors import DeviceError, EnvironmentVariableError, KernelBuildError, message
-from netcl.core.queue_state import QueueState, queue_state
+from netcl.core.hooks import hooks
+from netcl.core.queue_state import QueueState, queue_state, queues
 
 log = logging.getLogger("netcl")
 
@@ -182,7 +183,7 @@ class DeviceManager:
             return self._profiles[dev]
         except KeyError:
             facts = capabilities.numpy_profile() if dev is None else capabilities.device_profile(dev)
-            return self._profiles.setdefault(dev, extend(facts))
+            return self._profiles.setdefault(dev, replace(extend(facts), half_probe=self.half_arithmetic))
 
     @staticmethod
     def _device_type(dev: Any) -> str:
@@ -426,7 +427,6 @@ def _computes_in_half(handle: DeviceHandle) -> bool:
 
 
 manager = DeviceManager()
-dispatch.fill("half_arithmetic_probe", manager.half_arithmetic)
 
 
 class _EnteredDevices(threading.local):
@@ -525,8 +525,8 @@ def synchronize(device: Any = None) -> None:
     ``device`` is a selector, a handle, a queue or a tensor. ``queue.finish()`` alone waits only for what has been launched: a deferred
     product is launched when its value is read. A deferred value that nothing refers to is never computed, so keep what you time.
     """
-    dispatch.slots.get("flush", list)()  # without ops loaded, nothing is deferred; without a backend, no queue is in use
-    for queue in dispatch.slots.get("queues", list)() if device is None else [queue_of(device)]:
+    hooks.settle()
+    for queue in queues() if device is None else [queue_of(device)]:
         queue.finish()
 
 

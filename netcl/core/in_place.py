@@ -1,12 +1,12 @@
-"""The in-place methods and operators of ``Tensor``: ``x.add_(y)``, ``x += y``. The ops behind them are called through ``dispatch``."""
+"""The in-place methods and operators of ``Tensor``: ``x.add_(y)``, ``x += y``. They call ops through :mod:`netcl.core.hooks`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from netcl.core import dispatch
 from netcl.core.errors import message
+from netcl.core.hooks import hooks
 from netcl.core.method_names import IN_PLACE
 from netcl.core.writes import wrote
 
@@ -19,7 +19,7 @@ def in_place_method(op: str) -> Callable[..., Any]:
     """The method that writes what an op returns for a tensor into the tensor: ``x.abs_()``."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return dispatch.call("in_place", op, self, *args, **kwargs)
+        return hooks.call("in_place", op, self, *args, **kwargs)
 
     method.__name__ = f"{op}_"
     method.__doc__ = f"``netcl.ops.{op}`` of this tensor, written into its own memory; returns the tensor."
@@ -28,7 +28,7 @@ def in_place_method(op: str) -> Callable[..., Any]:
 
 def _in_place_logical(operator: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        return dispatch.call("assign", self, getattr(self, operator)(other))
+        return hooks.call("assign", self, getattr(self, operator)(other))
 
     return method
 

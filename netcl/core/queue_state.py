@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from netcl.core import platforms
+from netcl.core import host_memory, platforms
 
 
 class ContextState(dict):
@@ -48,7 +48,8 @@ class QueueState:
         self.plans: dict[Any, Any] = {}
         self.lock = threading.RLock() if context is None else context.lock
         if context is not None:
-            context.queues.add(self)
+            with _lock:
+                context.queues.add(self)
 
     def part(self, name: str, make: Callable[[Any], Any]) -> Any:
         """The part ``name``; ``make(queue)`` makes it at first use."""
@@ -62,6 +63,7 @@ class QueueState:
 
 
 _contexts: weakref.WeakKeyDictionary[Any, ContextState] = weakref.WeakKeyDictionary()
+pools: weakref.WeakSet[Any] = weakref.WeakSet()  # of device memory and of staging memory
 _lock = threading.Lock()
 
 
@@ -83,6 +85,19 @@ def queue_state(queue: Any) -> QueueState:
             if not hasattr(queue, "netcl"):
                 queue.netcl = QueueState(queue, shared)
             return queue.netcl
+
+
+def queues() -> list[Any]:
+    """Every OpenCL queue in use."""
+    with _lock:
+        return [state.queue for context in _contexts.values() for state in context.queues]
+
+
+def free_memory() -> None:
+    """Return free buffers of all pools to their drivers, page-locked ones included, and free memory of the C library to the system."""
+    for pool in list(pools):
+        pool.clear()
+    host_memory.release_unused()
 
 
 def forget(key: Any) -> None:

@@ -1,7 +1,7 @@
 """Tensor: a handle to one contiguous block of memory on a device, with the metadata the stack needs.
 
 Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
-in step with its base. Operators and methods are calls through :mod:`netcl.core.dispatch`; the ops themselves live above core.
+in step with its base. Operators and methods are calls through :mod:`netcl.core.hooks`; the ops themselves live above core.
 
 A tensor may be *deferred*: it knows its shape and dtype, and ``_source`` knows how its values are computed. Whoever asks for its
 memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else notices.
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.core import dispatch, in_place, methods, recording
 from netcl.core import dtype as dtypes
+from netcl.core import in_place, methods, recording
 from netcl.core.arguments import Shape
 from netcl.core.arguments import check_shape as _shape
 from netcl.core.arguments import find_queue as _queue
@@ -27,7 +27,7 @@ from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
 from netcl.core.dtype import FLOAT32
 from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, ShapeError, message
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
 from netcl.core.writes import Writes, wrote
@@ -116,7 +116,7 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     if stored.shape != self.shape:
         raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
     if self._place is not None and self._place.strides is not None:
-        return dispatch.call("store", self, Tensor.from_host(self.queue, array, self.dtype))
+        return hooks.call("store", self, Tensor.from_host(self.queue, array, self.dtype))
     self._changing()
     if self.array is not None:
         np.copyto(self.array, stored)
@@ -282,7 +282,7 @@ class Tensor:
     @classmethod
     def _random(cls, kind: str, shape: tuple[Any, ...], dtype: str, queue: Any, device: Any, requires_grad: bool) -> Tensor:
         sizes = _shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape, kind)
-        result = dispatch.call(kind, sizes, dtype=dtype, queue=_queue(queue, None, device))
+        result = hooks.call(kind, sizes, dtype=dtype, queue=_queue(queue, None, device))
         result.requires_grad = requires_grad
         return result
 
@@ -317,24 +317,24 @@ class Tensor:
             assert self._source is not None
             view = Tensor._deferred(self._source, shape, self.dtype, self.queue)
             view._written = self._writes()
-            return view if self._place is None else dispatch.call("follow_view", self, view)
+            return view if self._place is None else hooks.call("follow_view", self, view)
         array = None if self.array is None else self.array.reshape(shape)
         view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
         view._source, view._written = self._source, self._writes()
         view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
-        return view if self._place is None else dispatch.call("follow_view", self, view)
+        return view if self._place is None else hooks.call("follow_view", self, view)
 
     def _changing(self) -> None:
         """The values are about to be changed in place. For a kernel, whose launch looks for readers itself, :func:`wrote` is enough."""
         if self.grad_fn is not None:
-            dispatch.call("changing_history", self)
+            hooks.call("changing_history", self)
         self._compute_readers()
         wrote((self,))
 
     def _compute_readers(self) -> None:
         """What is still to be computed from the values is computed now."""
-        if program.before_write is not None:
-            program.before_write(self.pool_handle if self.array is None else memory_of(self.array))
+        if hooks.readers:
+            hooks.readers.compute(self.pool_handle if self.array is None else memory_of(self.array))
 
     def _writes(self) -> Writes:
         """Where all tensors over this memory keep when it was last written in place."""
@@ -384,7 +384,7 @@ class Tensor:
     @property
     def T(self) -> Tensor:
         """The axes reversed."""
-        return dispatch.call("permute", self, tuple(range(self.ndim))[::-1])
+        return hooks.call("permute", self, tuple(range(self.ndim))[::-1])
 
     def __len__(self) -> int:
         if not self.shape:
@@ -433,7 +433,7 @@ class Tensor:
     def fill_(self, value: Any) -> Tensor:
         """Overwrite every element with ``value``, in place."""
         if self.requires_grad or isinstance(value, Tensor) or not (self._place is None or self._place.is_plain()):
-            return dispatch.call("in_place", "fill", self, value)
+            return hooks.call("in_place", "fill", self, value)
         self._changing()
         return self._fill(value)
 
@@ -465,7 +465,7 @@ class Tensor:
 
     def clone(self, memory_format: Any = None) -> Tensor:
         """A copy with memory of its own; gradients flow through it."""
-        return dispatch.call("clone", self)
+        return hooks.call("clone", self)
 
     def _copy(self) -> Tensor:
         """The bytes of this tensor in memory of their own."""
@@ -488,11 +488,11 @@ class Tensor:
             return methods.to(self, target, *more, **options)
         row = dtypes.named(target)
         if row is not None:
-            return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
+            return self if row.name == self.dtype else hooks.call("cast", self, row.name)
         queue = target if hasattr(target, "finish") else require(target).queue
         if queue is self.queue:
             return self
-        return dispatch.call("move", self, queue) if self._learns else self._moved(queue)
+        return hooks.call("move", self, queue) if self._learns else self._moved(queue)
 
     def _moved(self, queue: Any) -> Tensor:
         return Tensor.from_host(queue, self.to_host(), self.dtype, persistent=self.persistent)
@@ -542,7 +542,7 @@ class Tensor:
 
     def backward(self, gradient: Tensor | None = None, **options: Any) -> None:
         """Walk the tape from this tensor and accumulate ``.grad`` in the leaves."""
-        dispatch.call("backward", self, gradient, **options)
+        hooks.call("backward", self, gradient, **options)
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
@@ -582,10 +582,10 @@ class Tensor:
     # ---- items
 
     def __getitem__(self, index: Any) -> Tensor:
-        return dispatch.call("getitem", self, index)
+        return hooks.call("getitem", self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        dispatch.call("setitem", self, index, value)
+        hooks.call("setitem", self, index, value)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))

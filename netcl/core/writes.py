@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from netcl.core import dispatch, recording
+from netcl.core import recording
+from netcl.core.hooks import hooks
 
 
 class clock:
@@ -33,7 +34,7 @@ def wrote(tensors: Iterable[Any]) -> None:
     clock.last = now = clock.tick()
     for t in tensors:
         if t._place is not None and not t._place.is_plain():
-            dispatch.call("check_write", t)
+            hooks.call("check_write", t)
         if t._written is None:
             t._written = Writes(now)
         else:
@@ -46,7 +47,7 @@ def stamp(written: Writes, now: int) -> None:
     """Note when memory was written; views that hold copies of it are read again when they are next used."""
     written.last = now
     if written.copies is not None:
-        dispatch.call("refresh_copies", written)
+        hooks.call("refresh_copies", written)
 
 
 def wrote_again(t: Any) -> None:

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from netcl.core import dispatch, env
+from netcl.core import env
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
+from netcl.core.hooks import Readers, hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import DeferredTensor, Tensor, memory_of
 from netcl.engine import rows
@@ -170,16 +171,32 @@ def waiting_node(x: Any) -> TraceNode | None:
 
 # ---- who waits for which memory
 
-_readers: dict[int, list[weakref.ref[Any]]] = program.awaited
+
+class NodeReaders(Readers):
+    """Weak references to waiting nodes, by the memory that they read."""
+
+    def compute(self, memory: Any) -> None:
+        with _noting:
+            refs = self.pop(id(memory), ())
+        for ref in refs:
+            node = ref()
+            if node is not None and node.made is None:
+                _tell_fusion("computed before its input changes", node)
+                node.compute()
+
+
+hooks.readers = NodeReaders()
 lock = threading.RLock()  # a value that one thread left may be computed by another
-_noting = threading.RLock()  # around changes of _readers: a note that is lost is a value computed too late, after its input has changed
+_noting = (
+    threading.RLock()
+)  # around changes of hooks.readers: a note that is lost is a value computed too late, after its input has changed
 _PRUNED_FROM = 64  # readers of one memory, from which on those that are gone are looked for as often as their number has doubled
 
 
 def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
     """Nodes will read ``memory``. It may never be written, a weight in evaluation for instance: notes of nodes that are gone go too."""
     with _noting:
-        refs = _readers.setdefault(id(memory), [])
+        refs = hooks.readers.setdefault(id(memory), [])
         refs.extend(nodes)
         if len(refs) >= _PRUNED_FROM and not len(refs) & (len(refs) - 1):
             refs[:] = _unread(refs)
@@ -195,20 +212,8 @@ def _shared_values(x: Tensor) -> Any:
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
-def _before_write(memory: Any) -> None:
-    """Compute everything that still has to read ``memory``."""
-    with _noting:
-        refs = _readers.pop(id(memory), ())
-    for ref in refs:
-        node = ref()
-        if node is not None and node.made is None:
-            _tell_fusion("computed before its input changes", node)
-            node.compute()
-
-
 def register(node: Any) -> None:
     """Note that a node waits, and which memory it will read."""
-    program.before_write = _before_write
     me, held = weakref.ref(node), 0
     for x in node.inputs:
         if type(x) is TraceNode and x.made is not None:  # computed since it was found: another operand could not be joined
@@ -241,10 +246,10 @@ def _shrink(most: int = MOST_HELD) -> None:
                 node.compute()
         modes.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
     with _noting:
-        for key, refs in list(_readers.items()):
+        for key, refs in list(hooks.readers.items()):
             refs[:] = _unread(refs)
             if not refs:
-                del _readers[key]
+                del hooks.readers[key]
 
 
 def flush() -> None:
@@ -267,7 +272,7 @@ def _compute(nodes: Sequence[Any]) -> None:
             node.compute([other for other in nodes if other.made is None and type(other) is TraceNode])
 
 
-dispatch.fill("flush", flush)
+hooks.settlers.append(flush)
 
 
 # ---- modes

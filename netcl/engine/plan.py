@@ -13,7 +13,8 @@ from typing import Any
 from netcl.core import recording
 from netcl.core.backend.opencl import backend_of
 from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPlannable, Place
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
+from netcl.core.kernels.program import Sized
 from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import get_persistent_pool
 from netcl.core.queue_state import queue_state
@@ -138,7 +139,7 @@ class Plan:
         memory = [arg.index for arg in command.args if isinstance(arg, At)]
         pointers = sum(kind is POINTER for kind in command.kernel.kinds)
         launch = self.steps[0][0]
-        if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not program.Sized:
+        if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not Sized:
             return None
         return launch, *self.rooms[0], *self.results[0][1:], [x for i in range(pointers) for x in (i, None)]
 
@@ -148,7 +149,7 @@ class Plan:
 
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
         """Do the commands over these operands and numbers; the results are new tensors, or operands that were changed in place."""
-        if self.whole is not None and not program.launch_observers:
+        if self.whole is not None and not hooks.launch_observers:
             launch, shelf, nbytes, shape, dtype, memory = self.whole
             memory, place, queue = memory.copy(), 1, self.queue
             for t in tensors:
@@ -158,12 +159,12 @@ class Plan:
             buffer = memory[place] = lease.buffer
             launch(queue, tuple(memory), numbers)
             return Tensor(buffer, shape, dtype, self.context, queue, lease)
-        if self.writes and program.awaited:
+        if self.writes and hooks.readers:
             for i in self.writes:
                 tensors[i]._compute_readers()
         if self.noted:
             wrote([tensors[i] for i in self.noted])
-        if program.launch_observers:
+        if hooks.launch_observers:
             made = self._run_observed(tensors, numbers)
         else:
             queue, slots, leases = self.queue, self.fixed.copy(), []

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
+from netcl.core import env, recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.queue_state import queue_state
@@ -79,9 +79,6 @@ def check_indices(queue: Any = None) -> None:
     faults = getattr(queue_state(queue_of(queue)), "faults", None)
     if faults is not None and faults.pending:
         faults.check()
-
-
-dispatch.fill("check_indices", check_indices)
 
 
 def _check_in_debug(queue: Any) -> None:

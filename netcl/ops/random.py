@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core import recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, check_probability, message
+from netcl.core.hooks import hooks
 from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
@@ -116,7 +116,7 @@ def _settle_all() -> None:
             stream.settle()
 
 
-recording.settlers.append(_settle_all)
+hooks.settlers.append(_settle_all)
 
 
 class RandomState:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, memory, recording
+from netcl.core import memory, recording
 from netcl.core.errors import AutogradError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.tensor import DeferredTensor, Tensor, memory_of
 from netcl.core.writes import Writes, clock, wrote
 from netcl.engine.registry import S, op
@@ -235,7 +236,7 @@ def contiguous(x: Tensor) -> Tensor:
     """``x`` itself, or, if it is a view that is not contiguous in its base, a copy as torch makes it."""
     if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x._place.strides, dense(x.shape), strict=True)):
         return x
-    made: Tensor = dispatch.call("reshape", x, x.shape)
+    made: Tensor = hooks.call("reshape", x, x.shape)
     made._place, made._written = Place(0, None, None, weakref.ref(x)), Writes(x._writes().last)
     return made
 
@@ -313,7 +314,7 @@ def _settle() -> None:
         _stale.clear()
 
 
-recording.settlers.append(_settle)
+hooks.settlers.append(_settle)
 
 
 # ---- writing
@@ -388,11 +389,6 @@ def check_write(t: Tensor) -> None:
             what = "cannot write to a view here: its base would not see the change"
             raise AutogradError(message("in place", what, "write to a clone(), or to the base: base[index] = value", shape=t.shape))
         t._place, t._written = None, Writes(written.last)
-
-
-for _name, _function in (("store", store), ("check_write", check_write), ("refresh_copies", refresh_copies), ("follow_view", follow),
-                         ("contiguous", contiguous)):  # fmt: skip
-    dispatch.fill(_name, _function)
 
 
 # ---- which ops make views

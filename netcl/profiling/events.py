@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from netcl.core import dispatch, platforms
+from netcl.core import platforms
 from netcl.core.device import CPUQueue, handle_of, queue_of, synchronize
-from netcl.core.kernels import program, signature
+from netcl.core.hooks import hooks
+from netcl.core.kernels import signature
 from netcl.core.queue_state import queue_state
+from netcl.engine.lazy_graph import flush
 from netcl.runtime.scheduler import sibling_queue
 
 
@@ -65,18 +67,18 @@ class Observer:
 
     def begin(self) -> None:
         """Start observing, after what was deferred until now; the host's clock is read as the origin of all times."""
-        dispatch.call("flush")
+        flush()
         self._origin = time.perf_counter()
-        program.launch_observers.append(self._launched)
-        if program.launch_queue is None:
-            program.launch_queue, self._redirected = timed_queue, True
+        hooks.launch_observers.append(self._launched)
+        if hooks.launch_queue is None:
+            hooks.launch_queue, self._redirected = timed_queue, True
 
     def end(self) -> None:
         """Let what is deferred run, stop observing and read the times of what still runs."""
-        dispatch.call("flush")
-        program.launch_observers.remove(self._launched)
+        flush()
+        hooks.launch_observers.remove(self._launched)
         if self._redirected:
-            program.launch_queue, self._redirected = None, False
+            hooks.launch_queue, self._redirected = None, False
         for launch, event, offset in self._running:
             self.launches.append(_with_times(launch, event, offset))
         self._running.clear()

@@ -20,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, recording
+from netcl.core import recording
 from netcl.core.device import CPUQueue, get_active_device
 from netcl.core.errors import message
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
+from netcl.engine.lazy_graph import fusing
 from netcl.runtime.contract import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of, tensors_of
 from netcl.runtime.followed import Seen
 from netcl.runtime.graph import CONSTANT, INPUT, MADE, OUTSIDE, Graph, Output
@@ -53,7 +55,7 @@ class _Calls:
         self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()} if kwargs else kwargs
         key = [self._tensor_key(arg) if type(arg) is Tensor else self._key(arg) for arg in self.args]
         named = [(name, self._key(arg)) for name, arg in self.kwargs.items()] if kwargs else ()
-        self.key = (tuple(key), tuple(named), id(get_active_device()), *[mode() for mode in recording.modes])
+        self.key = (tuple(key), tuple(named), id(get_active_device()), *[mode() for mode in hooks.modes])
         self.with_history = bool(self.objects) and any([is_a(t, Tensor) and t.grad_fn is not None for t in self.objects])
 
     def _part(self, arg: Any) -> Any:
@@ -311,7 +313,7 @@ class CompiledFunction:
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not self.fuse:
             return self.function(*args, **kwargs)
-        with dispatch.call("fusing"):
+        with fusing():
             return self.function(*args, **kwargs)
 
     def _run(self, case: _Case, call: _Calls) -> Any:
@@ -513,7 +515,7 @@ class _Inference(CompiledFunction):
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.function.training:  # type: ignore[attr-defined]
             return super()._plain(args, kwargs)
-        with dispatch.call("no_grad"):
+        with hooks.call("no_grad"):
             return super()._plain(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:

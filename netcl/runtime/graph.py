@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, platforms, recording
 from netcl.core import dtype as dtypes
+from netcl.core import platforms
 from netcl.core.backend.opencl import backend_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
@@ -407,8 +408,8 @@ class Graph:
                 self._check_place(i, t)
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
+        hooks.settle()
         self._compute_readers(inputs)
-        recording.settle()
         with program.state(self.queue).lock:
             self._bind(inputs)
             fresh = {value: self._renew(value) for value in self._fresh}
@@ -417,11 +418,10 @@ class Graph:
             return rebuilt(self.result, lambda output: self._returned(output, inputs, fresh))
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
-        """Before anything is overwritten, what waits is computed: all of this thread's, of others' what reads the same memory."""
-        dispatch.call("flush")
-        if program.awaited and program.before_write is not None:
-            for key in program.awaited.keys() & self._overwritten.keys():
-                program.before_write(self._overwritten[key])
+        """Before anything is overwritten, what other threads left waiting and reads the same memory is computed."""
+        if hooks.readers:
+            for key in hooks.readers.keys() & self._overwritten.keys():
+                hooks.readers.compute(self._overwritten[key])
             for i in self._rewritten:
                 inputs[i]._compute_readers()
 
@@ -506,7 +506,7 @@ class Graph:
         """Enqueue ``calls``. If the first one fails, the sources ``first`` to ``last - 1``, which ran just before it, are undone."""
         call = None
         try:
-            if program.launch_observers:
+            if hooks.launch_observers:
                 self._run_observed(calls)
             elif self._answers:
                 for call in calls:
@@ -536,7 +536,7 @@ class Graph:
                 call()
                 continue
             event = launch.observed()
-            for observer in program.launch_observers:
+            for observer in hooks.launch_observers:
                 observer(launch.kernel, self.queue, launch.sizes, launch.local, node.args, event)
 
     def _renew(self, value: Value) -> BufferHandle:

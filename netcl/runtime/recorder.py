@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, recording
-from netcl.core.kernels import program
+from netcl.core import recording
+from netcl.core.hooks import hooks
 from netcl.core.recording import Number
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
@@ -71,17 +71,15 @@ class Recorder:
         self.inputs.append(self._add(value))
 
     def __enter__(self) -> Recorder:
-        dispatch.call("flush")  # what is deferred until here is no part of the step
-        recording.settle()
+        hooks.settle()  # what is deferred until here is no part of the step
         recording.start(self)
-        program.launch_observers.append(self.launch)
+        hooks.launch_observers.append(self.launch)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
-            dispatch.call("flush")
-            recording.settle()
-        program.launch_observers.remove(self.launch)
+            hooks.settle()
+        hooks.launch_observers.remove(self.launch)
         recording.stop()
 
     # ---- values

@@ -11,6 +11,7 @@ import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.device import manager
 from netcl.core.errors import OutOfMemoryError
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, rows
@@ -223,14 +224,14 @@ class Launches:
 
     def __enter__(self):
         self.names = []
-        program.launch_observers.append(self)
+        hooks.launch_observers.append(self)
         return self
 
     def __call__(self, kernel, *rest):
         self.names.append(kernel.name)
 
     def __exit__(self, *exc):
-        program.launch_observers.remove(self)
+        hooks.launch_observers.remove(self)
 
 
 def chain(a, b, c):
@@ -540,12 +541,12 @@ def test_fast_math_is_per_function(cl_device):
     x = Tensor.ones((5,), queue=cl_device.queue)
     options = []
     seen = lambda kernel, *rest: options.append(kernel.program.options)  # noqa: E731
-    program.launch_observers.append(seen)
+    hooks.launch_observers.append(seen)
     try:
         ag.jit_compile(lambda x: ag.exp(x) / 3.0, fast_math=True)(x)
         ag.jit_compile(lambda x: ag.exp(x) / 3.0)(x)
     finally:
-        program.launch_observers.remove(seen)
+        hooks.launch_observers.remove(seen)
     assert options == [("-cl-fast-relaxed-math",), ()]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import ops
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 
@@ -18,10 +19,10 @@ def test_weights_that_never_change_do_not_gather_notes(device):
     function = ag.jit_compile(lambda x: x * w)
     for _ in range(200):
         function(x)
-    assert len(lazy_graph._readers[id(lazy_graph._shared_values(w))]) < 100
+    assert len(hooks.readers[id(lazy_graph._shared_values(w))]) < 100
 
 
-class Interrupted(dict):
+class Interrupted(lazy_graph.NodeReaders):
     """Before the first entry goes, another thread has its turn, for as long as it is not kept waiting."""
 
     def __init__(self, entries: dict, turn: threading.Thread):
@@ -50,7 +51,7 @@ def test_a_thread_that_tidies_up_loses_no_note_of_another(device, monkeypatch):
             left.append(x * 2.0)
 
     turn = threading.Thread(target=leave)
-    monkeypatch.setattr(lazy_graph, "_readers", Interrupted({id(lazy_graph._shared_values(x)): []}, turn))
+    monkeypatch.setattr(hooks, "readers", Interrupted({id(lazy_graph._shared_values(x)): []}, turn))
     lazy_graph._shrink()
     turn.join()
     x.fill_(5.0)

@@ -16,8 +16,9 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import env, memory, platforms
+from netcl.core.backend import lifecycle
 from netcl.core.backend.cpu import HostCopy, storage_of
-from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish, register
+from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
@@ -88,7 +89,7 @@ class OpenCLBackend:
         self._copy = _guarded(cl.enqueue_copy, cl.Error)
         self._fill = _guarded(cl.enqueue_fill_buffer, cl.Error)
         self._simulated = "oclgrind" in queue.device.platform.name.lower()
-        register(self)
+        lifecycle.install()
 
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
