@@ -43,7 +43,9 @@ FAULTS: dict[str, Fault] = {
     "a formula joins under another shape": Fault(
         "fusion", _FUSION, "return seen == node.shape and (seen == shape or", "return (seen == shape or", _OF_FUSION
     ),
-    "two views of one memory are one leaf": Fault("fusion", _FUSION, "return id(owner), x.shape", "return (id(owner),)", _OF_FUSION),
+    "two views of one memory are one leaf": Fault(
+        "fusion", "netcl/engine/schedule.py", "return id(owner), x.shape", "return (id(owner),)", _OF_FUSION
+    ),
     "readers of a computed value are not noted": Fault(
         "fusion", _FUSION, "_note_readers(_shared_values(made), self.users)", "pass", _OF_FUSION
     ),

@@ -21,7 +21,7 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.engine import registry
 from netcl.engine.launch import FLOATS
-from netcl.engine.pointwise import common_shape
+from netcl.engine.operands import common_shape
 from netcl.engine.registry import Choice, Pointwise
 from netcl.engine.strided import dense
 from netcl.ops import views

@@ -21,25 +21,15 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
-from netcl.engine.modes import later, modes
-from netcl.engine.opencl_text import Body, Layout, helper_functions, numpy_function, statements, value_functions
-from netcl.engine.pointwise import (
-    CPU_WIDTH,
-    as_compute,
-    check_out,
-    from_compute,
-    profile_of,
-    run,
-    tensor,
-)
+from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, profile_of
+from netcl.engine.opencl_text import LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
+from netcl.engine.operands import check_out, tensor
+from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise, Reduction, parse
 
 Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduction.cl").read_text()
-_INFINITE = ("-INFINITY", "INFINITY")
-LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 _LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
 _UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
 _CPU_PIECES = 16  # of a fold for each core: with few, one more than the others have is felt
@@ -54,7 +44,7 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(len(shape)))
     if axis is True or axis is False:
-        _refuse_bool(name, axis)
+        refuse_bool(name, axis)
     given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
     if not shape and given in ((0,), (-1,)):  # a number has an axis to fold, as in torch
         return ()
@@ -130,11 +120,6 @@ def _fold_functions(stage: Stage, width: int) -> str:
     neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
     numbers = ", ".join(map(str, range(width)))
     return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
-
-
-def rotated(width: int, by: int) -> str:
-    """The lanes of a vector, moved round: a swizzle."""
-    return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
 def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, chosen: Plan) -> str:
@@ -268,7 +253,7 @@ def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
     return source.c_compute, source
 
 
-def _fold(
+def fold_now(
     row: Reduction, x: Tensor, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
@@ -289,16 +274,6 @@ def _fold(
     target = Tensor.empty(shape, result.name, queue=x.queue) if out is None else check_out(row.name, out, shape, result.name)
     _fold_axes(row, x, axes, target, compute, count, params)
     return target
-
-
-def _deferred_fold(
-    row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
-    dtype: str | None = None,
-) -> Tensor | None:  # fmt: skip
-    return later.fold(row, x, axis, keepdims, params, dtype) if out is None and modes.mode is not None else None
-
-
-fold = planned("fold", _fold, _deferred_fold)
 
 
 def _row_named(name: str) -> Reduction:
@@ -352,9 +327,6 @@ def _map_row(row: Reduction) -> Pointwise:
     return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
 
 
-UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
-
-
 def _text_function(text: str, names: tuple[str, ...], compute: str) -> Callable[..., Any]:
     return numpy_function(_text_body(text, names), compute)
 
@@ -379,7 +351,7 @@ def _reduce_numpy(
         return _host_tensor(value, shape, result, x.queue)
     if row.given:
         first = _row_named(row.given)
-        v1 = as_compute(fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
+        v1 = as_compute(fold_now(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
     with np.errstate(all="ignore"):
         (mapped,) = _text_function(row.map, ("v0", "v1", *row.params), compute)(as_compute(x, compute), v1, *numbers)
         folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
@@ -422,29 +394,7 @@ def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute
     return x[0].reshape(kept)
 
 
-def _refuse_bool(name: str, axis: bool) -> None:
+def refuse_bool(name: str, axis: bool) -> None:
     """Raise for an axis that is a bool: it would count as axis 0 or 1, and to torch's ``std(False)`` it is ``unbiased``."""
     remedy = f"name the argument: {name}(x, unbiased={axis})" if name in ("var", "std") else "name the argument: keepdims="
     raise ShapeError(message(name, "axis must be an integer, not a bool", remedy, axis=axis))
-
-
-@cache
-def function(row: Reduction) -> Callable[..., Tensor]:
-    """The public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
-
-    Behind the axis of ``var`` and ``std`` torch takes ``unbiased`` by position, so there ``keepdims`` must be named.
-    """
-    params = "".join(f", {name}=default_{name}" for name in row.params)
-    scalars = f"({', '.join(row.params)},)" if row.params else "()"
-    keywords = f"*, keepdims=False{params}" if row.params else "keepdims=False, *"
-    text = f"""def {row.name}(x, axis=None, {keywords}, out=None):
-    if axis is True or axis is False:
-        refuse_bool(row.name, axis)
-    return fold(row, x, axis, keepdims, {scalars}, out)"""
-    scope: dict[str, Any] = {"row": row, "fold": fold, "refuse_bool": _refuse_bool}
-    scope.update({f"default_{name}": value for name, value in row.params.items()})
-    exec(compile(text, f"<op {row.name}>", "exec"), scope)
-    made = scope[row.name]
-    made.__doc__ = row.doc
-    made.__module__ = "netcl.ops"
-    return made

@@ -18,7 +18,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 from netcl.engine.call import Habit, planned
 from netcl.engine.launch import FLOATS
-from netcl.engine.modes import in_mode, later, modes
+from netcl.engine.modes import in_mode, modes
 from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with
@@ -28,8 +28,10 @@ from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
 
+_FOLLOWS = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))  # ops that a kernel of a product can end in
 
-class _Waiting:
+
+class _Waiting(lazy_graph.Product):
     """What tensors rest on while it is not decided which kernel computes them."""
 
     __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "queue", "shape", "tensors")
@@ -69,6 +71,10 @@ class _Waiting:
 
     def run(self) -> Tensor:
         raise NotImplementedError
+
+    def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+        """An op on this value, to be computed with it; ``None`` where that cannot be."""
+        return append_op(name, values, place, shape, dtype) if name in _FOLLOWS else None
 
     def release(self) -> None:
         """Let go of what the values were computed from."""
@@ -137,6 +143,15 @@ class Followed(_Waiting):
         while type(first) is Followed and first.skippable():
             first = first.of
         return first if type(first) is PendingProduct and first.skippable() else None
+
+    def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
+        """``x`` itself, or, if an op over ``values`` needs the product it rests on as well, the same as a formula."""
+        first: Any = self.of
+        while type(first) is Followed:
+            first = first.of
+        if self.made is None and all(getattr(v, "_source", None) is not first for v in values):
+            return x
+        return _in_shape(self.as_formula(), x.shape)
 
     def as_formula(self) -> Tensor:
         """The op on what it is applied to as any op would be, so that others join it."""
@@ -253,21 +268,6 @@ def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ..
         return None
     operand = extras.residual if extras.residual is not of.extras.residual else extras.bias if extras.bias is not of.extras.bias else None
     return _deferred(Followed(name, of, extras, shape, seen.queue, operand, step.alone()), seen)
-
-
-def settled(x: Tensor, values: Sequence[Any]) -> Tensor:
-    """A tensor that waits, or, if an op over ``values`` needs the product it rests on as well, the same as a formula."""
-    node: Any = x._source
-    first = node
-    while type(first) is Followed:
-        first = first.of
-    if type(node) is not Followed or (node.made is None and all(getattr(v, "_source", None) is not first for v in values)):
-        return x
-    return _in_shape(node.as_formula(), x.shape)
-
-
-later.finish, later.settle = append_op, settled
-later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 
 
 # ---- products

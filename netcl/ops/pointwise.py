@@ -21,7 +21,8 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import differentiate
 from netcl.engine.functions import erf
-from netcl.engine.pointwise import function, run, tensor, tensors
+from netcl.engine.operands import tensor, tensors
+from netcl.engine.pointwise import function, run
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
 
 

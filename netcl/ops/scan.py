@@ -16,8 +16,9 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine.launch import check_double, index_type
+from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, profile_of
 from netcl.engine.opencl_text import Layout, value_functions
-from netcl.engine.pointwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, tensor
+from netcl.engine.operands import check_out, tensor
 from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.engine.registry import S, op
 

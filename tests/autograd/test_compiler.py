@@ -14,7 +14,7 @@ from netcl.core.errors import OutOfMemoryError
 from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph, rows
+from netcl.engine import lazy_graph, rows, schedule
 from netcl.engine.registry import REGISTRY, Choice, Pointwise
 from netcl.ops import epilogue
 
@@ -462,7 +462,7 @@ def test_long_chains_are_cut(cl_device):
         for _ in range(120):
             y = y + 1.0
         assert y.to_host().tolist() == [121.0] * 4
-        assert y._source.weight <= lazy_graph.MOST_NODES
+        assert y._source.weight <= schedule.MOST_NODES
 
 
 @pytest.mark.parametrize("limit", ["MOST_WAITING", "MOST_HELD"])
