@@ -41,7 +41,7 @@ MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive, or an eigh
 
 
 class TraceNode(Node):
-    """A node that is computed when its value is asked for."""
+    """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
 
     __slots__ = ()
 

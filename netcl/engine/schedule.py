@@ -35,7 +35,7 @@ class Space(NamedTuple):
 
 
 class Node:
-    """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
+    """What :class:`netcl.engine.lazy_graph.TraceNode` describes: an op, its inputs, and who uses its value."""
 
     __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
                  "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight",
