@@ -113,7 +113,7 @@ def to(x: Any, *given: Any, device: Any = None, dtype: Any = None, non_blocking:
     flags = [flag for flag in given if isinstance(flag, bool)]
     made = x
     for target in (*given, device, dtype):
-        if hasattr(target, "_written"):  # a tensor
+        if hasattr(target, "writes"):  # a tensor
             made = made.to(target.queue).to(target.dtype)
         elif target is not None and not isinstance(target, bool):
             made = made.to(target)
@@ -181,7 +181,7 @@ def _new_tensor(tensor: Any) -> Callable[..., Any]:
 
 def _detached(self: Any) -> Any:
     """Forget the history, in place."""
-    if self._place is not None:
+    if self.place is not None:
         raise ShapeError(message("detach_", "cannot detach a view in place", "use x.detach()", shape=self.shape))
     self.grad_fn, self._learns = None, False
     return self
@@ -196,7 +196,7 @@ _SMALL: dict[str, Callable[..., Any]] = {
     "__format__": _format, "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
     "is_floating_point": _is_float,
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
-    "contiguous": lambda self, memory_format=None: self if self._place is None else hooks.call("contiguous", self),
+    "contiguous": lambda self, memory_format=None: self if self.place is None else hooks.call("contiguous", self),
     "cuda": lambda self, device=None, non_blocking=False: self.to("gpu" if device is None else device),
     "dim": lambda self: self.ndim, "ndimension": lambda self: self.ndim, "nelement": lambda self: self.numel(),
     "element_size": lambda self: dtypes.DTYPES[self.dtype].itemsize, "storage_offset": lambda self: 0,
@@ -216,7 +216,6 @@ _PROPERTIES: dict[str, Callable[[Any], Any]] = {
     "mT": lambda self: hooks.call("transpose", self, -2, -1), "mH": lambda self: hooks.call("transpose", self, -2, -1),
     "H": _t, "real": lambda self: self, "is_cuda": lambda self: self.backend == "cl" and self.device.device_type == "gpu",
     "is_cpu": lambda self: self.backend == "cpu", "is_sparse": lambda self: False, "is_quantized": lambda self: False,
-    "output_nr": lambda self: self._index,
 }  # fmt: skip
 
 

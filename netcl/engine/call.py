@@ -47,8 +47,8 @@ class Habit:
 
     def follow(self, made: Any) -> Any:
         """The value ``made``; if it is a product, it will tell what becomes of it."""
-        if type(made) is DeferredTensor and hasattr(made._source, "habit"):
-            made._source.habit = self  # type: ignore[union-attr]
+        if type(made) is DeferredTensor and hasattr(made.source, "habit"):
+            made.source.habit = self  # type: ignore[union-attr]
         return made
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import lazy_graph, rows
 from netcl.engine.call import planned
 from netcl.engine.map_kernel import fusable
@@ -88,7 +88,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
     if plain:
         return folded
     if bound and not keepdims:
-        bound["v1"] = bound["v1"]._view(folded.shape)
+        bound["v1"] = with_shape(bound["v1"], folded.shape)
     count = math.prod(x.shape[x.ndim - axes :])
     return formula(f"{row.name}_finish", row.finish, {"v0": folded, **bound}, {"n": count, **numbers}, target, real)
 
@@ -102,7 +102,7 @@ def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[f
     part = fold_innermost(row, x, 1, False, params, wide, real)
     with in_mode(None):
         made = fold(row, part, None, False, params, None, target)
-    return made._view((1,) * x.ndim) if keepdims else made
+    return with_shape(made, (1,) * x.ndim) if keepdims else made
 
 
 fold = planned("fold", fold_now, defer_fold)

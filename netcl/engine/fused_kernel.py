@@ -18,7 +18,7 @@ from netcl.core import env
 from netcl.core.commands import Launch
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import row_kernel
 from netcl.engine.expression import PythonText
 from netcl.engine.map_kernel import as_compute, from_compute, plan_map
@@ -73,7 +73,7 @@ def describe(roots: Sequence[Node]) -> Region:
         refs = []
         for x in node.inputs:
             if isinstance(x, Node) and x.made is not None:
-                x = x.made._view(space.kept) if x.narrow and space is not None else x.made
+                x = with_shape(x.made, space.kept) if x.narrow and space is not None else x.made
             if isinstance(x, Tensor):
                 key = storage_key(x)
                 if key not in slots:

@@ -23,7 +23,7 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DType
 from netcl.core.hooks import Readers, hooks
 from netcl.core.kernels import program
-from netcl.core.tensor import DeferredTensor, Tensor, memory_of
+from netcl.core.tensor import DeferredTensor, Tensor, deferred_tensor, memory_of, with_shape
 from netcl.engine import fused_kernel, rows
 from netcl.engine.map_kernel import profile_of
 from netcl.engine.modes import Mode, in_mode, modes
@@ -98,7 +98,7 @@ class Whole:
         for ref, tensor in zip(self.results, made if isinstance(made, tuple) else (made,), strict=True):
             node = None if ref is None else ref()
             if node is not None and node.made is None:
-                node.finish(tensor._view(node.shape))
+                node.finish(with_shape(tensor, node.shape))
 
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
@@ -120,7 +120,7 @@ def waiting_node(x: Any) -> TraceNode | None:
     """The node under a tensor whose values are not computed yet."""
     if not isinstance(x, Tensor):
         return None
-    source = x._source
+    source = x.source
     return source if type(source) is TraceNode and source.made is None else None
 
 
@@ -217,7 +217,7 @@ def flush() -> None:
 
 def compute(values: Iterable[Any]) -> None:
     """Compute the deferred tensors among some values, together."""
-    found: list[Any] = [x._source for x in values if isinstance(x, Tensor)]
+    found: list[Any] = [x.source for x in values if isinstance(x, Tensor)]
     _compute([node for node in found if node is not None and node.made is None])
 
 
@@ -264,7 +264,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
     nodes = [_under_shape(x) for x in values]
     for i, node in enumerate(nodes):
         if node is not None and not _joins(node, values[i].shape, shape, real):
-            values[i]._source.compute()  # its own, which the node stands for under another shape
+            values[i].source.compute()  # its own, which the node stands for under another shape
             nodes[i] = None
     spaces = {node.space for node in nodes if node is not None and node.space is not None}
     space = next(iter(spaces)) if len(spaces) == 1 else None
@@ -274,14 +274,14 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
             continue
         strange = len(spaces) > 1 and node.space is not None
         if strange or (space is not None and node.space is None and (dropped or not fits_rows(node, space))):
-            values[i]._source.compute()
+            values[i].source.compute()
             nodes[i] = None
     found = [x if node is None else node for x, node in zip(values, nodes, strict=True)]
     if too_long(found):
         for x, node in zip(values, nodes, strict=True):
             if node is not None:
                 _tell_fusion("the chain is long enough", node)
-                x._source.compute()
+                x.source.compute()
         found, space, dropped = list(values), None, False
     if space is not None:
         found = [_in_space(x, space, dropped) for x in found]
@@ -292,7 +292,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
     """What an op of plain eager code reads: waiting nodes of the result's own shape, everything else as tensors."""
     found: list[Any] = []
     for x in values:
-        node = x._source if isinstance(x, Tensor) else None
+        node = x.source if isinstance(x, Tensor) else None
         if type(node) is TraceNode and node.made is None:
             if _joins(node, x.shape, shape, real):
                 found.append(node)
@@ -324,7 +324,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
         for x in node.inputs:
             if type(x) is TraceNode:
                 x = _reshaped(x, shape, done) if x.made is None else x.made
-            inputs.append(x._view(shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others have one element
+            inputs.append(with_shape(x, shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others have one element
         what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
         done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
         register(done[node])
@@ -336,7 +336,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
     if not isinstance(x, Tensor):
         return x
     if dropped:
-        return x._view((*x.shape, *(1,) * space.axes))
+        return with_shape(x, (*x.shape, *(1,) * space.axes))
     if not is_regular(x, space):
         return broadcast_to(x, space.shape)
     return x
@@ -346,17 +346,17 @@ def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: D
     """An op joined to the product it is applied to, if that waits; the last of several products."""
     for place in reversed(range(len(values))):
         x = values[place]
-        if _of_product(x) and x._source.made is None and (made := x._source.joined(name, values, place, shape, dtype)) is not None:
+        if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:
             return made
     return None
 
 
 def _of_product(x: Any) -> bool:
-    return type(x) is DeferredTensor and isinstance(x._source, Product)
+    return type(x) is DeferredTensor and isinstance(x.source, Product)
 
 
 def _made(node: TraceNode) -> Tensor:
-    tensor = Tensor._deferred(node, node.shape, node.dtype, node.queue)
+    tensor = deferred_tensor(node, node.shape, node.dtype, node.queue)
     if modes.trace is not None:
         modes.trace.append(node)
     register(node)
@@ -370,7 +370,7 @@ def defer(
     if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if any([_of_product(x) for x in values]):
-        values = [x._source.settled(x, values) if _of_product(x) else x for x in values]
+        values = [x.source.settled(x, values) if _of_product(x) else x for x in values]
         if not numbers and (made := _followed(name, values, shape, dtype)) is not None:
             return made
     if modes.mode is None:

@@ -259,7 +259,7 @@ def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], 
 def _result(commands: CommandList, x: Any) -> Result:
     if x is None:
         return -1, (), ""
-    if type(x) is not Tensor or x._source is not None or type(x.buffer) is not Place or x.buffer.commands is not commands:
+    if type(x) is not Tensor or x.source is not None or type(x.buffer) is not Place or x.buffer.commands is not commands:
         raise NotPlannable("a result is not of the call's own memory")
     if x.buffer.index < commands.operands and x is not commands.given[x.buffer.index]:
         raise NotPlannable("a result is a view of an operand")

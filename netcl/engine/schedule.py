@@ -88,7 +88,7 @@ class Node:
 
 def storage_key(x: Tensor) -> tuple[Any, ...]:
     """What two tensors over the same memory under the same shape have in common."""
-    owner = x._source if x._source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
+    owner = x.source if x.source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
     return id(owner), x.shape
 
 

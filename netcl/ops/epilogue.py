@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
 from netcl.engine.call import Habit, planned
 from netcl.engine.launch import FLOATS
@@ -62,7 +62,7 @@ class _Waiting(lazy_graph.Product):
                 else:
                     with in_mode(None):
                         made = self.run()
-                if made._source is not None:
+                if made.source is not None:
                     lazy_graph.compute([made])  # an op by itself may leave a formula
                 if self.made is None:  # making room for the formula may have computed this value: all its tensors share one memory
                     self.made = made
@@ -149,7 +149,7 @@ class Followed(_Waiting):
         first: Any = self.of
         while type(first) is Followed:
             first = first.of
-        if self.made is None and all(getattr(v, "_source", None) is not first for v in values):
+        if self.made is None and all(getattr(v, "source", None) is not first for v in values):
             return x
         return _in_shape(self.as_formula(), x.shape)
 
@@ -159,7 +159,7 @@ class Followed(_Waiting):
             of = self.of
             assert of is not None and self.alone is not None
             again = type(of) is Followed and of.skippable()
-            below = of.as_formula() if again else Tensor._deferred(of, of.shape, of.extras.finish.stored, self.queue)  # type: ignore[attr-defined]
+            below = of.as_formula() if again else deferred_tensor(of, of.shape, of.extras.finish.stored, self.queue)  # type: ignore[attr-defined]
             self.made = self.alone(below)
             self.of = None
             self.release()
@@ -171,7 +171,7 @@ class Followed(_Waiting):
 
 
 def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
-    made = Tensor._deferred(waiting, waiting.shape, waiting.extras.finish.stored, like.queue)
+    made = deferred_tensor(waiting, waiting.shape, waiting.extras.finish.stored, like.queue)
     lazy_graph.register(waiting)
     return made
 
@@ -198,7 +198,7 @@ def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -
     if root is None:  # a value in between is computed already
         return None
     if other.shape == seen:
-        return extras._replace(finish=finish._replace(residual=other.dtype), residual=other._view(root.shape))
+        return extras._replace(finish=finish._replace(residual=other.dtype), residual=with_shape(other, root.shape))
     columns = other.shape == seen[-1:] and seen == root.shape and root.by_column
     if bias is not None or not columns or other.dtype != finish.dtype or finish.dtype in HALVES:
         return None
@@ -219,7 +219,7 @@ def _with_activation(extras: Extras, name: str) -> Extras | None:
 
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor under the shape of a view: a pending value knows only the shape it is computed in."""
-    return x if x.shape == shape else x._view(shape)
+    return x if x.shape == shape else with_shape(x, shape)
 
 
 class _Step(NamedTuple):
@@ -259,7 +259,7 @@ class _Step(NamedTuple):
 
 def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
     """An op on a product that waits, to be computed with it; ``None`` where that cannot be."""
-    seen, of = values[place], values[place]._source
+    seen, of = values[place], values[place].source
     if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
         return None
     step = _Step(name, values, place, dtype)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from netcl.core.dtype import DTYPES, STORED
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import fused_kernel, launch, lazy_graph
 from netcl.engine.call import planned
 from netcl.engine.folds import SAME, busy, fold_innermost, formula
@@ -106,8 +106,8 @@ def _row_norm(
     if bias is not None:
         text, bound = f"{text} + v3", {**bound, "v3": bias}
     y = r.of(text, x.dtype, **bound)
-    stats = Tensor.zeros(lead, r.wide, queue=x.queue) if mean is None else mean._view(lead)
-    return y, stats, rstd._view(lead)
+    stats = Tensor.zeros(lead, r.wide, queue=x.queue) if mean is None else with_shape(mean, lead)
+    return y, stats, with_shape(rstd, lead)
 
 
 def _row_norm_grad(
@@ -118,9 +118,9 @@ def _row_norm_grad(
     r = _Rows("row_norm_grad", x, axes)
     kept = (*mean.shape, *(1,) * axes)
     gw = upstream if weight is None else r.of("v0 * v1", v0=upstream, v1=weight)
-    xh = r.of("(v0 - v1) * v2", v0=x, v1=mean._view(kept), v2=rstd._view(kept))
+    xh = r.of("(v0 - v1) * v2", v0=x, v1=with_shape(mean, kept), v2=with_shape(rstd, kept))
     slope = r.fold("mean", r.of("v0 * v1", v0=gw, v1=xh))
-    bound = {"v0": gw, "v1": xh, "v2": slope, "v3": rstd._view(kept)}
+    bound: dict[str, Any] = {"v0": gw, "v1": xh, "v2": slope, "v3": with_shape(rstd, kept)}
     if not centered:
         return r.of("v3 * (v0 - v1 * v2)", x.dtype, **bound)
     return r.of("v3 * (v0 - v1 * v2 - v4)", x.dtype, **bound, v4=r.fold("mean", gw))
@@ -131,7 +131,7 @@ def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: 
         return None
     r, kept = _Rows("row_norm_weight_grad", x, axes), (*mean.shape, *(1,) * axes)
     shape, dtype = x.shape[x.ndim - axes :], DTYPES[mean.dtype]
-    gx = r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=mean._view(kept), v3=rstd._view(kept))
+    gx = r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=with_shape(mean, kept), v3=with_shape(rstd, kept))
     g = r.of("v0", v0=upstream)
     sums = [lazy_graph.defer_columns("columns", SAME, t, axes, shape, dtype, r.real) for t in (gx, g)]
     return None if sums[0] is None or sums[1] is None else (sums[0], sums[1])

@@ -24,7 +24,7 @@ from netcl.core import recording
 from netcl.core.device import CPUQueue, get_active_device
 from netcl.core.errors import message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.engine.lazy_graph import fusing
 from netcl.runtime.contract import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of, tensors_of
 from netcl.runtime.followed import Seen
@@ -474,7 +474,7 @@ def _comparable_result(tree: Any) -> Any:
 def _own_copy(result: Any, recorder: Recorder) -> Any:
     """A result in memory of its own: what was recorded is overwritten by the next replay."""
     if isinstance(result, Tensor):
-        return result._copy() if recorder.value_of(result.buffer).kind in (MADE, CONSTANT) else result
+        return duplicate(result) if recorder.value_of(result.buffer).kind in (MADE, CONSTANT) else result
     if isinstance(result, (list, tuple)):
         parts = [_own_copy(part, recorder) for part in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)

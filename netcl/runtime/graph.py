@@ -23,8 +23,8 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
-from netcl.core.tensor import Tensor
-from netcl.core.writes import Writes, clock, stamp, wrote
+from netcl.core.tensor import Tensor, with_shape
+from netcl.core.writes import Writes, clock, stamp, writes_of, wrote
 
 INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
 MOST_REBINDS = 8  # launches a result may be rebound in before a copy is cheaper
@@ -49,7 +49,7 @@ class Value:
 
     def noted(self, tensor: Tensor) -> None:
         """Replays change this tensor in place."""
-        mark = tensor._writes()
+        mark = writes_of(tensor)
         self.marks[id(mark)] = mark
 
     def held(self) -> Any:
@@ -552,7 +552,7 @@ class Graph:
             return output.tensor
         if value.kind == INPUT:
             given = inputs[value.place]
-            return given if given.shape == output.shape else given._view(output.shape)
+            return given if given.shape == output.shape else with_shape(given, output.shape)
         handle = fresh.get(value)
         if handle is None:
             handle = backend_of(self.queue).clone(self._buffers[value], output.shape, dtypes.DTYPES[output.dtype])

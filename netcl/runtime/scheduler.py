@@ -18,6 +18,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
 from netcl.engine.lazy_graph import flush
 
 
@@ -106,8 +107,8 @@ class Stream:
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
         view = Tensor(buffer, tensor.shape, tensor.dtype, tensor.context, self.queue, lease)
-        view.host_ref, view._written = tensor.host_ref, tensor._writes()
-        return view if tensor._place is None else hooks.call("follow_view", tensor, view)
+        view.host_ref, view.writes = tensor.host_ref, writes_of(tensor)
+        return view if tensor.place is None else hooks.call("follow_view", tensor, view)
 
     def synchronize(self) -> None:
         """Wait, on the host, until everything enqueued so far is done."""

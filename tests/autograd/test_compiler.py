@@ -462,7 +462,7 @@ def test_long_chains_are_cut(cl_device):
         for _ in range(120):
             y = y + 1.0
         assert y.to_host().tolist() == [121.0] * 4
-        assert y._source.weight <= schedule.MOST_NODES
+        assert y.source.weight <= schedule.MOST_NODES
 
 
 @pytest.mark.parametrize("limit", ["MOST_WAITING", "MOST_HELD"])
@@ -568,7 +568,7 @@ def test_a_trace_tells_its_ops(device):
     with ag.TracingContext() as trace:
         y = ag.tanh(x * 2.0)
     assert [node.name for node in trace.nodes] == ["mul", "tanh"]
-    assert y._source is trace.nodes[-1] and trace.nodes[-1].made is not None
+    assert y.source is trace.nodes[-1] and trace.nodes[-1].made is not None
 
 
 @pytest.mark.parametrize("what", ["linear", "conv2d"])

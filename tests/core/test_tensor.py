@@ -14,7 +14,7 @@ from netcl.core.device import device as use
 from netcl.core.dtype import DTYPES, decode, encode
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError
 from netcl.core.hooks import Hooks, hooks
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 
 SHAPES = [(), (0,), (1,), (3,), (255,), (257,), (2, 3), (4, 0, 2), (2, 3, 5)]
 
@@ -217,7 +217,7 @@ def test_detach_shares_and_forgets(device):
     assert not t.detach().requires_grad
     t.detach().fill_(3)
     assert t.tolist() == [3, 3]
-    other = t._copy()
+    other = duplicate(t)
     other.fill_(4)
     assert t.tolist() == [3, 3]
 

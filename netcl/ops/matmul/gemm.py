@@ -19,7 +19,7 @@ from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import SWITCHES, KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.engine.opencl_text import loose_halves
@@ -464,7 +464,7 @@ def product(
     if plan.widens:
         a = cast(a, sum_dtype(finish.dtype))
         return product(a, b, out_shape, extras, trans_a, trans_b, config)
-    return run(plan, queue, a, b, extras, Tensor._result(out_shape, finish.stored, queue))
+    return run(plan, queue, a, b, extras, new_result(out_shape, finish.stored, queue))
 
 
 def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, extras: Extras | None, out: Tensor) -> Tensor:
@@ -473,7 +473,7 @@ def run(plan: Plan, queue: Any, a: Tensor, b: Tensor, extras: Extras | None, out
     buffers: dict[str, Any] = {"a": a, "b": b, "c": out, "d": out if bias is None else bias, "r": out if residual is None else residual}
     for letter, size in (("p", plan.packed), ("s", plan.sums)):
         if size:
-            buffers[letter] = Tensor._result((size,), sum_dtype(out.dtype), queue)
+            buffers[letter] = new_result((size,), sum_dtype(out.dtype), queue)
     for step in plan.launches:
         args = (*step.args, scale if step.ends else 1) if "d" in step.buffers else step.args
         step.kernel(queue, step.global_size, step.local_size, *[buffers[letter] for letter in step.buffers], *args)
