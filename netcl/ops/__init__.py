@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from netcl.engine import folds, pointwise
+from netcl.engine import pointwise, reduction
 from netcl.engine.call import planned
 from netcl.engine.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
 from netcl.ops import fused_rows
@@ -41,7 +41,7 @@ def function(name: str) -> Callable[..., Any]:
         return planned(row, row.call, fused_rows.fused(row.name) if row.name in fused_rows.FUSED else row.deferred, row.waits)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
-    return folds.function(row) if isinstance(row, Reduction) else pointwise.function(row)
+    return reduction.function(row) if isinstance(row, Reduction) else pointwise.function(row)
 
 
 def names() -> list[str]:

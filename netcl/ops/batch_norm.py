@@ -15,9 +15,9 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import wrote
 from netcl.engine import launch, lazy_graph, rows
 from netcl.engine.call import planned
-from netcl.engine.folds import formula
 from netcl.engine.map_kernel import fusable
 from netcl.engine.modes import modes
+from netcl.engine.reduction import formula
 from netcl.engine.registry import S, composite, op
 from netcl.ops.norm import (
     Channels,

@@ -15,9 +15,9 @@ from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import fused_kernel, launch, lazy_graph
 from netcl.engine.call import planned
-from netcl.engine.folds import SAME, busy, fold_innermost, formula
 from netcl.engine.map_kernel import fusable
 from netcl.engine.modes import modes
+from netcl.engine.reduction import SAME, busy, fold_innermost, formula
 from netcl.engine.registry import REGISTRY, Op, Reduction
 
 # ---- ops
