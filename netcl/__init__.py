@@ -11,7 +11,7 @@ import importlib.util
 import math
 from typing import Any
 
-from netcl.core import dispatch
+from netcl.core.hooks import hooks
 from netcl.runtime import cache as _cache  # noqa: F401, registers the disk cache with core's door to the driver
 
 __version__ = "0.1.0"
@@ -49,10 +49,9 @@ _NUMBERS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newax
 _DTYPES = tuple("bool uint8 int32 int int64 long float16 half bfloat16 float32 float float64 double".split())
 _PACKAGES = ("amp", "autograd", "data", "distributed", "io", "nn", "ops", "optim", "profiling", "trainer", "utils")
 
-dispatch.load_with(lambda: importlib.import_module("netcl.autograd.ops").find)
-# Measured choices are asked for at the first use of a shape; nothing is loaded before.
-dispatch.fill("tuned_local_size", lambda *asked: importlib.import_module("netcl.profiling.local_sizes").tuned(*asked))
-dispatch.fill("tuned_kernel", lambda problem: importlib.import_module("netcl.profiling.autotuner").tuned(problem))
+# Both import when they are first called.
+hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)
+hooks.tuned = lambda module, *asked: importlib.import_module(f"netcl.profiling.{module}").tuned(*asked)
 
 
 def __getattr__(name: str) -> Any:

@@ -118,9 +118,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _leave_binaries_to_the_driver() -> None:
     """PoCL keeps what it compiled on disk by itself; asking it for a binary compiles every kernel once more: half the time."""
     import netcl.runtime.cache  # noqa: F401 (it fills the place)
-    from netcl.core.kernels import program
+    from netcl.core.hooks import hooks
 
-    program.binary_store = None
+    hooks.binary_store = None
 
 
 def _devices_line() -> str:

@@ -22,8 +22,7 @@ import netcl.autograd as ag
 from netcl.core import env
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph
-from netcl.ops import fused_rows
+from netcl.engine import lazy_graph, reduction, schedule
 
 PROGRAMS = int(os.environ.get("RANDOM_PROGRAMS", "20"))  # per device; --full runs five times as many
 SMALL_LEAST = 48  # elements from which plain eager code defers in programs of small tensors
@@ -133,8 +132,8 @@ with netcl.device({selector!r}) as device:
 """
 
 
-LIMITS = {(lazy_graph, "MOST_NODES"): (3, 6), (lazy_graph, "MOST_LEAVES"): (2, 4), (lazy_graph, "MOST_FOLDS"): (1, 2),
-          (lazy_graph, "MOST_WAITING"): (2, 5), (fused_rows, "LONG_ROW"): (4, 16)}  # fmt: skip
+LIMITS = {(schedule, "MOST_NODES"): (3, 6), (schedule, "MOST_LEAVES"): (2, 4), (lazy_graph, "MOST_FOLDS"): (1, 2),
+          (lazy_graph, "MOST_WAITING"): (2, 5), (reduction, "LONG_ROW"): (4, 16)}  # fmt: skip
 
 
 def _draw_limits(rng: np.random.Generator) -> dict[tuple[Any, str], int]:

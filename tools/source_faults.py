@@ -43,7 +43,9 @@ FAULTS: dict[str, Fault] = {
     "a formula joins under another shape": Fault(
         "fusion", _FUSION, "return seen == node.shape and (seen == shape or", "return (seen == shape or", _OF_FUSION
     ),
-    "two views of one memory are one leaf": Fault("fusion", _FUSION, "return id(owner), x.shape", "return (id(owner),)", _OF_FUSION),
+    "two views of one memory are one leaf": Fault(
+        "fusion", "netcl/engine/schedule.py", "return id(owner), x.shape", "return (id(owner),)", _OF_FUSION
+    ),
     "readers of a computed value are not noted": Fault(
         "fusion", _FUSION, "_note_readers(_shared_values(made), self.users)", "pass", _OF_FUSION
     ),
@@ -65,10 +67,10 @@ FAULTS: dict[str, Fault] = {
     ),
     # ---- views: memory under another shape
     "a view has writes of its own": Fault(
-        "views", _TENSOR, "view._source, view._written = self._source, self._written", "view._source = self._source", _IN_PLACE
+        "views", _TENSOR, "view.source, view.writes = x.source, writes_of(x)", "view.source = x.source", _IN_PLACE
     ),
     "a view of a pending value has writes of its own": Fault(
-        "views", _TENSOR, "            view._written = self._writes()\n            return view", "            return view", _IN_PLACE
+        "views", _TENSOR, "        view.writes = writes_of(x)\n        return view", "        return view", _IN_PLACE
     ),
     "a pending value keeps the shape it was computed in": Fault(
         "views", _TENSOR, "made.array.reshape(self.shape)", "made.array", _OF_FUSION
@@ -76,21 +78,21 @@ FAULTS: dict[str, Fault] = {
     "a value per row is read without its axes": Fault(
         "views",
         "netcl/engine/fused_kernel.py",
-        "x.made._view(space.kept) if x.narrow and space is not None else x.made",
+        "with_shape(x.made, space.kept) if x.narrow and space is not None else x.made",
         "x.made",
         _OF_FUSION,
     ),
     # ---- versions: writes in place
     "backward reads what was written": Fault(
-        "versions", _TAPE, "if x._written is not None and x._written.last > order:", "if x._written is None:", _IN_PLACE
+        "versions", _TAPE, "if x.writes is not None and x.writes.last > order:", "if x.writes is None:", _IN_PLACE
     ),
     "a write is noted on one tensor only": Fault(
-        "versions", "netcl/core/writes.py", "stamp(t._written, now)", "t._written = Writes((now,))", _IN_PLACE
+        "versions", "netcl/core/writes.py", "stamp(t.writes, now)", "t.writes = Writes((now,))", _IN_PLACE
     ),
     "a write does not wait for readers": Fault(
         "versions", _TENSOR, "        self._compute_readers()\n        wrote((self,))", "        wrote((self,))", _OF_FUSION
     ),
-    "a result with a history is written": Fault("versions", _TENSOR, 'dispatch.call("changing_history", self)', "pass", _IN_PLACE),
+    "a result with a history is written": Fault("versions", _TENSOR, 'hooks.call("changing_history", self)', "pass", _IN_PLACE),
     # ---- guards: what a replay rests on
     "guards always hold": Fault("guards", _CAPTURE, "if not guards.hold():", "if False:", _REPLAYS),
     "every argument may move": Fault(

@@ -19,6 +19,7 @@ from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.device import get_active_device, manager
 from netcl.core.errors import DtypeError, message
+from netcl.core.hooks import hooks
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
 
@@ -46,7 +47,7 @@ class _Active(threading.local):
 
 
 active = _Active()
-recording.modes.append(partial(attrgetter("dtype"), active))
+hooks.modes.append(partial(attrgetter("dtype"), active))
 _warned = False
 
 

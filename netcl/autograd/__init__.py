@@ -20,6 +20,7 @@ from netcl.autograd.tape import (
     Node,
     Tape,
     backward,
+    changing_history,
     debug_tape,
     detect_anomaly,
     enable_grad,
@@ -32,10 +33,11 @@ from netcl.autograd.tape import (
     set_detect_anomaly,
     set_grad_enabled,
 )
-from netcl.core import dispatch
+from netcl.core.hooks import Function as _Function
 from netcl.core.tensor import Tensor
-from netcl.engine.lazy_graph import TraceNode, fusing
+from netcl.engine.lazy_graph import TraceNode
 from netcl.engine.registry import Pointwise, register
+from netcl.ops import views as _views
 
 __all__ = [
     "AutogradPrimitive",
@@ -103,11 +105,20 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 
 
 _twins.put("setitem", _in_place.setitem)
-dispatch.fill("backward", backward)
-dispatch.fill("retain_grad", retain_grad)
-dispatch.fill("move", move)
-dispatch.fill("no_grad", no_grad)
-dispatch.fill("fusing", fusing)
+
+#: What core calls by name beside ops.
+_BY_NAME: dict[str, _Function] = {
+    "assign": _in_place.assign, "backward": backward, "changing_history": changing_history, "check_write": _views.check_write,
+    "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "move": move, "no_grad": no_grad,
+    "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "store": _views.store,
+}  # fmt: skip
+
+
+def find(name: str) -> _Function | None:
+    """A function by the name that core calls it by: the op with its gradient, or one of the tape's own."""
+    return _BY_NAME.get(name) or _twins.find(name)
+
+
 _LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
 
 

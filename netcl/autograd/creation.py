@@ -20,7 +20,7 @@ from netcl.core.arguments import find_queue
 from netcl.core.device import get_active_device, set_active_device
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.engine.pointwise import common_dtype
+from netcl.engine.operands import common_dtype
 from netcl.ops import random
 from netcl.ops.composed import largest
 

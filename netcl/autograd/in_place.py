@@ -15,14 +15,13 @@ import numpy as np
 from netcl import ops
 from netcl.autograd.ops import keeps_first, learns, record, twin
 from netcl.autograd.tape import modes
-from netcl.core import dispatch
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.core.writes import wrote_again
 from netcl.engine import registry
 from netcl.engine.launch import FLOATS
-from netcl.engine.pointwise import common_shape
+from netcl.engine.operands import common_shape
 from netcl.engine.registry import Choice, Pointwise
 from netcl.engine.strided import dense
 from netcl.ops import views
@@ -54,7 +53,7 @@ def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str
         raise AutogradError(message(f"{name}_", "cannot write in place while a model is traced", "compute a new tensor", shape=x.shape))
     if not modes.enabled:
         return
-    history = None if x._place is None else x._place.history
+    history = None if x.place is None else x.place.history
     of_leaf = history is not None and history.leaf and learns((x, *args), kwargs)
     if of_leaf or (x.requires_grad and x.grad_fn is None):
         what = f"cannot write in place to {'a view of a leaf' if of_leaf and x.grad_fn is not None else 'a leaf'} that requires grad"
@@ -66,11 +65,11 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
     row = registry.lookup(name)
     if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in FLOATS or views.is_copy(x):
         return False
-    if (row.rows[0] if isinstance(row, Choice) else row).result == "bool" or (x._place is not None and x._place.source is not None):
+    if (row.rows[0] if isinstance(row, Choice) else row).result == "bool" or (x.place is not None and x.place.source is not None):
         return False
     for y in (*args, *kwargs.values()):
         if isinstance(y, Tensor):
-            shared = y is not x and y._written is not None and y._written is x._written
+            shared = y is not x and y.writes is not None and y.writes is x.writes
             if shared or y.dtype != x.dtype or y.queue is not x.queue or common_shape(name, (x.shape, y.shape), ("x", "other")) != x.shape:
                 return False
         elif y is not None and type(y) not in (bool, int, float):
@@ -80,8 +79,8 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
 
 def _snapshot(x: Tensor) -> Tensor:
     """The values and the history ``x`` has now: what backward of the op is to read."""
-    kept = x._copy()
-    kept.requires_grad, kept.grad_fn, kept._index = x.requires_grad, x.grad_fn, x._index
+    kept = duplicate(x)
+    kept.requires_grad, kept.grad_fn, kept.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return kept
 
 
@@ -118,13 +117,13 @@ def _stand_in(shape: tuple[int, ...], like: Tensor) -> Tensor:
 def _history_of(x: Tensor) -> Tensor:
     """A tensor that stands for ``x`` before the write."""
     old = _stand_in(x.shape, x)
-    old.requires_grad, old.grad_fn, old._index = x.requires_grad, x.grad_fn, x._index
+    old.requires_grad, old.grad_fn, old.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return old
 
 
 def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
     """``x``, which was ``old``, now has the values of ``result``: give it and the family of its views their histories."""
-    place = x._place
+    place = x.place
     history = None if place is None else place.history
     base_learns = history is not None and history.edge is not None
     if not modes.enabled or not (result.requires_grad or old.requires_grad or base_learns):
@@ -134,7 +133,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
         record("as_strided_scatter", constant, old, result, x.shape, dense(x.shape))
         result = constant if constant.requires_grad else result
     if history is None or (place.strides is None and len(history.members()) == 1):
-        x.requires_grad, x.grad_fn, x._index = result.requires_grad, result.grad_fn, result._index
+        x.requires_grad, x.grad_fn, x.output_nr = result.requires_grad, result.grad_fn, result.output_nr
         if history is not None:
             history.comes_from(x)
     else:
@@ -150,17 +149,17 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
     else:
         old = base = _stand_in(history.shape, x)
         if history.edge is not None:
-            base.requires_grad, (base.grad_fn, base._index) = True, history.edge
+            base.requires_grad, (base.grad_fn, base.output_nr) = True, history.edge
         if history.shape != whole:
             old = _stand_in(whole, x)
             record("reshape", old, base, whole)
         record("as_strided_scatter", new, old, result, x.shape, place.strides, place.offset)
     history.comes_from(new)
     for member in history.members():
-        if member._place.strides is None:
+        if member.place.strides is None:
             record("reshape", member, new, member.shape)
         else:
-            record("as_strided", member, new, member.shape, member._place.strides, member._place.offset)
+            record("as_strided", member, new, member.shape, member.place.strides, member.place.offset)
 
 
 # ---- items
@@ -169,12 +168,12 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     """``x[index] = value``, in place and recorded: gradients flow to ``value`` and, elsewhere, to what ``x`` was."""
     _check_target("setitem", x, (value,), {})
-    if isinstance(value, Tensor) and views.is_copy(value) and value._written is x._written and _is_item(x, index, value):
+    if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
         return x  # x[index] += y: the view has been written to, and x with it
     recorded = learns((x, value), {})
     old = _history_of(x)
     if views.is_copy(x):
-        views.store(x, ops.function("setitem")(x._copy(), index, value))
+        views.store(x, ops.function("setitem")(duplicate(x), index, value))
     else:
         with _unrecorded():
             ops.function("setitem")(x, index, value)
@@ -193,15 +192,15 @@ def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
     if selected.arrays or result_shape(selected) != value.shape:
         return False
     offset, strides = views.composed(x, *block_of(selected))
-    same = [n == 1 or a == b for n, a, b in zip(value.shape, strides, value._place.strides, strict=True)]
-    return offset == value._place.offset and all(same)
+    same = [n == 1 or a == b for n, a, b in zip(value.shape, strides, value.place.strides, strict=True)]
+    return offset == value.place.offset and all(same)
 
 
 def _kept_index(index: Any) -> Any:
     """An index that later writes to its tensors and arrays do not change."""
     if isinstance(index, tuple):
         return tuple(_kept_index(item) for item in index)
-    return index._copy() if isinstance(index, Tensor) else index.copy() if isinstance(index, np.ndarray) else index
+    return duplicate(index) if isinstance(index, Tensor) else index.copy() if isinstance(index, np.ndarray) else index
 
 
 # ---- what is not an op of the table
@@ -282,6 +281,3 @@ _SPECIAL: dict[str, Callable[..., Tensor]] = {
     "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "bernoulli": _bernoulli, "random": _random,
     "exponential": _exponential, "log_normal": _log_normal,
 }  # fmt: skip
-
-dispatch.fill("in_place", in_place)
-dispatch.fill("assign", assign)

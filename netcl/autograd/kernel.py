@@ -18,7 +18,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, ShapeError, message
 from netcl.core.kernels.primitives import PRIMITIVE_PREAMBLE, KernelSpec
 from netcl.core.tensor import Tensor
-from netcl.engine.pointwise import operands
+from netcl.engine.operands import operands
 
 _SCALARS = {"int": "int", "float": "float", "bool": "int"}
 _STORED = ("float32", "float64", "int32", "int64", "uint8")

@@ -269,7 +269,7 @@ def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | 
     if out is None:
         return None
     recorded = out.detach()
-    recorded._learns, recorded.grad_fn, recorded._index = True, node, index
+    recorded._learns, recorded.grad_fn, recorded.output_nr = True, node, index
     return recorded
 
 

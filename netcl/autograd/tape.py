@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl import ops
-from netcl.core import dispatch
 from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.site import user_line
-from netcl.core.tensor import DeferredTensor, Remover, Tensor, memory_of
+from netcl.core.tensor import DeferredTensor, Remover, Tensor, deferred_tensor, duplicate, memory_of
 from netcl.core.writes import clock
 from netcl.engine import lazy_graph
 from netcl.engine.modes import in_mode
@@ -49,7 +49,7 @@ class _Modes(threading.local):
 
 
 modes = _Modes()
-recorded.modes.append(partial(attrgetter("enabled", "anomaly"), modes))
+hooks.modes.append(partial(attrgetter("enabled", "anomaly"), modes))
 
 
 class Like(NamedTuple):
@@ -84,7 +84,7 @@ class Node:
         self.likes: list[Like | None] = []
         for x in inputs:
             if isinstance(x, Tensor) and x._learns:
-                self.edges.append((x, 0) if x.grad_fn is None else (x.grad_fn, x._index))  # as edge_of does
+                self.edges.append((x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr))  # as edge_of does
                 self.likes.append(make_like((x.shape, x.dtype)))
             else:
                 self.edges.append(None)
@@ -104,7 +104,7 @@ class Node:
             if out.dtype in _FLOATS:
                 out._learns = True
                 out.grad_fn = self
-                out._index = index
+                out.output_nr = index
         if modes.tape is not None:
             modes.tape.nodes.append(self)
         if modes.anomaly:
@@ -150,7 +150,7 @@ class Node:
 
 def edge_of(x: Tensor) -> tuple[Any, int]:
     """Where the gradient of a tensor goes."""
-    return (x, 0) if x.grad_fn is None else (x.grad_fn, x._index)
+    return (x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr)
 
 
 def _op_site() -> str:
@@ -200,7 +200,7 @@ def _any_changed(kept: Iterable[Any], order: int) -> bool:
     for x in kept:
         kind = type(x)
         if kind is Tensor or kind is DeferredTensor:
-            if x._written is not None and x._written.last > order:
+            if x.writes is not None and x.writes.last > order:
                 return True
         elif (kind is list or kind is tuple) and _any_changed(x, order):
             return True
@@ -212,18 +212,15 @@ def _stand_ins(node: Node, kept: Any) -> Any:
         return type(kept)([_stand_ins(node, part) for part in kept])
     if not isinstance(kept, Tensor) or kept._version < node.order:
         return kept
-    return Tensor._deferred(_Changed(node, kept), kept.shape, kept.dtype, kept.queue)
+    return deferred_tensor(_Changed(node, kept), kept.shape, kept.dtype, kept.queue)
 
 
-def _changing_history(tensor: Tensor) -> None:
+def changing_history(tensor: Tensor) -> None:
     """Refuse an unrecorded write to a tensor that a recorded op computed."""
     if modes.enabled and tensor.grad_fn.rule is not None:
         what = "cannot overwrite its result by from_host, write or out=: they are not recorded, and gradients would ignore the change"
         remedy = "use copy_() or x[...] = values, which are recorded, or do it inside no_grad()"
         raise AutogradError(message(tensor.grad_fn.name, what, remedy, shape=tensor.shape, dtype=tensor.dtype))
-
-
-dispatch.fill("changing_history", _changing_history)
 
 
 # ---- the walk
@@ -360,7 +357,7 @@ class _Walk:
         # Rules may hand one tensor to several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
         storage = _memory_owner(gradient)
         if id(storage) in self.handed:
-            gradient = gradient._copy() if gradient.grad_fn is None else self.F.clone(gradient)
+            gradient = duplicate(gradient) if gradient.grad_fn is None else self.F.clone(gradient)
             storage = _memory_owner(gradient)
         self.handed[id(storage)] = storage
         leaf.grad = gradient
@@ -439,8 +436,8 @@ def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
 
 def _memory_owner(t: Tensor) -> Any:
     """The object that owns a tensor's memory, or that will compute it."""
-    if t._source is not None:
-        return t._source
+    if t.source is not None:
+        return t.source
     return (t.pool_handle or t.buffer) if t.array is None else memory_of(t.array)
 
 

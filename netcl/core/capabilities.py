@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from netcl.core import dispatch, env
+from netcl.core import env
 
 # The bits of CL_DEVICE_TYPE, fixed by the OpenCL specification.
 TYPE_BITS = (("gpu", 1 << 2), ("cpu", 1 << 1), ("accel", 1 << 3))
@@ -51,6 +51,7 @@ class DeviceProfile:
     compute_capability: tuple[int, int] | None = None  # NVIDIA only
     available: bool = True  # and able to compile
     device: Any = field(default=None, repr=False, compare=False)  # the cl.Device; None for NumPy
+    half_probe: Any = field(default=None, repr=False, compare=False)  # of the device manager: computes in half
 
     @property
     def supports_fp16(self) -> bool:
@@ -70,7 +71,7 @@ class DeviceProfile:
     @property
     def half_arithmetic(self) -> bool:
         """Whether a kernel that computes in half was built on this device and gave the right numbers."""
-        return bool(dispatch.call("half_arithmetic_probe", self))
+        return self.half_probe is not None and self.half_probe(self)
 
 
 def device_type(cl_device: Any) -> str:

@@ -74,15 +74,30 @@ class HostStep(NamedTuple):
     written: tuple[int, ...] = ()
 
 
+class PlanningState:
+    """``queue.netcl`` of a command list: its own backend, no plans, no random numbers. Every other part is the queue's."""
+
+    def __init__(self, state: Any, commands: CommandList):
+        self._state, self.context, self.backend = state, state.context, commands
+        self.plans: dict[Any, Any] = {}
+
+    @property
+    def random(self) -> Any:
+        raise NotPlannable("random numbers")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
 class CommandList:
     """What an op does over operands of certain types, in order. It is the queue of the operands' tensors, and that queue's backend.
 
     ``noted`` holds the operands that the op says it changes.
     """
 
-    def __init__(self, queue: Any, state: Any, pool: Any, operands: int):
+    def __init__(self, queue: Any, pool: Any, operands: int):
         self.queue, self.context, self.device = queue, queue.context, queue.device
-        self._netcl_state, self._netcl_backend = state, self
+        self.netcl = PlanningState(queue.netcl, self)
         self.pool, self.operands = pool, operands
         self.commands: list[Launch | HostStep] = []
         self.leased: list[tuple[Any, int]] = []  # the shelf of each piece of memory that is no operand, and its bytes
@@ -93,10 +108,6 @@ class CommandList:
     def int_ptr(self) -> int:
         """That of the queue: device handles are found by it."""
         return self.queue.int_ptr
-
-    @property
-    def _netcl_random(self) -> Any:
-        raise NotPlannable("random numbers")
 
     def finish(self) -> None:
         raise NotPlannable("waits for the device")
@@ -173,5 +184,5 @@ class Notes:
 
 
 def device_queue(queue: Any) -> Any:
-    """The queue itself, or the one that the commands of a list are for: constants are made there."""
+    """The queue itself, or the one that the commands of a list are for: probes of kernels run there."""
     return queue.queue if type(queue) is CommandList else queue

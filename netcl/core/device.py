@@ -15,15 +15,16 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from netcl.core import capabilities, dispatch, env, platforms
-from netcl.core.commands import device_queue
+from netcl.core import capabilities, env, platforms
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
 from netcl.core.errors import DeviceError, EnvironmentVariableError, KernelBuildError, message
+from netcl.core.hooks import hooks
+from netcl.core.queue_state import QueueState, queue_state, queues
 
 log = logging.getLogger("netcl")
 
@@ -64,6 +65,7 @@ class CPUQueue:
 
     def __init__(self, name: str = "cpu"):
         self.name = name
+        self.netcl = QueueState(self)
 
     def finish(self) -> None:
         """Nothing is ever pending."""
@@ -182,7 +184,7 @@ class DeviceManager:
             return self._profiles[dev]
         except KeyError:
             facts = capabilities.numpy_profile() if dev is None else capabilities.device_profile(dev)
-            return self._profiles.setdefault(dev, extend(facts))
+            return self._profiles.setdefault(dev, replace(extend(facts), half_probe=self.half_arithmetic))
 
     @staticmethod
     def _device_type(dev: Any) -> str:
@@ -220,7 +222,7 @@ class DeviceManager:
 
     def handle_of(self, queue: Any) -> DeviceHandle:
         """The handle of a queue, also of one that netcl did not make."""
-        queue = device_queue(queue)
+        queue = queue_state(queue).queue  # of a command list, the one that its commands are for
         if isinstance(queue, CPUQueue):
             same = queue is self._numpy.queue
             return self._numpy if same else DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, queue)
@@ -432,7 +434,6 @@ def _computes_in_half(handle: DeviceHandle) -> bool:
 
 
 manager = DeviceManager()
-dispatch.fill("half_arithmetic_probe", manager.half_arithmetic)
 
 
 class _EnteredDevices(threading.local):
@@ -536,8 +537,8 @@ def synchronize(device: Any = None) -> None:
     ``device`` is a selector, a handle, a queue or a tensor. ``queue.finish()`` alone waits only for what has been launched: a deferred
     product is launched when its value is read. A deferred value that nothing refers to is never computed, so keep what you time.
     """
-    dispatch.slots.get("flush", list)()  # without ops loaded, nothing is deferred; without a backend, no queue is in use
-    for queue in dispatch.slots.get("queues", list)() if device is None else [queue_of(device)]:
+    hooks.settle()
+    for queue in queues() if device is None else [queue_of(device)]:
         queue.finish()
 
 

@@ -14,12 +14,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
+from netcl.core import env
 from netcl.core.capabilities import DeviceProfile, kernel_strategy
 from netcl.core.device import get_active_device
 from netcl.core.device_profile import ExtendedDeviceProfile, extend
 from netcl.core.errors import ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 
 
@@ -371,7 +372,7 @@ _FROM_SHAPES: dict[str, Callable[[Sequence[Sequence[int]]], tuple[tuple[int, ...
 }
 
 _selector = KernelSelector()
-_selector.tuned = lambda problem: dispatch.call("tuned_kernel", problem)
+_selector.tuned = lambda problem: hooks.tuned("autotuner", problem)
 
 
 def set_matmul_precision(precision: str) -> None:
@@ -408,8 +409,8 @@ def get_matmul_precision() -> str:
     return _precision
 
 
-recording.modes.append(get_matmul_precision)
-recording.modes.append(partial(attrgetter("named"), _selector))
+hooks.modes.append(get_matmul_precision)
+hooks.modes.append(partial(attrgetter("named"), _selector))
 
 
 def get_kernel_selector() -> KernelSelector:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from netcl.core import env, host_memory, platforms, recording
 from netcl.core.arena import Arena
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import program
+from netcl.core.queue_state import free_memory, pools, queue_state
 
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
@@ -169,7 +169,7 @@ class BufferPool:
         self._on_host = bool(context.devices[0].type & cl.device_type.CPU)
         self._create = cl.Buffer
         self._flags = cl.mem_flags.READ_WRITE
-        _pools.add(self)
+        pools.add(self)
 
     @property
     def stats(self) -> PoolStats:
@@ -474,7 +474,7 @@ class PinnedBufferPool:
         self._shelves: dict[int, _Pinned] = {}
         self._copying: deque[tuple[BufferHandle, Any]] = deque()  # leases that end with their event, oldest first
         self._lock = threading.RLock()
-        _pinned_pools.add(self)
+        pools.add(self)
 
     def allocate(self, nbytes: int, flags: Any = None) -> BufferHandle:
         """Lease page-locked memory; ``handle.buffer`` is a NumPy array of bytes."""
@@ -559,37 +559,23 @@ def _map_pinned(queue: Any, nbytes: int) -> np.ndarray:
     return mapped
 
 
-_pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
-_pinned_pools: weakref.WeakSet[PinnedBufferPool] = weakref.WeakSet()
-
-
-def _all_pools() -> list[BufferPool | PinnedBufferPool]:
-    return [*_pools, *_pinned_pools]
-
-
-def _queue_attribute(queue: Any, name: str, make: Callable[[], Any]) -> Any:
-    try:
-        return getattr(queue, name)
-    except AttributeError:
-        with program.state(queue).lock:
-            if not hasattr(queue, name):
-                setattr(queue, name, make())
-            return getattr(queue, name)
+def _device_pools() -> list[BufferPool]:
+    return [pool for pool in list(pools) if isinstance(pool, BufferPool)]
 
 
 def get_persistent_pool(queue: Any) -> PersistentBufferPool:
     """The pool behind the tensors of a queue."""
-    return _queue_attribute(queue, "_netcl_pool", lambda: PersistentBufferPool(queue.context))
+    return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
 
 
 def get_pinned_pool(queue: Any) -> PinnedBufferPool:
     """The staging memory of a queue."""
-    return _queue_attribute(queue, "_netcl_pinned", lambda: PinnedBufferPool(queue))
+    return queue_state(queue).part("pinned", PinnedBufferPool)
 
 
 def is_integrated_gpu(queue: Any) -> bool:
     """Whether host and device share memory: integrated GPUs, and every OpenCL CPU device."""
-    return _queue_attribute(queue, "_netcl_unified", lambda: _shares_host_memory(queue.device))
+    return queue_state(queue).part("integrated", lambda real: _shares_host_memory(real.device))
 
 
 def _shares_host_memory(device: Any) -> bool:
@@ -634,15 +620,13 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
 
 def empty_cache() -> None:
     """Return free buffers of all pools to their drivers, page-locked ones included, and free memory of the C library to the system."""
-    for pool in _all_pools():
-        pool.clear()
-    host_memory.release_unused()
+    free_memory()
 
 
 def memory_stats() -> dict[str, int | float]:
     """The counters of all pools, summed."""
-    pools = list(_pools)
-    total = PoolStats(*(sum(getattr(p.stats, f) for p in pools) for f in ("hits", "misses", "bytes_allocated", "bytes_cached")))
+    counted = [pool.stats for pool in _device_pools()]
+    total = PoolStats(*(sum(getattr(stats, f) for stats in counted) for f in ("hits", "misses", "bytes_allocated", "bytes_cached")))
     return {"hits": total.hits, "misses": total.misses, "hit_rate": total.hit_rate, "bytes_allocated": total.bytes_allocated,
             "bytes_cached": total.bytes_cached, "bytes_in_use": total.bytes_allocated - total.bytes_cached}  # fmt: skip
 
@@ -650,7 +634,7 @@ def memory_stats() -> dict[str, int | float]:
 def memory_summary() -> str:
     """A table of all pools for people."""
     rows = [f"{'device':30} {'in use':>10} {'free':>10} {'hits':>10} {'misses':>8} {'rate':>6}"]
-    for pool in sorted(_pools, key=lambda p: -p.stats.bytes_allocated):
+    for pool in sorted(_device_pools(), key=lambda p: -p.stats.bytes_allocated):
         s, name = pool.stats, pool.context.devices[0].name[:30]
         used = s.bytes_allocated - s.bytes_cached
         rows.append(f"{name:30} {_size(used):>10} {_size(s.bytes_cached):>10} {s.hits:10d} {s.misses:8d} {s.hit_rate:6.1%}")
@@ -660,7 +644,7 @@ def memory_summary() -> str:
 def live_buffers() -> list[Any]:
     """Every driver object the process holds through pools and leases; the fork contract keeps them from being destroyed twice."""
     leased = [o.buffer for o in gc.get_objects() if type(o) is BufferHandle and o.buffer is not None]
-    return leased + [buffer for pool in _all_pools() for buffer in pool.buffers()]
+    return leased + [buffer for pool in list(pools) for buffer in pool.buffers()]
 
 
 def _largest_live(pool: BufferPool, count: int = 3) -> str:
@@ -675,6 +659,3 @@ def _size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} GB"
-
-
-program.free_memory = empty_cache

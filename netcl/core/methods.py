@@ -1,6 +1,6 @@
 """What ``Tensor`` is given beside its own code: methods and operators that call ops, and the small methods of torch's tensors.
 
-The ops are called through :mod:`netcl.core.dispatch`. Which ops are methods is in :mod:`netcl.core.method_names`.
+The ops are called through :mod:`netcl.core.hooks`. Which ops are methods is in :mod:`netcl.core.method_names`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from netcl.core import dispatch
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.in_place import in_place_method
 from netcl.core.method_names import METHODS
 
@@ -61,7 +61,7 @@ MOVES = {"float": "float32", "half": "float16", "double": "float64", "int": "int
 
 def _method(op: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return dispatch.call(op, self, *args, **kwargs)
+        return hooks.call(op, self, *args, **kwargs)
 
     method.__name__ = op
     method.__doc__ = f"``netcl.ops.{op}`` of this tensor."
@@ -69,10 +69,10 @@ def _method(op: str) -> Callable[..., Any]:
 
 
 def _operator(op: str) -> Callable[..., Any]:
-    find, filled = dispatch.find, dispatch.slots
+    find, known = hooks.find, hooks.found
 
     def method(self: Any, other: Any) -> Any:
-        return (filled.get(op) or find(op))(self, other)
+        return (known.get(op) or find(op))(self, other)
 
     method.__name__ = op
     method.__doc__ = f"``netcl.ops.{op}`` of this tensor and another value."
@@ -85,8 +85,8 @@ def _comparison(op: str) -> Callable[..., Any]:
 
 
 def _reflected(op: str) -> Callable[..., Any]:
-    find, filled = dispatch.find, dispatch.slots
-    return lambda self, other: (filled.get(op) or find(op))(other, self)
+    find, known = hooks.find, hooks.found
+    return lambda self, other: (known.get(op) or find(op))(other, self)
 
 
 def _to(target: str) -> Callable[[Any], Any]:
@@ -102,7 +102,7 @@ def to(x: Any, *given: Any, device: Any = None, dtype: Any = None, non_blocking:
     flags = [flag for flag in given if isinstance(flag, bool)]
     made = x
     for target in (*given, device, dtype):
-        if hasattr(target, "_written"):  # a tensor
+        if hasattr(target, "writes"):  # a tensor
             made = made.to(target.queue).to(target.dtype)
         elif target is not None and not isinstance(target, bool):
             made = made.to(target)
@@ -130,7 +130,7 @@ def _t(self: Any) -> Any:
     """A matrix transposed; a vector or number unchanged."""
     if self.ndim > 2:
         raise ShapeError(message("t", "x must have at most 2 axes", "use x.mT or x.transpose(0, 1)", **{"x.shape": self.shape}))
-    return self if self.ndim < 2 else dispatch.call("transpose", self, 0, 1)
+    return self if self.ndim < 2 else hooks.call("transpose", self, 0, 1)
 
 
 def _stride(self: Any, dim: int | None = None) -> Any:
@@ -141,12 +141,12 @@ def _stride(self: Any, dim: int | None = None) -> Any:
 
 def _equal(self: Any, other: Any) -> bool:
     """Whether shape and all values are the same."""
-    return self.shape == other.shape and bool(dispatch.call("all", dispatch.call("eq", self, other)))
+    return self.shape == other.shape and bool(hooks.call("all", hooks.call("eq", self, other)))
 
 
 def _allclose(self: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
     """Whether ``|x - other| <= atol + rtol * |other|`` everywhere."""
-    return bool(dispatch.call("all", dispatch.call("isclose", self, other, rtol, atol, equal_nan)))
+    return bool(hooks.call("all", hooks.call("isclose", self, other, rtol, atol, equal_nan)))
 
 
 def _new(tensor: Any, name: str) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ def _new_tensor(tensor: Any) -> Callable[..., Any]:
 
 def _detached(self: Any) -> Any:
     """Forget the history, in place."""
-    if self._place is not None:
+    if self.place is not None:
         raise ShapeError(message("detach_", "cannot detach a view in place", "use x.detach()", shape=self.shape))
     self.grad_fn, self._learns = None, False
     return self
@@ -184,28 +184,27 @@ def _is_float(self: Any) -> bool:
 _SMALL: dict[str, Callable[..., Any]] = {
     "__format__": _format, "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
     "is_floating_point": _is_float,
-    "where": lambda self, condition, other: dispatch.call("where", condition, self, other),
-    "contiguous": lambda self, memory_format=None: self if self._place is None else dispatch.call("contiguous", self),
+    "where": lambda self, condition, other: hooks.call("where", condition, self, other),
+    "contiguous": lambda self, memory_format=None: self if self.place is None else hooks.call("contiguous", self),
     "cuda": lambda self, device=None, non_blocking=False: self.to("gpu" if device is None else device),
     "dim": lambda self: self.ndim, "ndimension": lambda self: self.ndim, "nelement": lambda self: self.numel(),
     "element_size": lambda self: dtypes.DTYPES[self.dtype].itemsize, "storage_offset": lambda self: 0,
     "is_contiguous": lambda self, memory_format=None: True, "is_complex": lambda self: False, "is_nonzero": lambda self: bool(self),
     "is_signed": lambda self: self.dtype not in ("bool", "uint8"), "is_same_size": lambda self, other: self.shape == other.shape,
     "is_pinned": lambda self: False, "pin_memory": lambda self: self, "get_device": lambda self: -1 if self.backend == "cpu" else 0,
-    "view_as": lambda self, other: dispatch.call("reshape", self, other.shape),
-    "reshape_as": lambda self, other: dispatch.call("reshape", self, other.shape),
-    "expand_as": lambda self, other: dispatch.call("expand", self, other.shape),
+    "view_as": lambda self, other: hooks.call("reshape", self, other.shape),
+    "reshape_as": lambda self, other: hooks.call("reshape", self, other.shape),
+    "expand_as": lambda self, other: hooks.call("expand", self, other.shape),
     "type_as": lambda self, other: self.to(other.dtype),
-    "retain_grad": lambda self: dispatch.call("retain_grad", self),
+    "retain_grad": lambda self: hooks.call("retain_grad", self),
     "positive": lambda self: self, "__pos__": lambda self: self,
-    "adjoint": lambda self: dispatch.call("transpose", self, -2, -1),
+    "adjoint": lambda self: hooks.call("transpose", self, -2, -1),
 }  # fmt: skip
 _PROPERTIES: dict[str, Callable[[Any], Any]] = {
     "is_leaf": lambda self: self.grad_fn is None, "itemsize": lambda self: dtypes.DTYPES[self.dtype].itemsize,
-    "mT": lambda self: dispatch.call("transpose", self, -2, -1), "mH": lambda self: dispatch.call("transpose", self, -2, -1),
+    "mT": lambda self: hooks.call("transpose", self, -2, -1), "mH": lambda self: hooks.call("transpose", self, -2, -1),
     "H": _t, "real": lambda self: self, "is_cuda": lambda self: self.backend == "cl" and self.device.device_type == "gpu",
     "is_cpu": lambda self: self.backend == "cpu", "is_sparse": lambda self: False, "is_quantized": lambda self: False,
-    "output_nr": lambda self: self._index,
 }  # fmt: skip
 
 
@@ -227,7 +226,7 @@ def add(op: str) -> None:
 
 def remove(op: str) -> None:
     """Take the methods of an op away that :func:`add` gave."""
-    dispatch.slots.pop(op, None)
+    hooks.found.pop(op, None)
     for name in _added & {op, f"{op}_"}:
         _added.remove(name)
         delattr(_tensor[0], name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import hashlib
 import importlib
 import importlib.util
@@ -26,6 +27,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -482,6 +484,13 @@ def mapped_libraries() -> list[str]:
 def loader_path() -> str | None:
     """The OpenCL loader (``libOpenCL``) that pyopencl uses in this process; ``None`` before it is imported."""
     return next((path for path in mapped_libraries() if os.path.basename(path).startswith("libOpenCL")), None)
+
+
+@lru_cache(maxsize=1)
+def loader_function(name: str) -> Any:
+    """A function of the OpenCL loader that pyopencl calls; ``None`` where that library is not to be found."""
+    path = loader_path()
+    return None if path is None else getattr(ctypes.CDLL(path), name, None)
 
 
 def unseen() -> list[Runtime]:

@@ -53,10 +53,6 @@ class _ActiveRecorder(threading.local):
 
 active = _ActiveRecorder()
 listening = 0  # how many recorders are at work in whatever thread; every allocation asks, and asking a thread's own costs ten times as much
-#: Modes that are part of a recording's key, such as ``no_grad`` and ``autocast``. Called before every replay: prefer built-in callables.
-modes: list[Callable[[], Any]] = []
-#: Called before a recording, at its end and before a replay: whoever puts work off until later enqueues it now.
-settlers: list[Callable[[], None]] = []
 
 
 def start(recorder: Recorder) -> None:
@@ -150,9 +146,3 @@ def replaced_by(recorder: Recorder) -> Iterator[None]:
     finally:
         active.recorder = before
         listening -= 1
-
-
-def settle() -> None:
-    """Let everything that was put off be enqueued."""
-    for settler in settlers:
-        settler()

@@ -1,9 +1,9 @@
 """Tensor: a handle to one contiguous block of memory on a device, with the metadata the stack needs.
 
 Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
-in step with its base. Operators and methods are calls through :mod:`netcl.core.dispatch`; the ops themselves live above core.
+in step with its base. Operators and methods are calls through :mod:`netcl.core.hooks`; the ops themselves live above core.
 
-A tensor may be *deferred*: it knows its shape and dtype, and ``_source`` knows how its values are computed. Whoever asks for its
+A tensor may be *deferred*: it knows its shape and dtype, and ``source`` knows how its values are computed. Whoever asks for its
 memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else notices.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.core import dispatch, in_place, methods, recording
 from netcl.core import dtype as dtypes
+from netcl.core import in_place, methods, recording
 from netcl.core.arguments import Shape
 from netcl.core.arguments import check_shape as _shape
 from netcl.core.arguments import find_queue as _queue
@@ -27,10 +27,10 @@ from netcl.core.backend.opencl import backend_of
 from netcl.core.device import CPUQueue, DeviceHandle, handle_of, require
 from netcl.core.dtype import FLOAT32
 from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, ShapeError, message
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
-from netcl.core.writes import Writes, wrote
+from netcl.core.writes import Writes, writes_of, wrote
 
 _CPU = CPUBackend()
 
@@ -100,7 +100,7 @@ def _make_from_host(
         check_shared(array, stored)
     if isinstance(queue, CPUQueue):
         own = stored if share or not np.may_share_memory(stored, array) else stored.copy()
-        result = cls._of_array(own, row.name, queue)
+        result = of_array(own, row.name, queue)
     else:
         backend = backend_of(queue)
         sent = backend.send(array, stored, row, async_copy, use_pinned, share)
@@ -115,8 +115,8 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     stored, _ = storage_of(array, self.dtype, "from_host")
     if stored.shape != self.shape:
         raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
-    if self._place is not None and self._place.strides is not None:
-        return dispatch.call("store", self, Tensor.from_host(self.queue, array, self.dtype))
+    if self.place is not None and self.place.strides is not None:
+        return hooks.call("store", self, Tensor.from_host(self.queue, array, self.dtype))
     self._changing()
     if self.array is not None:
         np.copyto(self.array, stored)
@@ -146,6 +146,8 @@ class Tensor:
     ((2, 2), 'float32')
     >>> t.to_host().tolist()
     [[1.0, 2.0], [3.0, 4.0]]
+
+    ``place`` (of a view), ``source`` (of deferred values) and ``writes`` (of the memory) are for netcl itself.
     """
 
     buffer: Any
@@ -164,8 +166,8 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_index", "_learns", "_persistent", "_place", "_source", "_written", "array", "buffer", "context", "dtype",
-        "grad", "grad_fn", "host_ref", "pending_event", "pending_release", "pool_handle", "queue", "requires_grad", "shape",
+        "__weakref__", "_hooks", "_learns", "_persistent", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref",
+        "output_nr", "pending_event", "pending_release", "place", "pool_handle", "queue", "requires_grad", "shape", "source", "writes",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -194,10 +196,10 @@ class Tensor:
         self.pending_event = pending_event
         self.pending_release = pending_release
         self._hooks: list[Callable[[Tensor], Tensor | None]] | None = None
-        self._index = 0  # which output of grad_fn this is
-        self._written: Writes | None = None
-        self._place: Any = None  # of a view in the memory of its base (ops.views.Place)
-        self._source: Source | None = None
+        self.output_nr = 0  # which output of grad_fn this is
+        self.writes: Writes | None = None
+        self.place: Any = None  # of a view in the memory of its base (ops.views.Place)
+        self.source: Source | None = None
 
     # ---- making tensors
 
@@ -214,7 +216,7 @@ class Tensor:
             queue = _queue(queue, context, device)
         row = dtypes.DTYPES.get(dtype) or dtypes.lookup(dtype, "empty")
         if isinstance(queue, CPUQueue):
-            result = cls._of_array(_host_memory(sizes, row), row.name, queue)
+            result = of_array(_host_memory(sizes, row), row.name, queue)
         else:
             backend = backend_of(queue)
             handle = backend.empty(sizes, row)
@@ -222,13 +224,6 @@ class Tensor:
         if requires_grad or persistent:
             result._mark(requires_grad, persistent)
         return result
-
-    @classmethod
-    def _result(cls, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
-        """:meth:`empty` for the result of a kernel: on an OpenCL queue, of a shape and a dtype that were checked once."""
-        backend = backend_of(queue)
-        handle = backend.empty(shape, dtypes.DTYPES[dtype])
-        return cls(handle.buffer, shape, dtype, backend.context, queue, handle)
 
     @classmethod
     def full(cls, shape: Shape, value: float, dtype: str | None = None, **where: Any) -> Tensor:
@@ -282,26 +277,9 @@ class Tensor:
     @classmethod
     def _random(cls, kind: str, shape: tuple[Any, ...], dtype: str, queue: Any, device: Any, requires_grad: bool) -> Tensor:
         sizes = _shape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape, kind)
-        result = dispatch.call(kind, sizes, dtype=dtype, queue=_queue(queue, None, device))
+        result = hooks.call(kind, sizes, dtype=dtype, queue=_queue(queue, None, device))
         result.requires_grad = requires_grad
         return result
-
-    @classmethod
-    def _of_array(cls, stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
-        """Wrap stored bytes on the NumPy backend without a copy."""
-        return cls(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
-
-    @staticmethod
-    def _deferred(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
-        """A tensor without memory: ``source`` computes it when it is asked for."""
-        made = DeferredTensor.__new__(DeferredTensor)
-        made.shape, made.dtype, made.queue, made.context = shape, dtypes.NAMES[dtype], queue, queue.context
-        made._persistent = made._learns = False
-        made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
-        made._index, made._written, made._place = 0, None, None
-        made._source = source
-        source.seen_by(made)
-        return made
 
     def _mark(self, requires_grad: bool, persistent: bool) -> None:
         self._learns = False
@@ -311,45 +289,24 @@ class Tensor:
         if self.pool_handle is not None:
             self.pool_handle.persistent = persistent
 
-    def _view(self, shape: tuple[int, ...]) -> Tensor:
-        """The same memory under another shape; the lease is shared."""
-        if type(self) is DeferredTensor:
-            assert self._source is not None
-            view = Tensor._deferred(self._source, shape, self.dtype, self.queue)
-            view._written = self._writes()
-            return view if self._place is None else dispatch.call("follow_view", self, view)
-        array = None if self.array is None else self.array.reshape(shape)
-        view = Tensor(self.buffer, shape, self.dtype, self.context, self.queue, self.pool_handle, array=array)
-        if self._written is None:
-            self._written = Writes()
-        view._source, view._written = self._source, self._written
-        view.host_ref, view.pending_event, view.pending_release = self.host_ref, self.pending_event, self.pending_release
-        return view if self._place is None else dispatch.call("follow_view", self, view)
-
     def _changing(self) -> None:
         """The values are about to be changed in place. For a kernel, whose launch looks for readers itself, :func:`wrote` is enough."""
         if self.grad_fn is not None:
-            dispatch.call("changing_history", self)
+            hooks.call("changing_history", self)
         self._compute_readers()
         wrote((self,))
 
     def _compute_readers(self) -> None:
         """What is still to be computed from the values is computed now."""
-        if program.before_write is not None:
-            program.before_write(self.pool_handle if self.array is None else memory_of(self.array))
-
-    def _writes(self) -> Writes:
-        """Where all tensors over this memory keep when it was last written in place."""
-        if self._written is None:
-            self._written = Writes()
-        return self._written
+        if hooks.readers:
+            hooks.readers.compute(self.pool_handle if self.array is None else memory_of(self.array))
 
     # ---- facts
 
     @property
     def _version(self) -> int:
         """When this memory was last written in place, by the :class:`clock`; 0 is never."""
-        return 0 if self._written is None else self._written.last
+        return 0 if self.writes is None else self.writes.last
 
     @property
     def size(self) -> Size:
@@ -386,7 +343,7 @@ class Tensor:
     @property
     def T(self) -> Tensor:
         """The axes reversed."""
-        return dispatch.call("permute", self, tuple(range(self.ndim))[::-1])
+        return hooks.call("permute", self, tuple(range(self.ndim))[::-1])
 
     def __len__(self) -> int:
         if not self.shape:
@@ -434,8 +391,8 @@ class Tensor:
 
     def fill_(self, value: Any) -> Tensor:
         """Overwrite every element with ``value``, in place."""
-        if self.requires_grad or isinstance(value, Tensor) or not (self._place is None or self._place.is_plain()):
-            return dispatch.call("in_place", "fill", self, value)
+        if self.requires_grad or isinstance(value, Tensor) or not (self.place is None or self.place.is_plain()):
+            return hooks.call("in_place", "fill", self, value)
         self._changing()
         return self._fill(value)
 
@@ -467,18 +424,11 @@ class Tensor:
 
     def clone(self, memory_format: Any = None) -> Tensor:
         """A copy with memory of its own; gradients flow through it."""
-        return dispatch.call("clone", self)
-
-    def _copy(self) -> Tensor:
-        """The bytes of this tensor in memory of their own."""
-        if self.array is not None:
-            return Tensor._of_array(self.array.copy(), self.dtype, self.queue)
-        handle = backend_of(self.queue).clone(self.buffer, self.shape, dtypes.DTYPES[self.dtype])
-        return Tensor(handle.buffer, self.shape, self.dtype, self.context, self.queue, handle)
+        return hooks.call("clone", self)
 
     def detach(self) -> Tensor:
         """The same memory without a gradient history."""
-        return self._view(self.shape)
+        return with_shape(self, self.shape)
 
     def to(self, target: Any = None, *more: Any, **options: Any) -> Tensor:
         """Another dtype (``t.to("float16")``, ``t.to(np.float16)``) or another device (``t.to("gpu")``, a handle, a queue).
@@ -490,11 +440,11 @@ class Tensor:
             return methods.to(self, target, *more, **options)
         row = dtypes.named(target)
         if row is not None:
-            return self if row.name == self.dtype else dispatch.call("cast", self, row.name)
+            return self if row.name == self.dtype else hooks.call("cast", self, row.name)
         queue = target if hasattr(target, "finish") else require(target).queue
         if queue is self.queue:
             return self
-        return dispatch.call("move", self, queue) if self._learns else self._moved(queue)
+        return hooks.call("move", self, queue) if self._learns else self._moved(queue)
 
     def _moved(self, queue: Any) -> Tensor:
         return Tensor.from_host(queue, self.to_host(), self.dtype, persistent=self.persistent)
@@ -506,7 +456,7 @@ class Tensor:
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        copy = self._copy()
+        copy = duplicate(self)
         copy._mark(self.requires_grad and self.grad_fn is None, self.persistent)
         return copy
 
@@ -544,7 +494,7 @@ class Tensor:
 
     def backward(self, gradient: Tensor | None = None, **options: Any) -> None:
         """Walk the tape from this tensor and accumulate ``.grad`` in the leaves."""
-        dispatch.call("backward", self, gradient, **options)
+        hooks.call("backward", self, gradient, **options)
 
     def zero_grad(self) -> None:
         """Forget the gradient."""
@@ -573,7 +523,7 @@ class Tensor:
         if not callable(hook):
             raise TypeError(message("register_hook", "a hook is a function of the gradient", given=type(hook).__name__))
         if self.grad_fn is not None:
-            return self.grad_fn.add_hook(self._index, hook)
+            return self.grad_fn.add_hook(self.output_nr, hook)
         self._hooks = [*(self._hooks or ()), hook]
 
         def remove() -> None:
@@ -584,13 +534,80 @@ class Tensor:
     # ---- items
 
     def __getitem__(self, index: Any) -> Tensor:
-        return dispatch.call("getitem", self, index)
+        return hooks.call("getitem", self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        dispatch.call("setitem", self, index, value)
+        hooks.call("setitem", self, index, value)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
+
+
+# ---- tensors as ops make them: nothing is checked or recorded
+
+
+def of_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
+    """Wrap stored bytes on the NumPy backend without a copy."""
+    return Tensor(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
+
+
+def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
+    """:meth:`Tensor.empty` for the result of a kernel: on an OpenCL queue, of a shape and a dtype that were checked once."""
+    backend = backend_of(queue)
+    handle = backend.empty(shape, dtypes.DTYPES[dtype])
+    return Tensor(handle.buffer, shape, dtype, backend.context, queue, handle)
+
+
+def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
+    """A tensor without memory: ``source`` computes it when it is asked for."""
+    made = DeferredTensor.__new__(DeferredTensor)
+    made.shape, made.dtype, made.queue, made.context = shape, dtypes.NAMES[dtype], queue, queue.context
+    made._persistent = made._learns = False
+    made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
+    made.output_nr, made.writes, made.place = 0, None, None
+    made.source = source
+    source.seen_by(made)
+    return made
+
+
+def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The same memory under another shape; the lease is shared."""
+    if type(x) is DeferredTensor:
+        assert x.source is not None
+        view = deferred_tensor(x.source, shape, x.dtype, x.queue)
+        view.writes = writes_of(x)
+        return view if x.place is None else hooks.call("follow_view", x, view)
+    array = None if x.array is None else x.array.reshape(shape)
+    view = Tensor(x.buffer, shape, x.dtype, x.context, x.queue, x.pool_handle, array=array)
+    view.source, view.writes = x.source, writes_of(x)
+    view.host_ref, view.pending_event, view.pending_release = x.host_ref, x.pending_event, x.pending_release
+    return view if x.place is None else hooks.call("follow_view", x, view)
+
+
+def duplicate(x: Tensor) -> Tensor:
+    """The bytes of a tensor in memory of their own."""
+    if x.array is not None:
+        return of_array(x.array.copy(), x.dtype, x.queue)
+    handle = backend_of(x.queue).clone(x.buffer, x.shape, dtypes.DTYPES[x.dtype])
+    return Tensor(handle.buffer, x.shape, x.dtype, x.context, x.queue, handle)
+
+
+def stand_on(tensor: Any, other: Any) -> None:
+    """Give ``tensor`` the memory, shape, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
+    if other.place is not None and other.place.strides is not None:
+        other = duplicate(other)  # a part of a base: memory of its own
+    for slot in ("buffer", "array", "shape", "dtype", "context", "queue", "pool_handle", "host_ref", "pending_event", "pending_release"):
+        setattr(tensor, slot, getattr(other, slot))
+    tensor.writes, tensor.source, tensor.place = writes_of(other), other.source, None
+    wrote((tensor,))
+    tensor._mark(tensor.requires_grad, tensor.persistent)
+
+
+def _set_data(self: Any, other: Any) -> None:
+    if not hasattr(other, "writes"):
+        raise TypeError(message("data", "data must be a tensor", "write values with x.data[...] = values", given=type(other).__name__))
+    if other.writes is None or other.writes is not self.writes:
+        stand_on(self, other)
 
 
 class DeferredTensor(Tensor):
@@ -605,14 +622,14 @@ class DeferredTensor(Tensor):
         """Reached only for a slot that is empty."""
         if name not in ("array", "buffer", "pool_handle"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        assert self._source is not None
-        made = self._source.compute()
+        assert self.source is not None
+        made = self.source.compute()
         self.buffer, self.pool_handle = made.buffer, made.pool_handle
         self.array = None if made.array is None else made.array.reshape(self.shape)
-        if self._written is None:
-            self._written = made._writes()
+        if self.writes is None:
+            self.writes = writes_of(made)
         else:
-            made._written = self._written
+            made.writes = self.writes
         self.__class__ = Tensor  # type: ignore[assignment]
         return getattr(self, name)
 
@@ -622,4 +639,5 @@ Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: s
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
 methods.install(Tensor)
 in_place.install(Tensor)
+Tensor.data = property(Tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")  # type: ignore
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from netcl.core import dispatch, recording
+from netcl.core import recording
+from netcl.core.hooks import hooks
 
 
 class clock:
@@ -28,16 +29,23 @@ class Writes:
         self.base: Any = None  # filled by ops.views: finds a tensor over the whole memory
 
 
+def writes_of(t: Any) -> Writes:
+    """Where all tensors over the memory of a tensor keep when it was last written in place."""
+    if t.writes is None:
+        t.writes = Writes()
+    return t.writes
+
+
 def wrote(tensors: Iterable[Any]) -> None:
     """Note that the values of tensors change in place: every tensor over the same memory knows, and so do tapes and recordings."""
     clock.last = now = clock.tick()
     for t in tensors:
-        if t._place is not None and not t._place.is_plain():
-            dispatch.call("check_write", t)
-        if t._written is None:
-            t._written = Writes(now)
+        if t.place is not None and not t.place.is_plain():
+            hooks.call("check_write", t)
+        if t.writes is None:
+            t.writes = Writes(now)
         else:
-            stamp(t._written, now)
+            stamp(t.writes, now)
     if recording.listening:
         recording.changed(tensors)
 
@@ -46,10 +54,10 @@ def stamp(written: Writes, now: int) -> None:
     """Note when memory was written; views that hold copies of it are read again when they are next used."""
     written.last = now
     if written.copies is not None:
-        dispatch.call("refresh_copies", written)
+        hooks.call("refresh_copies", written)
 
 
 def wrote_again(t: Any) -> None:
     """Note a write after it was done, too: a view of ``t`` that was an operand has been read in between."""
-    if t._written is not None and t._written.copies is not None:
+    if t.writes is not None and t.writes.copies is not None:
         wrote((t,))

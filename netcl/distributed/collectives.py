@@ -16,7 +16,7 @@ from netcl import ops
 from netcl.core import dtype as dtypes
 from netcl.core.device import require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.distributed.comm import World, check_op, combine
 from netcl.ops import update
 
@@ -208,7 +208,7 @@ def _gathered(name: str, given: list[Tensor], axis: int, roots: Tensors) -> list
     """The tensors joined along ``axis``, on the device of each root."""
     if _one_queue(given):
         joined = ops.cat(given, axis)
-        return [joined, *(joined._copy() for _ in roots[1:])]
+        return [joined, *(duplicate(joined) for _ in roots[1:])]
     if not -given[0].ndim <= axis < given[0].ndim or len({(*t.shape[:axis], *t.shape[axis:][1:], t.ndim) for t in given}) > 1:
         raise ShapeError(message(name, "shapes may differ only along the axis", shapes=[t.shape for t in given], axis=axis))
     copies = [t.to_host_async() for t in given]

@@ -17,7 +17,7 @@ import netcl.autograd as ag
 from netcl import amp
 from netcl.core.device import manager, score, set_active_device
 from netcl.core.errors import DeviceError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.distributed import collectives
 from netcl.distributed.collectives import queues_of
 from netcl.distributed.comm import thread_worlds
@@ -307,7 +307,7 @@ def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[
     grads = [found.get(i, nothing) for i in range(len(params))]
     used = [k for k, same in enumerate(zip(*grads, strict=True)) if any(g is not None for g in same)]
     # Copies, because a gradient rule may return memory that is still read elsewhere.
-    totals = [[gradient_or_zeros(p[k], g[k])._copy() for k in used] for p, g in zip(params, grads, strict=True)]
+    totals = [[duplicate(gradient_or_zeros(p[k], g[k])) for k in used] for p, g in zip(params, grads, strict=True)]
     collectives.all_reduce_each(zip(*totals, strict=True))
     for own, sums in list(zip(params, totals, strict=True))[1:]:
         for k, total in zip(used, sums, strict=True):

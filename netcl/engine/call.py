@@ -47,8 +47,8 @@ class Habit:
 
     def follow(self, made: Any) -> Any:
         """The value ``made``; if it is a product, it will tell what becomes of it."""
-        if type(made) is DeferredTensor and hasattr(made._source, "habit"):
-            made._source.habit = self  # type: ignore[union-attr]
+        if type(made) is DeferredTensor and hasattr(made.source, "habit"):
+            made.source.habit = self  # type: ignore[union-attr]
         return made
 
 
@@ -131,10 +131,10 @@ def planned(
             if x.queue is not queue:
                 return function(*args, **kwargs)
         try:
-            found = queue._netcl_state["plans"][signature]
-        except (AttributeError, KeyError):  # a NumPy queue, a new context, a new kind of call
+            found = queue.netcl.plans[signature]
+        except (AttributeError, KeyError):  # a new queue, a new kind of call
             found = None
-        if type(found) is Plan and found.queue is queue:
+        if type(found) is Plan:
             return found.run(tensors)
         if type(queue) is CommandList or isinstance(queue, CPUQueue):
             return function(*args, **kwargs)
@@ -156,9 +156,6 @@ class _Call(NamedTuple):
     def made(self, signature: tuple[Any, ...], found: Any) -> Any:
         """The result; what is decided here is kept for calls of the same kind."""
         plans = plan_cache(self.tensors[0].queue)
-        if type(found) is Plan and found.queue is not self.tensors[0].queue:  # another queue of the context
-            signature = (*signature, self.tensors[0].queue)
-            found = plans.get(signature)
         if found is None and self.deferred is not None and modes.mode is None:
             made = self.deferred(*self.args, **self.kwargs)
             if made is not None:

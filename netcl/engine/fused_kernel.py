@@ -14,33 +14,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from netcl.core import env
 from netcl.core.commands import Given, Launch
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
-from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph, row_kernel
+from netcl.core.tensor import Tensor, with_shape
+from netcl.engine import row_kernel
 from netcl.engine.expression import PythonText
-from netcl.engine.lazy_graph import Space, TraceNode
-from netcl.engine.modes import later, modes
-from netcl.engine.opencl_text import COMPUTE, Body, as_held, numpy_function, numpy_source
+from netcl.engine.map_kernel import as_compute, from_compute, plan_map
+from netcl.engine.modes import modes
+from netcl.engine.opencl_text import COMPUTE, UFUNCS, Body, as_held, numpy_function, numpy_source
 from netcl.engine.plan import Plan, command_list, plan_cache
-from netcl.engine.pointwise import as_compute, from_compute, plan_map
-from netcl.engine.reduction import UFUNCS
 from netcl.engine.registry import is_truth
 from netcl.engine.row_kernel import RowOp
+from netcl.engine.schedule import Node, Space, in_order, storage_key, stored
 
 log = logging.getLogger("netcl")
+TELLS = env.value("NETCL_DEBUG") >= 3
 FAST_MATH = ("-cl-fast-relaxed-math",)
 
 
 class Region(NamedTuple):
     """Nodes that are computed together: their description, what they read, and what is kept of them."""
 
-    order: list[TraceNode]
+    order: list[Node]
     key: tuple[tuple[Any, ...], ...]
     leaves: list[Tensor]
     numbers: list[Any]
-    kept: list[TraceNode]
+    kept: list[Node]
     space: Space | None
     shape: tuple[int, ...]
 
@@ -59,9 +60,9 @@ class Region(NamedTuple):
         return tuple(self.order.index(node) for node in self.kept)
 
 
-def describe(roots: Sequence[TraceNode]) -> Region:
+def describe(roots: Sequence[Node]) -> Region:
     """A region from its roots."""
-    order = lazy_graph.in_order(roots)
+    order = in_order(roots)
     space = next((node.space for node in order if node.space is not None), None)
     shape = space.shape if space is not None else roots[0].shape
     slots: dict[Any, str] = {}
@@ -71,15 +72,15 @@ def describe(roots: Sequence[TraceNode]) -> Region:
     for k, node in enumerate(order):
         refs = []
         for x in node.inputs:
-            if type(x) is TraceNode and x.made is not None:
-                x = x.made._view(space.kept) if x.narrow and space is not None else x.made
+            if isinstance(x, Node) and x.made is not None:
+                x = with_shape(x.made, space.kept) if x.narrow and space is not None else x.made
             if isinstance(x, Tensor):
-                key = lazy_graph.storage_key(x)
+                key = storage_key(x)
                 if key not in slots:
                     slots[key] = f"v{len(leaves)}"
                     leaves.append(x)
                 refs.append(slots[key])
-            elif type(x) is TraceNode:
+            elif isinstance(x, Node):
                 refs.append(slots[x])
             else:
                 refs.append("")
@@ -87,11 +88,11 @@ def describe(roots: Sequence[TraceNode]) -> Region:
         numbers.extend(node.numbers)
         slots[node] = f"s{k}"
         steps.append((node.kind, node.name, node.body, tuple(refs), node.dtype, _rounds(node), node.narrow))
-    kept = [node for node in lazy_graph.stored(order, roots) if node.shape == shape or node.narrow or node.kind == "columns"]
+    kept = [node for node in stored(order, roots) if node.shape == shape or node.narrow or node.kind == "columns"]
     return Region(order, tuple(steps), leaves, numbers, kept, space, shape)
 
 
-def _rounds(node: TraceNode) -> str:
+def _rounds(node: Node) -> str:
     """The dtype a value must be rounded to before others read it, if that is not the one it is computed in."""
     if node.dtype == "float32":
         return ""
@@ -102,7 +103,7 @@ def _rounds(node: TraceNode) -> str:
     return "bool"
 
 
-def run(roots: Sequence[TraceNode]) -> None:
+def run(roots: Sequence[Node]) -> None:
     """Compute a region and hand every kept node its values."""
     if len(roots) == 1 and _by_itself(roots[0]):
         roots[0].finish(_single(roots[0]))
@@ -113,7 +114,7 @@ def run(roots: Sequence[TraceNode]) -> None:
         first.whole.run()
         return
     numpy = isinstance(first.queue, CPUQueue)
-    if lazy_graph.TELLS and len(region.order) > 1:
+    if TELLS and len(region.order) > 1:
         log.warning("[fusion] one kernel: %s; %d inputs, %d results", region.name, len(region.leaves), len(region.kept))
     if region.space is None:
         made = _chain_numpy(region) if numpy else _chain_cl(region)
@@ -123,11 +124,11 @@ def run(roots: Sequence[TraceNode]) -> None:
         node.finish(tensor)
 
 
-def _by_itself(node: TraceNode) -> bool:
+def _by_itself(node: Node) -> bool:
     """Whether a node is a formula of plain eager code over values that are there."""
     if node.kind != "map" or node.mode is not None or node.whole is not None or isinstance(node.queue, CPUQueue):
         return False
-    return all([type(x) is not TraceNode or x.made is not None for x in node.inputs])
+    return all([not isinstance(x, Node) or x.made is not None for x in node.inputs])
 
 
 def _alone(region: Region) -> bool:
@@ -139,9 +140,6 @@ def _alone(region: Region) -> bool:
         return False
     results = {None if ref is None else ref() for ref in whole.results}
     return all(node in results for node in region.kept)
-
-
-later.run = run
 
 
 # ---- chains of formulas
@@ -174,7 +172,7 @@ def _chain_cl(region: Region) -> list[Tensor]:
         return [_single(region.order[0])]
     key = (region.key, region.slots, shape, options, *((x.dtype, x.shape) for x in region.leaves))
     plan = plan_cache(queue).get(key)
-    if plan is None or plan.queue is not queue:
+    if plan is None:
         body = chain_body(region.key, len(region.leaves), region.slots)
         plan = plan_map(region.name, queue, body, region.leaves, outputs, real, len(body.scalars), shape, options)
         plan_cache(queue)[key] = plan
@@ -189,12 +187,12 @@ def _run_plan(plan: Plan, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> 
     return plan.run(tensors, tuple([plan.cast(n) for n in numbers]))
 
 
-def _single(node: TraceNode) -> Tensor:
+def _single(node: Node) -> Tensor:
     """A formula that nothing joined: the kernel of its op."""
-    values: list[Any] = [x.made if type(x) is TraceNode else x for x in node.inputs]
+    values: list[Any] = [x.made if isinstance(x, Node) else x for x in node.inputs]
     key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in values))
     plan = plan_cache(node.queue).get(key)
-    if plan is None or plan.queue is not node.queue:
+    if plan is None:
         plan = plan_map(node.name, node.queue, node.body, values, (DTYPES[node.dtype],), node.real, len(node.numbers), node.shape)
         plan_cache(node.queue)[key] = plan
     numbers = [x for x in values if not isinstance(x, Tensor)]

@@ -11,7 +11,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import CPUQueue, get_active_device, handle_of
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, of_array
 
 FLOATS = tuple(dtypes.NAMES[name] for name in ("float32", "float16", "bfloat16", "float64"))
 INTEGERS = tuple(dtypes.NAMES[name] for name in ("int32", "int64", "uint8"))
@@ -243,7 +243,7 @@ def _wrap(array: Any, name: str, given: Sequence[Tensor]) -> Tensor:
     stored = dtypes.encode(array, row)
     if any(np.may_share_memory(stored, t.array) for t in given):
         stored = stored.copy()  # an op's result never aliases its input: either may be overwritten later
-    return Tensor._of_array(stored.reshape(array.shape), row.name, given[0].queue)
+    return of_array(stored.reshape(array.shape), row.name, given[0].queue)
 
 
 def is_numpy(queue: Any) -> bool:

@@ -16,85 +16,36 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-from netcl.core import dispatch, env
+from netcl.core import env
 from netcl.core.device import CPUQueue
-from netcl.core.dtype import DTYPES, DType
+from netcl.core.dtype import DType
+from netcl.core.hooks import Readers, hooks
 from netcl.core.kernels import program
-from netcl.core.tensor import DeferredTensor, Tensor, memory_of
-from netcl.engine import rows
-from netcl.engine.modes import Mode, in_mode, later, modes
+from netcl.core.tensor import DeferredTensor, Tensor, deferred_tensor, memory_of, with_shape
+from netcl.engine import fused_kernel, rows
+from netcl.engine.map_kernel import profile_of
+from netcl.engine.modes import Mode, in_mode, modes
 from netcl.engine.opencl_text import Body
-from netcl.engine.pointwise import profile_of
+from netcl.engine.schedule import Node, Space, fits_rows, gather, in_order, is_regular, nodes_below, too_long
+from netcl.engine.strided import broadcast_to
 
 log = logging.getLogger("netcl")
 
 # Of the least on a CPU, per compute unit of a GPU, which moves values faster while the host takes as long; a product hides some of that.
 CHAINED, MULTIPLIED = 1, 0.5
-MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
 MOST_FOLDS = 4  # of folds of folds: each is one more pass over the row, in which formulas are computed again
-MOST_LEAVES = 12  # memory streams of a kernel
 MOST_WAITING = 512  # nodes of a thread that are alive and not computed
 MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive, or an eighth of the device's memory where that is more
 
 
-class Space(NamedTuple):
-    """Where folds happen: the whole shape and how many innermost axes are folded."""
-
-    shape: tuple[int, ...]
-    axes: int
-
-    @property
-    def lead(self) -> tuple[int, ...]:
-        return self.shape[: len(self.shape) - self.axes]
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return (*self.lead, *(1,) * self.axes)
-
-
-class TraceNode:
+class TraceNode(Node):
     """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
 
-    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
-                 "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight",
-                 "whole")  # fmt: skip
+    __slots__ = ()
 
-    def __init__(
-        self, kind: str, name: str, body: Body, inputs: tuple[Any, ...], numbers: tuple[Any, ...], shape: tuple[int, ...], dtype: str,
-        real: str, queue: Any, space: Space | None, narrow: bool,
-    ):  # fmt: skip
-        self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
-        self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
-        self.mode, self.whole = modes.mode, modes.whole
-        self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
-        self.made: Tensor | None = None
-        self.skipped = False
-        self.tensors: list[weakref.ref[Tensor]] = []
-        self.users: list[weakref.ref[TraceNode]] = []
-        self.leaves: dict[Any, Tensor] = {}
-        weight, level = 1, 0
-        for x in inputs:
-            if type(x) is TraceNode:
-                x.users.append(weakref.ref(self))
-                weight += x.weight
-                level = max(level, x.level)
-                self.leaves.update(x.leaves)
-            elif isinstance(x, Tensor):
-                self.leaves[storage_key(x)] = x
-        self.level: int = level + (kind == "fold")  # how many folds deep
-        self.weight: int = weight if weight <= MOST_NODES else len(_below(self))  # at least as many as there are nodes below
-
-    def seen_by(self, tensor: Tensor) -> None:
-        """A further tensor rests on this node."""
-        self.tensors.append(weakref.ref(tensor))
-
-    def alive(self) -> bool:
-        """Whether someone outside of the waiting nodes still holds the value."""
-        return any(ref() is not None for ref in self.tensors)
-
-    def compute(self, wanted: Sequence[TraceNode] = ()) -> Tensor:
+    def compute(self, wanted: Sequence[Node] = ()) -> Tensor:
         """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
         with lock:
             if self.made is None:
@@ -102,7 +53,7 @@ class TraceNode:
                 if wanted:
                     below = in_order(roots)
                     roots += [node for node in wanted if node not in roots and node in below]
-                later.run(roots)
+                fused_kernel.run(roots)
         assert self.made is not None
         return self.made
 
@@ -115,8 +66,19 @@ class TraceNode:
             _note_readers(_shared_values(made), self.users)
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
 
-    def __repr__(self) -> str:
-        return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
+
+class Product:
+    """The source of a product whose kernel may end in the ops that follow it."""
+
+    __slots__ = ()
+
+    def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
+        """``x``, a tensor over this source, as an op over ``values`` reads it."""
+        return x
+
+    def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+        """The op ``name`` over ``values``, computed with this product at ``place`` of them; ``None`` where that cannot be."""
+        return None
 
 
 class Whole:
@@ -136,7 +98,7 @@ class Whole:
         for ref, tensor in zip(self.results, made if isinstance(made, tuple) else (made,), strict=True):
             node = None if ref is None else ref()
             if node is not None and node.made is None:
-                node.finish(tensor._view(node.shape))
+                node.finish(with_shape(tensor, node.shape))
 
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
@@ -154,32 +116,42 @@ def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequen
     return made
 
 
-def storage_key(x: Tensor) -> tuple[Any, ...]:
-    """What two tensors over the same memory under the same shape have in common."""
-    owner = x._source if x._source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
-    return id(owner), x.shape
-
-
 def waiting_node(x: Any) -> TraceNode | None:
     """The node under a tensor whose values are not computed yet."""
     if not isinstance(x, Tensor):
         return None
-    source = x._source
+    source = x.source
     return source if type(source) is TraceNode and source.made is None else None
 
 
 # ---- who waits for which memory
 
-_readers: dict[int, list[weakref.ref[Any]]] = program.awaited
+
+class NodeReaders(Readers):
+    """Weak references to waiting nodes, by the memory that they read."""
+
+    def compute(self, memory: Any) -> None:
+        with _noting:
+            refs = self.pop(id(memory), ())
+        for ref in refs:
+            node = ref()
+            if node is not None and node.made is None:
+                _tell_fusion("computed before its input changes", node)
+                node.compute()
+
+
+hooks.readers = NodeReaders()
 lock = threading.RLock()  # a value that one thread left may be computed by another
-_noting = threading.RLock()  # around changes of _readers: a note that is lost is a value computed too late, after its input has changed
+_noting = (
+    threading.RLock()
+)  # around changes of hooks.readers: a note that is lost is a value computed too late, after its input has changed
 _PRUNED_FROM = 64  # readers of one memory, from which on those that are gone are looked for as often as their number has doubled
 
 
 def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
     """Nodes will read ``memory``. It may never be written, a weight in evaluation for instance: notes of nodes that are gone go too."""
     with _noting:
-        refs = _readers.setdefault(id(memory), [])
+        refs = hooks.readers.setdefault(id(memory), [])
         refs.extend(nodes)
         if len(refs) >= _PRUNED_FROM and not len(refs) & (len(refs) - 1):
             refs[:] = _unread(refs)
@@ -195,20 +167,8 @@ def _shared_values(x: Tensor) -> Any:
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
-def _before_write(memory: Any) -> None:
-    """Compute everything that still has to read ``memory``."""
-    with _noting:
-        refs = _readers.pop(id(memory), ())
-    for ref in refs:
-        node = ref()
-        if node is not None and node.made is None:
-            _tell_fusion("computed before its input changes", node)
-            node.compute()
-
-
 def register(node: Any) -> None:
     """Note that a node waits, and which memory it will read."""
-    program.before_write = _before_write
     me, held = weakref.ref(node), 0
     for x in node.inputs:
         if type(x) is TraceNode and x.made is not None:  # computed since it was found: another operand could not be joined
@@ -241,10 +201,10 @@ def _shrink(most: int = MOST_HELD) -> None:
                 node.compute()
         modes.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
     with _noting:
-        for key, refs in list(_readers.items()):
+        for key, refs in list(hooks.readers.items()):
             refs[:] = _unread(refs)
             if not refs:
-                del _readers[key]
+                del hooks.readers[key]
 
 
 def flush() -> None:
@@ -257,7 +217,7 @@ def flush() -> None:
 
 def compute(values: Iterable[Any]) -> None:
     """Compute the deferred tensors among some values, together."""
-    found: list[Any] = [x._source for x in values if isinstance(x, Tensor)]
+    found: list[Any] = [x.source for x in values if isinstance(x, Tensor)]
     _compute([node for node in found if node is not None and node.made is None])
 
 
@@ -267,7 +227,7 @@ def _compute(nodes: Sequence[Any]) -> None:
             node.compute([other for other in nodes if other.made is None and type(other) is TraceNode])
 
 
-dispatch.fill("flush", flush)
+hooks.settlers.append(flush)
 
 
 # ---- modes
@@ -280,11 +240,8 @@ def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
         yield
 
 
-TELLS = env.value("NETCL_DEBUG") >= 3
-
-
 def _tell_fusion(what: str, *nodes: Any) -> None:
-    if TELLS:
+    if fused_kernel.TELLS:
         log.warning("[fusion] %s: %s", what, ", ".join(node.name for node in nodes))
 
 
@@ -302,25 +259,12 @@ def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real:
     return node.narrow and seen == shape and shape in (node.space.lead, node.space.kept)
 
 
-def _regular(x: Tensor, space: Space) -> bool:
-    """Whether a leaf has all of the folded axes or none of them."""
-    tail = ((1,) * (len(space.shape) - x.ndim) + x.shape)[len(space.shape) - space.axes :]
-    return tail == space.shape[len(space.shape) - space.axes :] or all(n == 1 for n in tail)
-
-
-def _fits_rows(node: TraceNode, space: Space) -> bool:
-    """Whether a node can be part of a kernel over rows: with several folded axes, its leaves must have all of them or none."""
-    if node.space == space or space.axes == 1:
-        return True
-    return node.shape == space.shape and all(_regular(x, space) for x in node.leaves.values())
-
-
 def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[tuple[Any, ...], Space | None]:
     """Tensors and waiting nodes that an op reads, and the space they are in; what cannot be joined is computed now."""
     nodes = [_under_shape(x) for x in values]
     for i, node in enumerate(nodes):
         if node is not None and not _joins(node, values[i].shape, shape, real):
-            values[i]._source.compute()  # its own, which the node stands for under another shape
+            values[i].source.compute()  # its own, which the node stands for under another shape
             nodes[i] = None
     spaces = {node.space for node in nodes if node is not None and node.space is not None}
     space = next(iter(spaces)) if len(spaces) == 1 else None
@@ -329,15 +273,15 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
         if node is None:
             continue
         strange = len(spaces) > 1 and node.space is not None
-        if strange or (space is not None and node.space is None and (dropped or not _fits_rows(node, space))):
-            values[i]._source.compute()
+        if strange or (space is not None and node.space is None and (dropped or not fits_rows(node, space))):
+            values[i].source.compute()
             nodes[i] = None
     found = [x if node is None else node for x, node in zip(values, nodes, strict=True)]
-    if _too_long(found):
+    if too_long(found):
         for x, node in zip(values, nodes, strict=True):
             if node is not None:
                 _tell_fusion("the chain is long enough", node)
-                x._source.compute()
+                x.source.compute()
         found, space, dropped = list(values), None, False
     if space is not None:
         found = [_in_space(x, space, dropped) for x in found]
@@ -348,14 +292,14 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
     """What an op of plain eager code reads: waiting nodes of the result's own shape, everything else as tensors."""
     found: list[Any] = []
     for x in values:
-        node = x._source if isinstance(x, Tensor) else None
+        node = x.source if isinstance(x, Tensor) else None
         if type(node) is TraceNode and node.made is None:
             if _joins(node, x.shape, shape, real):
                 found.append(node)
                 continue
             node.compute()
         found.append(x)
-    if _too_long(found):
+    if too_long(found):
         for node in found:
             if type(node) is TraceNode and node.made is None:
                 _tell_fusion("the chain is long enough", node)
@@ -369,7 +313,7 @@ def _under_shape(x: Any) -> TraceNode | None:
     node = waiting_node(x)
     if node is None or node.space is not None or x.shape == node.shape or modes.mode is None or node.kind != "map":
         return node
-    below = _below(node)
+    below = nodes_below(node)
     plain = all(n.shape == node.shape for n in below) and all(t.shape == node.shape or t.size == 1 for t in node.leaves.values())
     return _reshaped(node, x.shape, {}) if plain else node
 
@@ -380,24 +324,11 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
         for x in node.inputs:
             if type(x) is TraceNode:
                 x = _reshaped(x, shape, done) if x.made is None else x.made
-            inputs.append(x._view(shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others have one element
+            inputs.append(with_shape(x, shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others have one element
         what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
         done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
         register(done[node])
     return done[node]
-
-
-def _too_long(operands: Sequence[Any]) -> bool:
-    """Whether a kernel for all of this would be too large; the sums over operands are looked into only where they say so."""
-    weight = leaves = 0
-    for x in operands:
-        weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if type(x) is TraceNode else (weight, leaves + 1)
-    nodes = [x for x in operands if type(x) is TraceNode]
-    if weight >= MOST_NODES and len(in_order(nodes)) >= MOST_NODES:
-        return True
-    if leaves <= MOST_LEAVES:
-        return False
-    return len({key for x in operands for key in (x.leaves if type(x) is TraceNode else (id(x),))}) > MOST_LEAVES
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
@@ -405,10 +336,8 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
     if not isinstance(x, Tensor):
         return x
     if dropped:
-        return x._view((*x.shape, *(1,) * space.axes))
-    if not _regular(x, space):
-        from netcl.engine.strided import broadcast_to
-
+        return with_shape(x, (*x.shape, *(1,) * space.axes))
+    if not is_regular(x, space):
         return broadcast_to(x, space.shape)
     return x
 
@@ -417,17 +346,17 @@ def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: D
     """An op joined to the product it is applied to, if that waits; the last of several products."""
     for place in reversed(range(len(values))):
         x = values[place]
-        if _of_product(x) and x._source.made is None and (made := later.finish(name, values, place, shape, dtype)) is not None:
+        if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:
             return made
     return None
 
 
 def _of_product(x: Any) -> bool:
-    return type(x) is DeferredTensor and type(x._source) is not TraceNode
+    return type(x) is DeferredTensor and isinstance(x.source, Product)
 
 
 def _made(node: TraceNode) -> Tensor:
-    tensor = Tensor._deferred(node, node.shape, node.dtype, node.queue)
+    tensor = deferred_tensor(node, node.shape, node.dtype, node.queue)
     if modes.trace is not None:
         modes.trace.append(node)
     register(node)
@@ -441,8 +370,8 @@ def defer(
     if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if any([_of_product(x) for x in values]):
-        values = [later.settle(x, values) if _of_product(x) else x for x in values]
-        if name in later.follows and not numbers and (made := _followed(name, values, shape, dtype)) is not None:
+        values = [x.source.settled(x, values) if _of_product(x) else x for x in values]
+        if not numbers and (made := _followed(name, values, shape, dtype)) is not None:
             return made
     if modes.mode is None:
         operands = _eager_operands(values, shape, real)
@@ -455,7 +384,7 @@ def defer(
 def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtype: DType, real: str) -> Tensor:
     """A fold of the innermost ``axes`` as a deferred tensor; ``body`` combines two values."""
     node, space = waiting_node(x), Space(x.shape, axes)
-    fits = node is not None and _joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits_rows(node, space)
+    fits = node is not None and _joins(node, x.shape, x.shape, real) and node.space in (None, space) and fits_rows(node, space)
     if node is not None and (not fits or node.level >= MOST_FOLDS):
         node.compute()
         node = None
@@ -466,102 +395,9 @@ def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtyp
 def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int, ...], dtype: DType, real: str) -> Tensor | None:
     """A sum over all but the innermost ``axes`` of a waiting tensor; ``None`` where it cannot join its kernel."""
     node, space = waiting_node(x), Space(x.shape, axes)
-    if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits_rows(node, space)):
+    if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and fits_rows(node, space)):
         return None
     return _made(TraceNode("columns", name, body, (node,), (), shape, dtype.name, real, x.queue, space, False))
-
-
-# ---- what is computed together
-
-
-class _Gathering:
-    """A region that grows: nodes that can be computed by the same kernel as its root."""
-
-    def __init__(self, root: TraceNode):
-        self.root = root
-        self.inside = dict.fromkeys(_below(root))
-        self.space = next((node.space for node in self.inside if node.space is not None), None)
-        self.shape = root.shape if self.space is None else self.space.shape
-
-    def accept(self, node: TraceNode) -> bool:
-        """Take a node and what it rests on, if one kernel can do it."""
-        if node.made is not None or node.mode != self.root.mode or node.real != self.root.real or node.queue is not self.root.queue:
-            return False
-        space = self.space or node.space
-        if (node.shape if node.space is None else node.space.shape) != self.shape or node.space not in (None, space):
-            return False
-        more = [n for n in _below(node) if n not in self.inside]
-        if space is not None and not all(n.space in (None, space) and _fits_rows(n, space) for n in (*self.inside, *more)):
-            return False
-        leaves = {key for n in (*self.inside, *more) for key in n.leaves}
-        if len(self.inside) + len(more) > MOST_NODES or len(leaves) > MOST_LEAVES:
-            return False
-        self.inside |= dict.fromkeys(more)
-        self.space = space
-        return True
-
-    def shares_input(self, node: TraceNode) -> bool:
-        return any(key in n.leaves for n in self.inside for key in node.leaves)
-
-
-def gather(root: TraceNode, wanted: Sequence[TraceNode] = ()) -> list[TraceNode]:
-    """The roots of a kernel: a node, those alive that share waiting work with it, those asked for with it that read the same inputs."""
-    if not wanted and not root.users and all(len(node.users) == 1 for node in _below(root)[:-1]):
-        return [root]  # a chain that nothing else hangs on
-    region = _Gathering(root)
-    below = set(region.inside)
-    queue = list(region.inside)
-    while queue:
-        for ref in queue.pop().users:
-            user = ref()
-            if user is not None and user not in region.inside and region.accept(user):
-                queue.extend(region.inside)
-    for node in wanted:
-        if node not in region.inside and region.shares_input(node):
-            region.accept(node)
-    used = {x for node in region.inside for x in node.inputs if type(x) is TraceNode}
-    return [root, *(n for n in region.inside if n not in below and (n in wanted or (n not in used and n.alive())))]
-
-
-def _below(node: TraceNode) -> list[TraceNode]:
-    """A node and every waiting node it rests on, inputs first."""
-    order: dict[TraceNode, None] = {}
-    _collect(node, order)
-    return list(order)
-
-
-def _collect(node: TraceNode, order: dict[TraceNode, None]) -> None:
-    if node not in order:
-        for x in node.inputs:
-            if type(x) is TraceNode and x.made is None:
-                _collect(x, order)
-        order[node] = None
-
-
-def in_order(roots: Sequence[TraceNode]) -> list[TraceNode]:
-    """Every waiting node under some roots, inputs first."""
-    return list(dict.fromkeys(node for root in roots for node in _below(root)))
-
-
-def stored(order: Sequence[TraceNode], roots: Sequence[TraceNode]) -> list[TraceNode]:
-    """The nodes whose values a kernel writes: its roots, and of the values between those that are alive the ones worth it.
-
-    A value per row is always worth it. Of whole tensors, writing and reading them again is weighed against reading what they are
-    computed from; a value that was left out once is written the second time.
-    """
-    between = [node for node in order if node not in roots and node.alive()]
-    if not between:
-        return [node for node in order if node in roots]
-    small = [node for node in between if node.narrow]
-    large = [node for node in between if not node.narrow]
-    leaves = {key: x.nbytes for node in large for key, x in node.leaves.items()}
-    store = 2 * sum(math.prod(node.shape) * DTYPES[node.dtype].itemsize for node in large)
-    again = sum(leaves.values())
-    keep = large if again > store else [node for node in large if node.skipped]
-    for node in large:
-        node.skipped = True
-    chosen = {*roots, *small, *keep}
-    return [node for node in order if node in chosen]
 
 
 class _Eager:
@@ -583,7 +419,7 @@ def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINE
 def eager_fusion(least: int) -> Iterator[None]:
     """Inside, plain eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
 
-    Decisions are kept per context with the plans of calls, so these are forgotten on the way in and out.
+    Decisions are kept per queue with the plans of calls, so these are forgotten on the way in and out.
     """
     before, _Eager.least = _Eager.least, least
     program.forget("plans")
@@ -592,6 +428,3 @@ def eager_fusion(least: int) -> Iterator[None]:
     finally:
         _Eager.least = before
         program.forget("plans")
-
-
-later.defer, later.worth = defer, worth_deferring

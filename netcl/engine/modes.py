@@ -1,14 +1,13 @@
-"""Per thread, how ops are deferred; and what the modules of fusion do for those below them."""
+"""Per thread, how ops are deferred."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from netcl.core.backend import lifecycle
-from netcl.core.tensor import Tensor
 
 
 class Mode(NamedTuple):
@@ -34,21 +33,6 @@ class _Fusing(threading.local):
 
 
 modes = _Fusing()
-
-
-class _Later:
-    """Filled by the modules of fusion, which rest on this one."""
-
-    defer: Callable[..., Tensor]  # a formula as a deferred tensor
-    fold: Callable[..., Tensor | None]  # a reduction as one, or None
-    finish: Callable[..., Tensor | None]  # an op in the kernel of the product before it, or None
-    settle: Callable[..., Tensor]  # a tensor that waits for such an op, or a formula where that will not be
-    follows: frozenset[str] = frozenset()  # the ops for which that may be
-    worth: Callable[..., bool]  # whether plain eager code should
-    run: Callable[..., None]  # compute nodes together
-
-
-later = _Later()
 
 
 @contextmanager

@@ -13,28 +13,30 @@ from typing import Any
 from netcl.core import recording
 from netcl.core.backend.opencl import backend_of
 from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPlannable, Place
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
+from netcl.core.kernels.program import Sized
 from netcl.core.kernels.signature import POINTER
 from netcl.core.memory import get_persistent_pool
+from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote, wrote_again
 
-MOST_PLANS = 4096  # per context: programs with ever new shapes must not grow without bound
+MOST_PLANS = 4096  # per queue: programs with ever new shapes must not grow without bound
 
 Result = tuple[int, tuple[int, ...], str]  # where its memory is among that of the commands (-1: there is none), its shape and dtype
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
     """An empty command list for a queue, and in ``given`` a tensor of it for each operand."""
-    commands = CommandList(queue, program.state(queue), get_persistent_pool(queue), len(tensors))
+    commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [Place(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
     return commands
 
 
 def plan_cache(queue: Any) -> dict[Any, Any]:
-    """The plans of a queue's context; when there are too many, all are forgotten (kernels stay)."""
-    plans = program.state(queue).setdefault("plans", {})
+    """The plans of a queue; when there are too many, all are forgotten (kernels stay)."""
+    plans = queue_state(queue).plans
     if len(plans) >= MOST_PLANS:
         plans.clear()
     return plans
@@ -135,13 +137,13 @@ class Plan:
         memory = [arg.index for arg in command.args if isinstance(arg, At)]
         pointers = sum(kind is POINTER for kind in command.kernel.kinds)
         launch = self.steps[0][0]
-        if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not program.Sized:
+        if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not Sized:
             return None
         return launch, *self.rooms[0], *self.results[0][1:], [x for i in range(pointers) for x in (i, None)]
 
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
         """Do the commands over these operands and numbers; the results are new tensors, or operands that were changed in place."""
-        if self.whole is not None and not program.launch_observers:
+        if self.whole is not None and not hooks.launch_observers:
             launch, shelf, nbytes, shape, dtype, memory = self.whole
             memory, place, queue = memory.copy(), 1, self.queue
             for t in tensors:
@@ -151,12 +153,12 @@ class Plan:
             buffer = memory[place] = lease.buffer
             launch(queue, tuple(memory), numbers)
             return Tensor(buffer, shape, dtype, self.context, queue, lease)
-        if self.writes and program.awaited:
+        if self.writes and hooks.readers:
             for i in self.writes:
                 tensors[i]._compute_readers()
         if self.noted:
             wrote([tensors[i] for i in self.noted])
-        if program.launch_observers:
+        if hooks.launch_observers:
             made = self._run_observed(tensors, numbers)
         else:
             queue, slots, leases = self.queue, self.fixed.copy(), []
@@ -253,7 +255,7 @@ def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], 
 def _result(commands: CommandList, x: Any) -> Result:
     if x is None:
         return -1, (), ""
-    if type(x) is not Tensor or x._source is not None or type(x.buffer) is not Place or x.buffer.commands is not commands:
+    if type(x) is not Tensor or x.source is not None or type(x.buffer) is not Place or x.buffer.commands is not commands:
         raise NotPlannable("a result is not of the call's own memory")
     if x.buffer.index < commands.operands and x is not commands.given[x.buffer.index]:
         raise NotPlannable("a result is a view of an operand")

@@ -1,40 +1,29 @@
-"""Runs pointwise rows: operands, dtypes, broadcasting, and the launch (or NumPy).
-
-Everything that depends only on dtypes and shapes is decided once and kept as a plan in the state of the context; a call is then a
-look-up and a run.
-"""
+"""Runs pointwise rows: a call is a look-up and the run of a plan, a value that is left deferred, or NumPy."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, reduce
+from functools import cache, partial
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.capabilities import DeviceProfile, device_profile
-from netcl.core.commands import CommandList, Given
+from netcl.core.commands import CommandList
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
-from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
-from netcl.core.kernels import program
+from netcl.core.errors import DtypeError, message
 from netcl.core.methods import Size
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
-from netcl.engine.launch import ahead, check_double, index_type
-from netcl.engine.modes import in_mode, later, modes
-from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.engine.plan import MOST_PLANS, Plan, command_list, plan_cache
+from netcl.engine.lazy_graph import defer, worth_deferring
+from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, map_kernel, plan_map
+from netcl.engine.modes import in_mode, modes
+from netcl.engine.opencl_text import Body, forward_body, numpy_function, vjp_body
+from netcl.engine.operands import SCALARS, Operand, category, check_out, check_same_device, common_dtype, common_shape, operands
+from netcl.engine.plan import MOST_PLANS, Plan, plan_cache
 from netcl.engine.registry import Choice, Pointwise
-
-Operand = Tensor | bool | int | float
-SCALARS = (bool, int, float)
-INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
-CPU_WIDTH = 16
 
 
 class Waiting(NamedTuple):
@@ -43,244 +32,15 @@ class Waiting(NamedTuple):
     types: tuple[tuple[int, ...], str, DType]
 
 
-# ---- operands
-
-
-def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Tensors and Python numbers as they are; arrays and lists become tensors on the device of the first tensor."""
-    first = next((x for x in values if isinstance(x, Tensor)), None)
-    queue = first.queue if first is not None else None
-    made = [_operand(x, queue) for x in values]
-    if first is None and not any(isinstance(x, Tensor) for x in made):
-        made[0] = Tensor.from_host(made[0])
-    tensors = [x for x in made if isinstance(x, Tensor)]
-    for x in tensors[1:]:
-        if x.queue is not tensors[0].queue:
-            check_same_device(op, tensors[0], x)
-    return tuple(made)
-
-
-def tensor(op: str, x: Any) -> Tensor:
-    """One input as a tensor; a number or an array goes to the active device."""
-    if isinstance(x, Tensor):
-        return x
-    (made,) = operands(op, (x,))
-    assert isinstance(made, Tensor)
-    return made
-
-
-def tensors(op: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Several inputs as tensors on one device, numbers too."""
-    made = operands(op, values)
-    queue = next(x.queue for x in made if isinstance(x, Tensor))
-    return tuple(x if isinstance(x, Tensor) else Tensor.from_host(queue, x) for x in made)
-
-
-def _operand(x: Any, queue: Any) -> Operand:
-    if isinstance(x, Tensor) or type(x) in SCALARS:
-        return x
-    if isinstance(x, np.generic):
-        return x.item()
-    if isinstance(x, int):  # x.size
-        return int(x)
-    return Tensor.from_host(queue, x) if queue is not None else Tensor.from_host(x)
-
-
-def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
-    """Raise unless two tensors live on one queue (all NumPy queues are one)."""
-    if a.queue is b.queue or (isinstance(a.queue, CPUQueue) and isinstance(b.queue, CPUQueue)) or a.queue == b.queue:
-        return
-    where = {"a": a.device.device_name, "b": b.device.device_name}
-    one = a.context is not None and a.context == b.context
-    remedy = "take one into the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"
-    raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, **where))
-
-
-def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
-    """The common shape, as NumPy has it."""
-    first = shapes[0]
-    if all(shape == first for shape in shapes):
-        return first
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        values: dict[str, Any] = {f"{name}.shape": shape for name, shape in zip(names, shapes, strict=True)}
-        raise ShapeError(message(op, "shapes do not broadcast", **values)) from None
-
-
-# ---- dtypes
-
-
-def _category(dtype: DType) -> int:
-    return 2 if dtype.is_float else int(dtype.name != "bool")
-
-
-def _of_number(category: int) -> DType:
-    return DTYPES[("bool", "int64", "float32")[category]]
-
-
-def common_dtype(operands: Sequence[Any]) -> DType:
-    """Promotion, as torch has it: tensors by rank; those without axes, and then Python numbers, count only where they are of a higher
-    category (bool, int, float) than what stands above them.
-    """
-    tensors = [x for x in operands if isinstance(x, Tensor)]
-    tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
-    numbers = [1 if type(x) is Size else SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]
-    kinds = [*(reduce(dtypes.promote, tier) for tier in tiers if tier), *([_of_number(max(numbers))] if numbers else [])]
-    return reduce(lambda above, below: below if _category(below) > _category(above) else above, kinds)
-
-
 def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[Any]) -> DType:
     """The dtype whose compute type the kernel works in; also the result's, unless that is bool."""
     deciding = [values[i] for i in row.promoting]
     working = common_dtype((*deciding, *params))
     least = {"any": -1, "number": 1, "float": 2}[row.accepts]
-    if _category(working) < least:
+    if category(working) < least:
         wanted = "float tensors" if least == 2 else "numbers, not bool"
         raise DtypeError(message(row.name, f"takes {wanted}", 'cast first: x.to("float32")', dtype=working.name))
     return DTYPES["float32"] if row.result == "float" and not working.is_float else working
-
-
-# ---- shapes
-
-
-class Walk(NamedTuple):
-    """Collapsed axes: sizes of the outer ones, the inner size, and per operand its outer steps and whether it moves inside."""
-
-    outer: tuple[int, ...]
-    inner: int
-    steps: tuple[tuple[int, ...], ...]
-    moves: tuple[bool, ...]
-
-
-def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
-    """Merge neighbouring axes that every operand either has or broadcasts: few axes, long inner loops.
-
-    >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
-    (8, 3)
-    """
-    groups = merged_axes(shape, shapes) or [(1, (True,) * len(shapes))]
-    steps = tuple(steps_of(groups, k)[:-1] for k in range(len(shapes)))
-    return Walk(tuple(size for size, _ in groups[:-1]), groups[-1][0], steps, groups[-1][1])
-
-
-Groups = list[tuple[int, tuple[bool, ...]]]
-
-
-def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
-    """Runs of axes that every operand either has or broadcasts: their size, and who has them. Axes of size 1 are left out."""
-    padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
-    groups: Groups = []
-    for axis, size in enumerate(shape):
-        if size == 1:
-            continue
-        present = tuple(s[axis] != 1 for s in padded)
-        if groups and groups[-1][1] == present:
-            groups[-1] = (groups[-1][0] * size, present)
-        else:
-            groups.append((size, present))
-    return groups
-
-
-def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
-    """How far operand ``k`` moves per step along each run."""
-    steps, below = [], 1
-    for size, present in reversed(groups):
-        steps.append(below if present[k] else 0)
-        below *= size if present[k] else 1
-    return tuple(reversed(steps))
-
-
-# ---- plans
-
-
-def profile_of(queue: Any) -> DeviceProfile:
-    """The profile of a queue's device, kept in the state of its context."""
-    state = program.state(queue)
-    if "profile" not in state:
-        state["profile"] = device_profile(queue.device)
-    return state["profile"]
-
-
-def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: KernelConfig, asked: tuple[int, int] | None) -> Layout:
-    width = 1
-    if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED and config.use_vectorization:
-        width = CPU_WIDTH if profile.device_type == "cpu" else config.vector_width
-    if walk.inner < width:
-        width = 1
-    aligned = not walk.outer or walk.inner % width == 0
-    cpu = profile.device_type == "cpu"
-    integer, streams = index_type(n), cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
-    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asked)
-
-
-def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
-    """Elements per work-item, work-items, local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
-    rows = n // inner if inner else 0
-    if profile.device_type != "cpu":
-        return width, rows * -(-inner // width), config.local_size_1d
-    most = max(16384, inner // 1024)  # few enough that each can be a group
-    chunk = min(max(inner // (4 * profile.max_compute_units), 1024), most) // CPU_WIDTH * CPU_WIDTH
-    items = rows * -(-inner // chunk)
-    return chunk, items, 1 if items <= 1024 and not is_named(config) else config.local_size_1d
-
-
-class Map(NamedTuple):
-    """A kernel that computes a body over operands of certain dtypes and shapes, its sizes, and the numbers that come last."""
-
-    kernel: Any
-    items: int
-    local: int
-    sizes: tuple[int, ...]
-
-
-def map_kernel(
-    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, shape: tuple[int, ...],
-    options: tuple[str, ...] = (),
-) -> Map:  # fmt: skip
-    """The kernel of a body over some operands; builds it if it is new. It takes tensors, results, numbers and sizes, in this order."""
-    given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
-    n, names = math.prod(shape), [dtype.name for dtype in outputs]
-    check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
-    profile = profile_of(queue)
-    walk = collapse(shape, [x.shape for x in given.values()])
-    config = get_kernel_selector().select("elementwise", ((n,),), profile, names[0])
-    layout = _layout(walk, n, names[0], profile, config, ahead(queue))
-    inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
-    kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
-    chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile, config)
-    sizes: tuple[int, ...] = (walk.inner, chunk)
-    if walk.outer:
-        sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
-    return Map(kernel, items, local, sizes)
-
-
-def plan_map(
-    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, numbers: int,
-    shape: tuple[int, ...], options: tuple[str, ...] = (), out: Tensor | None = None,
-) -> Plan:  # fmt: skip
-    """A body as a plan over the tensors among ``values``, which are followed by ``out`` if that is written, and over ``numbers``."""
-    tensors = [x for x in values if isinstance(x, Tensor)]
-    commands = command_list(queue, tensors if out is None else [*tensors, out])
-    made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
-    if math.prod(shape):
-        kernel, items, local, sizes = map_kernel(op, queue, body, values, outputs, compute, shape, options)
-        given = (Given(i) for i in range(numbers + len(values) - len(tensors)))
-        kernel(commands, items, local, *commands.given[: len(tensors)], *made, *given, *sizes)
-    plan = Plan(op, commands, made[0] if len(made) == 1 else made)
-    plan.cast = partial(_integer, op, compute) if compute in INTEGRAL else float
-    return plan
-
-
-def _kernel(
-    op: str, queue: Any, body: Body, inputs: list[Port], outputs: list[Port], compute: str, layout: Layout, options: tuple[str, ...]
-) -> Any:
-    state = program.state(queue)
-    key = (op, "kernel", body, *inputs, *outputs, compute, layout, options)
-    if key not in state:
-        source = kernel_source(op, body, inputs, outputs, compute, layout)
-        state[key] = program.get(queue, source, f"op_{op}", options)
-    return state[key]
 
 
 # ---- running rows
@@ -320,10 +80,10 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
         if out is None and modes.mode is not None:
             return deferred(row, queue, args, _fused_types(signature, row, args, dtype), dtype)
         try:
-            found = queue._netcl_state["plans"][signature]
-        except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
+            found = queue.netcl.plans[signature]
+        except (AttributeError, KeyError):  # a new queue, a new call
             found = None
-        if type(found) is not Plan or found.queue is not queue:
+        if type(found) is not Plan:
             if isinstance(queue, CPUQueue):
                 return _run_numpy(row, queue, args, out, dtype)
             if type(queue) is CommandList:
@@ -393,15 +153,10 @@ def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
 def _new_plan(
     row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
 ) -> Plan | Waiting:
-    """What a call does that is new, or new on this queue of the context."""
+    """What a call does that is new."""
     plans = plan_cache(queue)
-    first = plans.get(key)
-    if first is not None:
-        key = (*key, queue)
-        if key in plans:
-            return plans[key]
     types = shape, compute, result = _forward_types(row, args, dtype)
-    if out is None and fusable(queue, *types, args) and later.worth(queue, shape):
+    if out is None and fusable(queue, *types, args) and worth_deferring(queue, shape):
         plans[key] = waiting = Waiting(types)
         return waiting
     if out is not None and (out.shape, out.dtype) != (shape, result.name):
@@ -416,21 +171,11 @@ def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | N
     shape, compute, result = _forward_types(row, args, dtype)
     target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
     if target.size:
-        cast = partial(_integer, row.name, compute) if compute in INTEGRAL else float
+        cast = partial(as_integer, row.name, compute) if compute in INTEGRAL else float
         kernel, items, local, sizes = map_kernel(row.name, queue, forward_body(row), args[: row.arity], (result,), compute, shape)
         tensors, numbers = [x for x in args if isinstance(x, Tensor)], [cast(x) for x in args if not isinstance(x, Tensor)]
         kernel(queue, items, local, *tensors, target, *numbers, *sizes)
     return target
-
-
-def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """``out`` itself, about to be written, if a result of this shape and dtype fits into it."""
-    if out.shape != shape:
-        raise ShapeError(message(op, "out has another shape than the result", out=out.shape, result=shape))
-    if out.dtype != dtype:
-        raise DtypeError(message(op, "out has another dtype than the result", out=out.dtype, result=dtype))
-    out._changing()
-    return out
 
 
 def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
@@ -444,28 +189,11 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
     return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
 
 
-def _integer(op: str, compute: str, value: Any) -> int:
-    """A number as an integer of a compute type."""
-    name, most = INTEGRAL[compute]
-    if not -most <= value < most:
-        remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
-        raise DtypeError(message(op, f"{value} does not fit into {name}", remedy))
-    return int(value)
-
-
 def _check_integers(row: Pointwise, compute: str, args: Sequence[Any]) -> None:
     if compute in INTEGRAL:
         for x in args:
             if not isinstance(x, Tensor):
-                _integer(row.name, compute, x)
-
-
-def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
-    """Whether an op's value can wait: it has elements, its dtype can be told without storing it, and the device knows its types."""
-    if not math.prod(shape) or result.name == "uint8":
-        return False
-    double = compute == "double" or result.name == "float64" or any(getattr(x, "dtype", None) == "float64" for x in values)
-    return not double or isinstance(queue, CPUQueue) or profile_of(queue).has_fp64
+                as_integer(row.name, compute, x)
 
 
 _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
@@ -490,31 +218,7 @@ def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype:
     shape, compute, result_dtype = types
     _check_integers(row, compute, args)  # types are known by those of numbers, not by the numbers
     values, params = args[: row.arity], args[row.arity :]
-    return later.defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
-
-
-def as_compute(x: Operand, compute: str) -> np.ndarray:
-    """An operand on the NumPy backend as an array of the compute type."""
-    if not isinstance(x, Tensor):
-        return COMPUTE[compute].type(x)
-    assert x.array is not None
-    return dtypes.decode(x.array, DTYPES[x.dtype]).astype(COMPUTE[compute], copy=False)
-
-
-def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, sources: Sequence[Any] = ()) -> Tensor:
-    """Values of a compute type as a tensor on the NumPy backend, in memory that none of ``sources`` has."""
-    full = np.asarray(values)
-    with np.errstate(all="ignore"):
-        if dtype.name == "bool":
-            full = full != 0
-        elif dtype.name == "uint8" and full.dtype.kind == "f":
-            full = full.astype(np.int32)
-        stored = dtypes.encode(full, dtype)
-    if stored.shape != shape:
-        stored = np.broadcast_to(stored, shape).copy()
-    elif not stored.flags.writeable or any(isinstance(x, Tensor) and np.may_share_memory(stored, x.array) for x in sources):
-        stored = stored.copy()
-    return Tensor._of_array(stored, dtype.name, queue)
+    return defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 
 
 def _run_numpy(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
@@ -585,13 +289,13 @@ def _vjp_kernel(
         *[x.dtype for x, w in zip(values, wanted, strict=True) if w],
     )
     try:
-        plan = queue._netcl_state["plans"][key]
-    except (AttributeError, KeyError):  # a NumPy queue, a new context, a new call
+        plan = queue.netcl.plans[key]
+    except (AttributeError, KeyError):  # a new queue, a new call
         plan = None
-    if plan is None or plan.queue is not queue or modes.mode is not None:
+    if plan is None or modes.mode is not None:
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
         compute = _float_compute(inputs, targets)
-        wait = modes.mode is not None or later.worth(queue, g.shape)
+        wait = modes.mode is not None or worth_deferring(queue, g.shape)
         if wait and all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
             return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
         if isinstance(queue, CPUQueue):
@@ -608,7 +312,7 @@ def _deferred_vjp(row: Pointwise, i: int, given: Sequence[Any], params: Mapping[
     body, read = _vjp_operands(row, tuple(k == i for k in range(row.arity)))
     numbers = [float(params[name]) for name in body.scalars]
     g, dtype = given[0], DTYPES[given[2 + i].dtype]
-    return later.defer(f"{row.name}_vjp", body, [given[k] for k in read], numbers, g.shape, dtype, compute, g.queue)
+    return defer(f"{row.name}_vjp", body, [given[k] for k in read], numbers, g.shape, dtype, compute, g.queue)
 
 
 def _float_compute(inputs: Sequence[Any], targets: Sequence[DType]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache, partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,26 +21,22 @@ from netcl.core.dtype import DTYPES, STORED, DType
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
+from netcl.engine import lazy_graph, rows
 from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
-from netcl.engine.modes import later, modes
-from netcl.engine.opencl_text import Body, Layout, helper_functions, numpy_function, statements, value_functions
-from netcl.engine.pointwise import (
-    CPU_WIDTH,
-    as_compute,
-    check_out,
-    from_compute,
-    profile_of,
-    run,
-    tensor,
-)
-from netcl.engine.registry import REGISTRY, Pointwise, Reduction, parse
+from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, profile_of
+from netcl.engine.modes import in_mode, modes
+from netcl.engine.opencl_text import LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
+from netcl.engine.operands import check_out, common_shape, tensor
+from netcl.engine.pointwise import run
+from netcl.engine.registry import REGISTRY, Pointwise, Reduction, names_read_by, parse
+from netcl.engine.row_kernel import Fold
 
 Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduction.cl").read_text()
-_INFINITE = ("-INFINITY", "INFINITY")
-LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
+TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
+LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, and a reduction that cuts rows is faster
 _LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
 _UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
 _CPU_PIECES = 16  # of a fold for each core: with few, one more than the others have is felt
@@ -131,11 +127,6 @@ def _fold_functions(stage: Stage, width: int) -> str:
     neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
     numbers = ", ".join(map(str, range(width)))
     return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
-
-
-def rotated(width: int, by: int) -> str:
-    """The lanes of a vector, moved round: a swizzle."""
-    return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
 def _source(stage: Stage, source: DType, given: DType, target: DType, layout: Layout, chosen: FoldLayout) -> str:
@@ -294,16 +285,6 @@ def _fold(
     return target
 
 
-def _deferred_fold(
-    row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
-    dtype: str | None = None,
-) -> Tensor | None:  # fmt: skip
-    return later.fold(row, x, axis, keepdims, params, dtype) if out is None and modes.mode is not None else None
-
-
-fold = planned("fold", _fold, _deferred_fold)
-
-
 def _row_named(name: str) -> Reduction:
     row = REGISTRY[name]
     assert isinstance(row, Reduction)
@@ -355,9 +336,6 @@ def _map_row(row: Reduction) -> Pointwise:
     return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
 
 
-UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
-
-
 def _text_function(text: str, names: tuple[str, ...], compute: str) -> Callable[..., Any]:
     return numpy_function(_text_body(text, names), compute)
 
@@ -382,7 +360,7 @@ def _reduce_numpy(
         return _host_tensor(value, shape, result, x.queue)
     if row.given:
         first = _row_named(row.given)
-        v1 = as_compute(fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
+        v1 = as_compute(_fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
     with np.errstate(all="ignore"):
         (mapped,) = _text_function(row.map, ("v0", "v1", *row.params), compute)(as_compute(x, compute), v1, *numbers)
         folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
@@ -423,6 +401,93 @@ def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute
         (pairs,) = combine(x[:half], x[half : 2 * half])
         x = np.concatenate([pairs, x[2 * half :]])
     return x[0].reshape(kept)
+
+
+# ---- calls: a fold of deferred values joins their kernel
+
+
+@lru_cache(maxsize=256)
+def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) -> Body:
+    used = names_read_by(text)
+    kept = tuple(name for name in inputs if name in used)
+    return Body(kept, tuple(name for name in scalars if name in used), (("out", parse(text)),), ("out",))
+
+
+SAME = _formula("v0", ("v0",))
+
+
+def formula(
+    name: str, text: str, bound: dict[str, Any], numbers: dict[str, Any], dtype: str, real: str, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``; ``shape``, where it is known, saves time."""
+    body = _formula(text, tuple(bound), tuple(numbers))
+    values = [bound[name] for name in body.inputs]
+    whole = common_shape(name, [x.shape for x in values], body.inputs) if shape is None else shape
+    return lazy_graph.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
+
+
+def busy(queue: Any, count: int, inner: int) -> bool:
+    """Whether a kernel over rows keeps a device busy."""
+    return isinstance(queue, CPUQueue) or inner <= LONG_ROW or count >= 2 * rows.device_of(queue)[2]
+
+
+def defer_fold(
+    row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
+    dtype: str | None = None,
+) -> Tensor | None:  # fmt: skip
+    """A reduction as deferred values: over innermost axes, over all axes in two steps, or a sum over all others."""
+    if out is not None or modes.mode is None or not modes.mode.rows or not isinstance(x, Tensor) or not x.size or not x.ndim:
+        return None
+    axes = axes_of(row.name, axis, x.shape)
+    real, result = types_of(row, x)
+    if not axes or not fusable(x.queue, x.shape, real, result, (x,)):
+        return None
+    target = dtype or result.name
+    if len(axes) == x.ndim > 1 and row.name in TWICE and lazy_graph.waiting_node(x) is not None:
+        return _over_all_axes(row, x, keepdims, params, target, real)
+    if axes == tuple(range(x.ndim - len(axes), x.ndim)):
+        count = math.prod(x.shape[: x.ndim - len(axes)])
+        if busy(x.queue, count, x.size // count):
+            form = partial(fold_innermost, row, x, len(axes), keepdims, params, target, real)
+            return lazy_graph.as_formulas(form, partial(fold, row, x, axis, keepdims, params, None, dtype), (x,))
+    if axes == tuple(range(len(axes))) and row.name == "sum" and real in ("float", "double"):
+        shape = folded_shape(x.shape, axes, keepdims)
+        return lazy_graph.defer_columns("columns", SAME, x, x.ndim - len(axes), shape, DTYPES[target], real)
+    return None
+
+
+def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor:
+    numbers = dict(zip(row.params, params, strict=True))
+    bound: dict[str, Any] = {}
+    if row.given:
+        first = REGISTRY[row.given]
+        assert isinstance(first, Reduction)
+        bound["v1"] = fold_innermost(first, x, axes, True, tuple(first.params.values()), STORED[real], real)
+    mapped = x if row.map == "v0" else formula(f"{row.name}_map", row.map, {"v0": x, **bound}, numbers, STORED[real], real)
+    plain = row.finish == "v0"
+    fold = Fold(row.combine, row.neutral)
+    folded = lazy_graph.defer_fold(row.name, fold, mapped, axes, keepdims, DTYPES[target if plain else STORED[real]], real)  # type: ignore[arg-type]
+    if plain:
+        return folded
+    if bound and not keepdims:
+        bound["v1"] = with_shape(bound["v1"], folded.shape)
+    count = math.prod(x.shape[x.ndim - axes :])
+    return formula(f"{row.name}_finish", row.finish, {"v0": folded, **bound}, {"n": count, **numbers}, target, real)
+
+
+def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
+    """All axes: the innermost in the kernel of what is waiting, the others of what that leaves."""
+    count = x.size // x.shape[-1]
+    if not busy(x.queue, count, x.shape[-1]) or row.params:
+        return None
+    wide = "bool" if row.result == "bool" else STORED[real]
+    part = fold_innermost(row, x, 1, False, params, wide, real)
+    with in_mode(None):
+        made = fold(row, part, None, False, params, None, target)
+    return with_shape(made, (1,) * x.ndim) if keepdims else made
+
+
+fold = planned("fold", _fold, defer_fold)
 
 
 def _refuse_bool(name: str, axis: bool) -> None:

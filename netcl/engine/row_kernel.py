@@ -16,20 +16,21 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import rows
 from netcl.engine.launch import index_type
+from netcl.engine.map_kernel import merged_axes, steps_of
 from netcl.engine.opencl_text import (
+    LIMITS,
     SEPARATE,
     Body,
     Layout,
     Port,
     helper_functions,
     renamed,
+    rotated,
     rounded,
     scalar_load,
     statements,
     value_functions,
 )
-from netcl.engine.pointwise import merged_axes, steps_of
-from netcl.engine.reduction import LIMITS, rotated
 from netcl.engine.registry import parse
 
 #: What a CPU rather reads again than computes again.

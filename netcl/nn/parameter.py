@@ -12,8 +12,8 @@ from typing import Any
 from netcl.core import dtype as dtypes
 from netcl.core.device import DeviceHandle, device, get_active_device, queue_of
 from netcl.core.errors import DtypeError, OutOfMemoryError, message
-from netcl.core.in_place import stand_on as stand_on
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
+from netcl.core.tensor import stand_on as stand_on
 
 _PLACE_NAMES = ("queue", "device", "dtype")
 
@@ -132,8 +132,8 @@ class Parameter(metaclass=_LooksLikeParameter):
 
     def __new__(cls, data: Any, requires_grad: bool = True) -> Tensor:  # type: ignore[misc]
         tensor = data.detach() if isinstance(data, Tensor) else Tensor.from_host(here(), data)
-        if tensor._place is not None:
-            tensor = tensor._copy()
+        if tensor.place is not None:
+            tensor = duplicate(tensor)
         if requires_grad:
             _float_dtype(tensor.dtype)
         tensor._mark(requires_grad, persistent=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import netcl.autograd as ag
 from netcl.autograd.clip import Parameters, clip_grad_norm, clip_grad_norm_device, clip_grad_value
-from netcl.core import dispatch
 from netcl.core.errors import ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 
 
@@ -51,4 +51,4 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
         raise ShapeError(message("vector_to_parameters", what, elements=sum(p.size for p in given), **{"vec.shape": vec.shape}))
     with ag.no_grad():
         for p, part in zip(given, ag.split(vec, [p.size for p in given], axis=0), strict=True):
-            dispatch.call("in_place", "copy", p, ag.reshape(part, p.shape))
+            hooks.call("in_place", "copy", p, ag.reshape(part, p.shape))

@@ -11,14 +11,14 @@ from netcl.core.device import handle_of
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_selector
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import wrote
 from netcl.engine import launch, lazy_graph, rows
 from netcl.engine.call import planned
+from netcl.engine.map_kernel import fusable
 from netcl.engine.modes import modes
-from netcl.engine.pointwise import fusable
+from netcl.engine.reduction import formula
 from netcl.engine.registry import S, composite, op
-from netcl.ops import fused_rows
 from netcl.ops.norm import (
     Channels,
     NormViews,
@@ -165,9 +165,9 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
     """The result as a formula of statistics that are there."""
     given = {"v0": x, "v1": mean, "v2": rstd, "v3": weight, "v4": bias}
     seen = (x.shape[1], *(1,) * (x.ndim - 2))
-    bound = {name: t.detach() if t is x else t._view(seen) for name, t in given.items() if t is not None}
+    bound = {name: t.detach() if t is x else with_shape(t, seen) for name, t in given.items() if t is not None}
     text = f"(v0 - v1) * {'v2' if weight is None else '(v2 * v3)'}{'' if bias is None else ' + v4'}"
-    return fused_rows.formula("batch_norm", text, bound, {}, x.dtype, DTYPES[x.dtype].c_compute, x.shape)
+    return formula("batch_norm", text, bound, {}, x.dtype, DTYPES[x.dtype].c_compute, x.shape)
 
 
 def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, new_result
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, op
 from netcl.ops.pointwise import cast
@@ -176,12 +176,12 @@ def _loss_kernel(queue: Any, kernel: str, p: LossProblem, dtypes: dict[str, str]
 def _forward_cl(logits: Tensor, target: Tensor, weight: Tensor | None, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     sums = sum_dtype(logits.dtype)
     queue = logits.queue
-    losses, logs, counts = (Tensor._result(shape, sums, queue) for _ in range(3))
+    losses, logs, counts = (new_result(shape, sums, queue) for _ in range(3))
     operands = {"X": logits, "L": target, "M": losses} | ({} if weight is None else {"W": weight})
     spread = _run_loss("cross_entropy", p, operands, logits, target, logits if weight is None else weight, losses, logs, counts)
     if p.reduction == "none":
         return cast(losses, logits.dtype), logs, Tensor.ones((), sums, queue=queue)
-    total, scale = Tensor._result((), logits.dtype, queue), Tensor._result((), sums, queue)
+    total, scale = new_result((), logits.dtype, queue), new_result((), sums, queue)
     finish = _loss_kernel(queue, "cross_entropy_total", p, {key: t.dtype for key, t in operands.items()}, spread)
     finish(queue, spread.local, spread.local, losses, counts, total, scale, int(p.reduction == "mean"), p.rows)
     return total, logs, scale
@@ -358,7 +358,7 @@ def cross_entropy_grad(
         )
     if logits.backend == "cpu":
         return launch.run_cpu(_grad_cpu, upstream, logits, target, weight, logarithms, scale, dtype=logits.dtype, p=p)
-    y = Tensor._result(logits.shape, logits.dtype, logits.queue)
+    y = new_result(logits.shape, logits.dtype, logits.queue)
     if y.size:
         scale = cast(scale, logarithms.dtype)
         operands = {"X": logits, "L": target, "M": logarithms, "G": upstream, "Y": y} | ({} if weight is None else {"W": weight})

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
 from netcl.engine.call import Habit, planned
 from netcl.engine.launch import FLOATS
-from netcl.engine.modes import in_mode, later, modes
+from netcl.engine.modes import in_mode, modes
 from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with
@@ -28,8 +28,10 @@ from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
 
+_FOLLOWS = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))  # ops that a kernel of a product can end in
 
-class _Waiting:
+
+class _Waiting(lazy_graph.Product):
     """What tensors rest on while it is not decided which kernel computes them."""
 
     __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "queue", "shape", "tensors")
@@ -60,7 +62,7 @@ class _Waiting:
                 else:
                     with in_mode(None):
                         made = self.run()
-                if made._source is not None:
+                if made.source is not None:
                     lazy_graph.compute([made])  # an op by itself may leave a formula
                 if self.made is None:  # making room for the formula may have computed this value: all its tensors share one memory
                     self.made = made
@@ -69,6 +71,10 @@ class _Waiting:
 
     def run(self) -> Tensor:
         raise NotImplementedError
+
+    def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
+        """An op on this value, to be computed with it; ``None`` where that cannot be."""
+        return append_op(name, values, place, shape, dtype) if name in _FOLLOWS else None
 
     def release(self) -> None:
         """Let go of what the values were computed from."""
@@ -138,13 +144,22 @@ class Followed(_Waiting):
             first = first.of
         return first if type(first) is PendingProduct and first.skippable() else None
 
+    def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
+        """``x`` itself, or, if an op over ``values`` needs the product it rests on as well, the same as a formula."""
+        first: Any = self.of
+        while type(first) is Followed:
+            first = first.of
+        if self.made is None and all(getattr(v, "source", None) is not first for v in values):
+            return x
+        return _in_shape(self.as_formula(), x.shape)
+
     def as_formula(self) -> Tensor:
         """The op on what it is applied to as any op would be, so that others join it."""
         if self.made is None:
             of = self.of
             assert of is not None and self.alone is not None
             again = type(of) is Followed and of.skippable()
-            below = of.as_formula() if again else Tensor._deferred(of, of.shape, of.extras.finish.stored, self.queue)  # type: ignore[attr-defined]
+            below = of.as_formula() if again else deferred_tensor(of, of.shape, of.extras.finish.stored, self.queue)  # type: ignore[attr-defined]
             self.made = self.alone(below)
             self.of = None
             self.release()
@@ -156,7 +171,7 @@ class Followed(_Waiting):
 
 
 def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
-    made = Tensor._deferred(waiting, waiting.shape, waiting.extras.finish.stored, like.queue)
+    made = deferred_tensor(waiting, waiting.shape, waiting.extras.finish.stored, like.queue)
     lazy_graph.register(waiting)
     return made
 
@@ -183,7 +198,7 @@ def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -
     if root is None:  # a value in between is computed already
         return None
     if other.shape == seen:
-        return extras._replace(finish=finish._replace(residual=other.dtype), residual=other._view(root.shape))
+        return extras._replace(finish=finish._replace(residual=other.dtype), residual=with_shape(other, root.shape))
     columns = other.shape == seen[-1:] and seen == root.shape and root.by_column
     if bias is not None or not columns or other.dtype != finish.dtype or finish.dtype in HALVES:
         return None
@@ -204,7 +219,7 @@ def _with_activation(extras: Extras, name: str) -> Extras | None:
 
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor under the shape of a view: a pending value knows only the shape it is computed in."""
-    return x if x.shape == shape else x._view(shape)
+    return x if x.shape == shape else with_shape(x, shape)
 
 
 class _Step(NamedTuple):
@@ -244,7 +259,7 @@ class _Step(NamedTuple):
 
 def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
     """An op on a product that waits, to be computed with it; ``None`` where that cannot be."""
-    seen, of = values[place], values[place]._source
+    seen, of = values[place], values[place].source
     if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
         return None
     step = _Step(name, values, place, dtype)
@@ -253,21 +268,6 @@ def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ..
         return None
     operand = extras.residual if extras.residual is not of.extras.residual else extras.bias if extras.bias is not of.extras.bias else None
     return _deferred(Followed(name, of, extras, shape, seen.queue, operand, step.alone()), seen)
-
-
-def settled(x: Tensor, values: Sequence[Any]) -> Tensor:
-    """A tensor that waits, or, if an op over ``values`` needs the product it rests on as well, the same as a formula."""
-    node: Any = x._source
-    first = node
-    while type(first) is Followed:
-        first = first.of
-    if type(node) is not Followed or (node.made is None and all(getattr(v, "_source", None) is not first for v in values)):
-        return x
-    return _in_shape(node.as_formula(), x.shape)
-
-
-later.finish, later.settle = append_op, settled
-later.follows = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))
 
 
 # ---- products

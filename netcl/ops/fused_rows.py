@@ -7,109 +7,18 @@ op's own kernel then serves (and whose errors it words).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, STORED
-from netcl.core.tensor import Tensor
-from netcl.engine import fused_kernel, launch, lazy_graph, reduction, rows
+from netcl.core.tensor import Tensor, with_shape
+from netcl.engine import fused_kernel, launch, lazy_graph
 from netcl.engine.call import planned
-from netcl.engine.modes import in_mode, later, modes
-from netcl.engine.opencl_text import Body
-from netcl.engine.pointwise import common_shape, fusable
-from netcl.engine.reduction import Axis, axes_of, types_of
-from netcl.engine.registry import REGISTRY, Op, Reduction, names_read_by, parse
-from netcl.engine.row_kernel import Fold
-
-TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
-LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, and a reduction that cuts rows is faster
-
-
-@lru_cache(maxsize=256)
-def _formula(text: str, inputs: tuple[str, ...], scalars: tuple[str, ...] = ()) -> Body:
-    used = names_read_by(text)
-    kept = tuple(name for name in inputs if name in used)
-    return Body(kept, tuple(name for name in scalars if name in used), (("out", parse(text)),), ("out",))
-
-
-_SAME = _formula("v0", ("v0",))
-
-
-def formula(
-    name: str, text: str, bound: dict[str, Any], numbers: dict[str, Any], dtype: str, real: str, shape: tuple[int, ...] | None = None
-) -> Tensor:
-    """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``; ``shape``, where it is known, saves time."""
-    body = _formula(text, tuple(bound), tuple(numbers))
-    values = [bound[name] for name in body.inputs]
-    whole = common_shape(name, [x.shape for x in values], body.inputs) if shape is None else shape
-    return lazy_graph.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
-
-
-# ---- folds
-
-
-def _busy(queue: Any, count: int, inner: int) -> bool:
-    """Whether a kernel over rows keeps a device busy."""
-    return isinstance(queue, CPUQueue) or inner <= LONG_ROW or count >= 2 * rows.device_of(queue)[2]
-
-
-def defer_rows(row: Reduction, x: Any, axis: Axis, keepdims: bool, params: Sequence[float], dtype: str | None) -> Tensor | None:
-    """A reduction as deferred values: over innermost axes, over all axes in two steps, or a sum over all others."""
-    if not isinstance(x, Tensor) or not x.size or not x.ndim or modes.mode is None or not modes.mode.rows:
-        return None
-    axes = axes_of(row.name, axis, x.shape)
-    real, result = types_of(row, x)
-    if not axes or not fusable(x.queue, x.shape, real, result, (x,)):
-        return None
-    target = dtype or result.name
-    if len(axes) == x.ndim > 1 and row.name in TWICE and lazy_graph.waiting_node(x) is not None:
-        return _over_all_axes(row, x, keepdims, params, target, real)
-    if axes == tuple(range(x.ndim - len(axes), x.ndim)):
-        count = math.prod(x.shape[: x.ndim - len(axes)])
-        if _busy(x.queue, count, x.size // count):
-            form = partial(_innermost, row, x, len(axes), keepdims, params, target, real)
-            return lazy_graph.as_formulas(form, partial(reduction.fold, row, x, axis, keepdims, params, None, dtype), (x,))
-    if axes == tuple(range(len(axes))) and row.name == "sum" and real in ("float", "double"):
-        shape = reduction.folded_shape(x.shape, axes, keepdims)
-        return lazy_graph.defer_columns("columns", _SAME, x, x.ndim - len(axes), shape, DTYPES[target], real)
-    return None
-
-
-def _innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor:
-    numbers = dict(zip(row.params, params, strict=True))
-    bound: dict[str, Any] = {}
-    if row.given:
-        first = REGISTRY[row.given]
-        assert isinstance(first, Reduction)
-        bound["v1"] = _innermost(first, x, axes, True, tuple(first.params.values()), STORED[real], real)
-    mapped = x if row.map == "v0" else formula(f"{row.name}_map", row.map, {"v0": x, **bound}, numbers, STORED[real], real)
-    plain = row.finish == "v0"
-    fold = Fold(row.combine, row.neutral)
-    folded = lazy_graph.defer_fold(row.name, fold, mapped, axes, keepdims, DTYPES[target if plain else STORED[real]], real)  # type: ignore[arg-type]
-    if plain:
-        return folded
-    if bound and not keepdims:
-        bound["v1"] = bound["v1"]._view(folded.shape)
-    count = math.prod(x.shape[x.ndim - axes :])
-    return formula(f"{row.name}_finish", row.finish, {"v0": folded, **bound}, {"n": count, **numbers}, target, real)
-
-
-def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
-    """All axes: the innermost in the kernel of what is waiting, the others of what that leaves."""
-    count = x.size // x.shape[-1]
-    if not _busy(x.queue, count, x.shape[-1]) or row.params:
-        return None
-    wide = "bool" if row.result == "bool" else STORED[real]
-    part = _innermost(row, x, 1, False, params, wide, real)
-    with in_mode(None):
-        made = reduction.fold(row, part, None, False, params, None, target)
-    return made._view((1,) * x.ndim) if keepdims else made
-
-
-later.fold = defer_rows
-
+from netcl.engine.map_kernel import fusable
+from netcl.engine.modes import modes
+from netcl.engine.reduction import SAME, busy, fold_innermost, formula
+from netcl.engine.registry import REGISTRY, Op, Reduction
 
 # ---- ops
 
@@ -120,7 +29,7 @@ def _last(x: Any, axis: int) -> bool:
         return False
     real = DTYPES[x.dtype].c_compute
     count = x.size // x.shape[-1]
-    return axis % x.ndim == x.ndim - 1 and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,)) and _busy(x.queue, count, x.shape[-1])
+    return axis % x.ndim == x.ndim - 1 and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,)) and busy(x.queue, count, x.shape[-1])
 
 
 class _Rows:
@@ -137,7 +46,7 @@ class _Rows:
     def fold(self, name: str, x: Tensor) -> Tensor:
         row = REGISTRY[name]
         assert isinstance(row, Reduction)
-        return _innermost(row, x, self.axes, True, (), self.wide, self.real)
+        return fold_innermost(row, x, self.axes, True, (), self.wide, self.real)
 
 
 def _deferred_softmax(x: Any, axis: int = -1) -> Tensor | None:
@@ -177,7 +86,7 @@ def _is_row_norm(x: Any, axes: int, groups: int, *others: Any) -> bool:
         return False
     count = math.prod(x.shape[: x.ndim - axes])
     fits = all(t is None or (isinstance(t, Tensor) and t.shape == x.shape[x.ndim - axes :]) for t in others)
-    return fits and fusable(x.queue, x.shape, DTYPES[x.dtype].c_compute, DTYPES[x.dtype], (x,)) and _busy(x.queue, count, x.size // count)
+    return fits and fusable(x.queue, x.shape, DTYPES[x.dtype].c_compute, DTYPES[x.dtype], (x,)) and busy(x.queue, count, x.size // count)
 
 
 def _row_norm(
@@ -197,8 +106,8 @@ def _row_norm(
     if bias is not None:
         text, bound = f"{text} + v3", {**bound, "v3": bias}
     y = r.of(text, x.dtype, **bound)
-    stats = Tensor.zeros(lead, r.wide, queue=x.queue) if mean is None else mean._view(lead)
-    return y, stats, rstd._view(lead)
+    stats = Tensor.zeros(lead, r.wide, queue=x.queue) if mean is None else with_shape(mean, lead)
+    return y, stats, with_shape(rstd, lead)
 
 
 def _row_norm_grad(
@@ -209,9 +118,9 @@ def _row_norm_grad(
     r = _Rows("row_norm_grad", x, axes)
     kept = (*mean.shape, *(1,) * axes)
     gw = upstream if weight is None else r.of("v0 * v1", v0=upstream, v1=weight)
-    xh = r.of("(v0 - v1) * v2", v0=x, v1=mean._view(kept), v2=rstd._view(kept))
+    xh = r.of("(v0 - v1) * v2", v0=x, v1=with_shape(mean, kept), v2=with_shape(rstd, kept))
     slope = r.fold("mean", r.of("v0 * v1", v0=gw, v1=xh))
-    bound = {"v0": gw, "v1": xh, "v2": slope, "v3": rstd._view(kept)}
+    bound: dict[str, Any] = {"v0": gw, "v1": xh, "v2": slope, "v3": with_shape(rstd, kept)}
     if not centered:
         return r.of("v3 * (v0 - v1 * v2)", x.dtype, **bound)
     return r.of("v3 * (v0 - v1 * v2 - v4)", x.dtype, **bound, v4=r.fold("mean", gw))
@@ -222,9 +131,9 @@ def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: 
         return None
     r, kept = _Rows("row_norm_weight_grad", x, axes), (*mean.shape, *(1,) * axes)
     shape, dtype = x.shape[x.ndim - axes :], DTYPES[mean.dtype]
-    gx = r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=mean._view(kept), v3=rstd._view(kept))
+    gx = r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=with_shape(mean, kept), v3=with_shape(rstd, kept))
     g = r.of("v0", v0=upstream)
-    sums = [lazy_graph.defer_columns("columns", _SAME, t, axes, shape, dtype, r.real) for t in (gx, g)]
+    sums = [lazy_graph.defer_columns("columns", SAME, t, axes, shape, dtype, r.real) for t in (gx, g)]
     return None if sums[0] is None or sums[1] is None else (sums[0], sums[1])
 
 
@@ -270,7 +179,7 @@ def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     wanted = modes.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):
         return None
-    return lazy_graph.defer("expand", _SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
+    return lazy_graph.defer("expand", SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
 
 
-__all__ = ["FUSED", "defer_rows", "deferred_expand", "fused", "fused_kernel"]
+__all__ = ["FUSED", "deferred_expand", "fused", "fused_kernel"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.errors import DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.engine import launch
 from netcl.engine.registry import composite, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense
@@ -192,7 +192,7 @@ def _written_value(x: Tensor, value: Any) -> Tensor:
         what = "x and the value have different dtypes"
         raise DtypeError(message("setitem", what, f'cast it: value.to("{x.dtype}")', x=x.dtype, value=value.dtype))
     same = value.buffer is x.buffer if x.array is None else np.may_share_memory(value.array, x.array)
-    return value._copy() if same else value
+    return duplicate(value) if same else value
 
 
 def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, env, recording
 from netcl.core import dtype as dtypes
-from netcl.core.commands import device_queue
+from netcl.core import env, recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.queue_state import queue_state
+from netcl.core.tensor import Tensor, duplicate, of_array
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import ELEMENTS, broadcast_to, copy_block, dense, widen_rows
@@ -67,23 +67,18 @@ class Faults:
 
 def faults_of(queue: Any) -> Faults:
     """The faults of a queue, kept on it."""
-    queue = device_queue(queue)
     try:
-        return queue._netcl_faults
+        return queue.netcl.faults
     except AttributeError:
         with recording.paused():
-            queue._netcl_faults = Faults(queue)
-        return queue._netcl_faults
+            return queue_state(queue).part("faults", Faults)
 
 
 def check_indices(queue: Any = None) -> None:
     """Raise ``IndexError`` if an index in a tensor was out of range; waits for the device, if there was any index at all."""
-    faults = getattr(queue_of(queue), "_netcl_faults", None)
+    faults = getattr(queue_state(queue_of(queue)), "faults", None)
     if faults is not None and faults.pending:
         faults.check()
-
-
-dispatch.fill("check_indices", check_indices)
 
 
 def _check_in_debug(queue: Any) -> None:
@@ -138,7 +133,7 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
     """``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
     if x.array is not None and index.array is not None:
         rows = np.take(x.array.reshape(outer, n, inner), index.array.reshape(-1), axis=1)
-        return Tensor._of_array(rows.reshape(shape), x.dtype, x.queue)
+        return of_array(rows.reshape(shape), x.dtype, x.queue)
     out = Tensor.empty(shape, x.dtype, queue=x.queue)
     if not out.size:
         return out
@@ -261,7 +256,7 @@ def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     if src.shape != expected or index.ndim != 1:
         raise ShapeError(message("index_add", "src has one slice per index", **{"src.shape": src.shape, "expected": expected}))
     _check_same_dtype("index_add", x, src)
-    return add_rows("index_add", x._copy(), index, src, outer, n, inner)
+    return add_rows("index_add", duplicate(x), index, src, outer, n, inner)
 
 
 def _check_same_dtype(name: str, x: Tensor, src: Tensor) -> None:
@@ -385,7 +380,7 @@ def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
     x = _corner(x, along(x.ndim, at, x.shape[at], index.shape))
     if x.array is not None:
         picked = np.take_along_axis(x.array, index.array, at)  # type: ignore[arg-type]
-        return Tensor._of_array(picked, x.dtype, x.queue)
+        return of_array(picked, x.dtype, x.queue)
     out = Tensor.empty(index.shape, x.dtype, queue=x.queue)
     if not out.size:
         return out
@@ -434,7 +429,7 @@ def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     launch.check_dtype("scatter_add", x, _NUMBERS)
     _check_same_dtype("scatter_add", x, src)
     at, index = _along_axis("scatter_add", x, axis, index, src)
-    whole, src = x._copy(), _corner(src, index.shape)
+    whole, src = duplicate(x), _corner(src, index.shape)
     region = along(x.ndim, at, x.shape[at], index.shape)
     if not index.size or not x.size:
         return whole
@@ -541,7 +536,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     if x.array is not None and mask.array is not None:
         row = dtypes.DTYPES[x.dtype]
         stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)[0]
-        return Tensor._of_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)
+        return of_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)
     # A mask that lacks leading axes only is read again and again; any other one is written out.
     trimmed = mask.shape[next((i for i, n in enumerate(mask.shape) if n != 1), mask.ndim) :]
     if trimmed != x.shape[x.ndim - len(trimmed) :]:
@@ -558,7 +553,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 def flat_nonzero(x: Tensor) -> Tensor:
     """The positions of the elements that are not zero, in the flattened tensor. Waits for the device: their number is a shape."""
     if x.array is not None:
-        return Tensor._of_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
+        return of_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
     blocks = -(-x.size // _BLOCK)
     counts = Tensor.empty((blocks,), "int32", queue=x.queue)
     _index_kernel(x.queue, "count_blocks", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, counts, x.size, _BLOCK)
@@ -588,7 +583,7 @@ def nonzero(x: Tensor) -> Tensor:
     flat = flat_nonzero(x)
     if x.array is not None:
         coordinates = np.stack(np.unravel_index(flat.array, x.shape), 1) if x.shape else np.zeros((flat.size, 0))  # type: ignore[arg-type]
-        return Tensor._of_array(coordinates.astype(np.int64), "int64", x.queue)
+        return of_array(coordinates.astype(np.int64), "int64", x.queue)
     out = Tensor.empty((flat.size, x.ndim), "int64", queue=x.queue)
     if out.size:
         kernel = _index_kernel(x.queue, "unravel", "int64")
@@ -627,7 +622,7 @@ def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tenso
     index = indices("one_hot", index, index, num_classes)
     if index.array is not None:
         hot = index.array[..., None] == np.arange(num_classes)
-        return Tensor._of_array(dtypes.encode(hot.astype(row.host), row), row.name, index.queue)
+        return of_array(dtypes.encode(hot.astype(row.host), row), row.name, index.queue)
     out = Tensor.empty((*index.shape, num_classes), row.name, queue=index.queue)
     if out.size:
         flag, code = faults_of(index.queue).next("one_hot", num_classes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate, of_array, with_shape
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
@@ -83,7 +83,7 @@ def reshape(x: Tensor, shape: Sizes, *more: int) -> Tensor:
     (2, 3)
     """
     x = _as_tensor("reshape", x)
-    return x._view(_resolved_shape(sizes_of(shape, more), x.size, x.shape))
+    return with_shape(x, _resolved_shape(sizes_of(shape, more), x.size, x.shape))
 
 
 def _flatten_ref(x, start_axis=0, end_axis=-1):
@@ -132,7 +132,7 @@ def unsqueeze(F: Any, x: Tensor, axis: int) -> Tensor:
 @op(vjp=lambda F, g: g, ref=np.copy, samples=[S((3, 5)), S(()), S((0, 2))])
 def clone(x: Tensor) -> Tensor:
     """A copy with memory of its own; gradients flow through it."""
-    return _as_tensor("clone", x)._copy()
+    return duplicate(_as_tensor("clone", x))
 
 
 # ---- permutations
@@ -249,7 +249,7 @@ def _repeated(x: Tensor, times: tuple[int, ...]) -> Tensor:
     strides = dense(shape)
     sizes = [n for pair in zip(times, shape, strict=True) for n in pair]
     walked = [n for stride in strides for n in (0, stride)]
-    return take_block(x, sizes, 0, walked)._view(tuple(r * n for r, n in zip(times, shape, strict=True)))
+    return with_shape(take_block(x, sizes, 0, walked), tuple(r * n for r, n in zip(times, shape, strict=True)))
 
 
 @op(
@@ -616,7 +616,7 @@ def roll(x: Tensor, shifts: Sizes, axis: Sizes | None = None) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
     x = _as_tensor("roll", x)
     if axis is None:
-        return roll(x._view((x.size,)), shifts, 0)._view(x.shape)
+        return with_shape(roll(with_shape(x, (x.size,)), shifts, 0), x.shape)
     pairs = {at: amount % max(x.shape[at], 1) for amount, at in _shift_pairs("roll", shifts, axis, x.ndim)}
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     strides = dense(x.shape)
@@ -640,7 +640,7 @@ def _triangle_of(name: str, x: Any, diagonal: int, upper: bool) -> Tensor:
     if x.ndim < 2:
         raise ShapeError(message(name, "a triangle needs at least two axes", **{"x.shape": x.shape}))
     if x.array is not None:
-        return Tensor._of_array((np.triu if upper else np.tril)(x.array, diagonal), x.dtype, x.queue)
+        return of_array((np.triu if upper else np.tril)(x.array, diagonal), x.dtype, x.queue)
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if not x.size:
         return out

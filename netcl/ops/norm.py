@@ -15,7 +15,7 @@ import numpy as np
 
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, composite, op
 
@@ -248,7 +248,7 @@ def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: T
     """The sums over the parts of two matrices (parts, channels)."""
     queue, (parts, channels) = like.queue, firsts.shape
     if parts == 1:
-        return firsts._view((channels,)), seconds._view((channels,))
+        return with_shape(firsts, (channels,)), with_shape(seconds, (channels,))
     cpu, most, _ = rows.device_of(queue)
     local = 1 if cpu else 1 << (min(512, most).bit_length() - 1)
     spread = rows.Spread(local, local, (8 if "float64" in operands.values() else 16) if cpu else 1, 1)
@@ -487,7 +487,7 @@ def row_norm_grads(
     found = rows.row_kernel(x.queue, __file__, f"norm.cl {FILES['norm_grad_rows']}", "norm_grad_rows", operands, spread, defines)
     found(x.queue, parts[0].shape[0] * spread.group, spread.local, *args, *parts, 1, 1, n_rows, n, spread.each)
     bias_grad, weight_grad = join_sums(operands, x, *parts)
-    return y, weight_grad._view(shape), bias_grad._view(shape)
+    return y, with_shape(weight_grad, shape), with_shape(bias_grad, shape)
 
 
 @op(vjp=_row_norm_weight_grad_vjp, ref=_row_norm_weight_grad_ref, cpu=weight_gradients, samples=_WEIGHT_GRAD_SAMPLES, tol=8)
@@ -510,7 +510,7 @@ def row_norm_weight_grad(
     n_rows = math.prod(x.shape[: x.ndim - axes])
     sizes = parts_of(x.queue, n_rows, math.prod(shape), 1)
     weight_grad, bias_grad = sums(operands, Upstream(upstream), x, mean, rstd, sizes, 1, 1)
-    return weight_grad._view(shape), bias_grad._view(shape)
+    return with_shape(weight_grad, shape), with_shape(bias_grad, shape)
 
 
 # ---- what users call

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.engine.strided import copy_block, dense
@@ -134,4 +134,4 @@ def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float 
     for axis, (before, after) in enumerate(sides):
         if before or after:
             padded = _pad_axis(padded, axis, before, after, mode)
-    return padded if padded is not x else x._copy()
+    return padded if padded is not x else duplicate(x)

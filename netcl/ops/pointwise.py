@@ -19,10 +19,11 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine.expression import differentiate
 from netcl.engine.functions import erf, shift_left, shift_right
-from netcl.engine.pointwise import function, run, tensor, tensors
+from netcl.engine.operands import tensor, tensors
+from netcl.engine.pointwise import function, run
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
 
 
@@ -290,7 +291,7 @@ def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
         what = f"one value per element of axis {axis} is expected"
         raise ShapeError(message(name, what, "", **{"x.shape": x.shape, "weight.shape" if name == "prelu" else "bias.shape": weight.shape}))
     after = x.ndim - 1 - axis % x.ndim
-    return weight._view((*weight.shape, *(1,) * after))
+    return with_shape(weight, (*weight.shape, *(1,) * after))
 
 
 def _sum_to_channels(F: Any, g: Any, axis: int, shape: tuple[int, ...]) -> Any:

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core import recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, check_probability, message
-from netcl.core.tensor import Tensor
+from netcl.core.hooks import hooks
+from netcl.core.queue_state import queue_state
+from netcl.core.tensor import Tensor, duplicate, of_array
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import copy_block
@@ -97,10 +98,9 @@ def _packed(seed: int, counter: int) -> np.ndarray:
 def stream_of(queue: Any) -> RandomStream:
     """The stream of a queue, started from the current seed at first use."""
     try:
-        return queue._netcl_random
+        return queue.netcl.random
     except AttributeError:
-        queue._netcl_random = RandomStream(queue, _seed)
-        return queue._netcl_random
+        return queue_state(queue).part("random", lambda real: RandomStream(real, _seed))
 
 
 class _Unsettled:
@@ -116,7 +116,7 @@ def _settle_all() -> None:
             stream.settle()
 
 
-recording.settlers.append(_settle_all)
+hooks.settlers.append(_settle_all)
 
 
 class RandomState:
@@ -150,7 +150,7 @@ def manual_seed(seed: int) -> None:
 
 def get_state(queue: Any = None) -> RandomState:
     """Where the stream of a queue (by default the active device's) stands: give it to :func:`set_state` to go on from here."""
-    return RandomState(stream_of(queue_of(queue)).settle()._copy())
+    return RandomState(duplicate(stream_of(queue_of(queue)).settle()))
 
 
 def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None:
@@ -189,7 +189,7 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
         stream.draw(kind, blocks, {"OUT": out.dtype}, _macros(out.dtype), out, out.size)
         return out
     values = _NUMPY[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
-    return Tensor._of_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
+    return of_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
 
 
 def _macros(dtype: str, reads: bool = False) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def randint(low: int = 0, high: int | None = None, shape: Sizes = (), *, dtype: 
         return out
     offsets = _high_word(_word_pairs(stream.words(blocks)), width).reshape(-1)[: out.size]
     values = (offsets + np.uint64(low % 2**64)).view(np.int64)
-    return Tensor._of_array(values.astype(row.storage).reshape(out.shape), row.name, out.queue)
+    return of_array(values.astype(row.storage).reshape(out.shape), row.name, out.queue)
 
 
 @op(vjp=None, ref=None, at_once=True)
@@ -300,7 +300,7 @@ def keep_mask(shape: Sizes = (), p: float = 0.5, *, queue: Any = None) -> Tensor
     if out.array is None:
         stream.draw("keep_mask", blocks, {}, {}, out, out.size, float(p))
         return out
-    return Tensor._of_array((_draws(stream, out.shape) >= np.float32(p)).astype(np.uint8), "uint8", out.queue)
+    return of_array((_draws(stream, out.shape) >= np.float32(p)).astype(np.uint8), "uint8", out.queue)
 
 
 @op(

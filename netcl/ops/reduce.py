@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from netcl.core.tensor import Tensor
-from netcl.engine.pointwise import run, tensor
+from netcl.engine.operands import tensor
+from netcl.engine.pointwise import run
 from netcl.engine.reduction import Axis, axes_of, fold, folded_shape
 from netcl.engine.registry import Reduction, S, alias, op, register
 from netcl.ops.pointwise import NE

@@ -14,10 +14,11 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, of_array
 from netcl.engine.launch import check_double, index_type
+from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, profile_of
 from netcl.engine.opencl_text import Layout, value_functions
-from netcl.engine.pointwise import CPU_WIDTH, as_compute, check_out, from_compute, profile_of, tensor
+from netcl.engine.operands import check_out, tensor
 from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.engine.registry import S, op
 
@@ -146,7 +147,7 @@ def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tup
     values = dtypes.decode(x.array, DTYPES[x.dtype])
     if not math.prod(shape):
         return Tensor.empty(shape, "int64", queue=x.queue)
-    return Tensor._of_array(np.asarray(find(values, axis=axis), np.int64).reshape(shape), "int64", x.queue)
+    return of_array(np.asarray(find(values, axis=axis), np.int64).reshape(shape), "int64", x.queue)
 
 
 def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import dense, take_block
@@ -153,7 +153,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
         return take_block(order, along(x.ndim, at, k, x.shape), 0, dense(x.shape))
     back = [*range(at), *range(at + 1, x.ndim), at]
     moved = x if at == x.ndim - 1 else reorder(x, back)
-    out = _top_rows(_sort_keys(moved, largest), x.size // n, n, k)._view((*moved.shape[:-1], k))
+    out = with_shape(_top_rows(_sort_keys(moved, largest), x.size // n, n, k), (*moved.shape[:-1], k))
     return out if moved is x else reorder(out, np.argsort(back).tolist())
 
 

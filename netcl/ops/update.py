@@ -23,7 +23,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, of_array
 from netcl.core.writes import wrote
 from netcl.engine import launch, opencl_text
 from netcl.engine.expression import c_name
@@ -179,7 +179,7 @@ def _batched(
     """The kernel and its batches for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
     key = ("update", *key, tuple([t.shape for t in roles[0]]))
     try:
-        return queue._netcl_state["plans"][key]
+        return queue.netcl.plans[key]
     except (AttributeError, KeyError):  # a new context, new tensors
         sizes = [t.size for t in roles[0]]
     spread = _device_spread(queue, sum(sizes))
@@ -279,7 +279,7 @@ def apply(
         else:
             _apply_opencl(rule, queue, kinds, part, scalars, {"factor": factor, **given})
     written = [t for name in rule.writes for t in roles[rule.tensors.index(name)]]
-    if any([t._place is not None and t._place.strides is not None for t in written]):
+    if any([t.place is not None and t.place.strides is not None for t in written]):
         for t in written:
             views.publish(t)
     else:
@@ -510,7 +510,7 @@ def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, m
         root = {2: np.sqrt(total), 3: total ** (1 / order), 4: np.float64(total > 0)}.get(_ENDS[name], total)
         factor = np.minimum(max_norm / (root + 1e-6), 1.0)
     queue, real = tensors[0].queue, dtypes.DTYPES[kind].storage
-    return Tensor._of_array(np.asarray(root, real), kind, queue), Tensor._of_array(np.asarray(factor, real), kind, queue)
+    return of_array(np.asarray(root, real), kind, queue), of_array(np.asarray(factor, real), kind, queue)
 
 
 def _partial(name: str, values: np.ndarray, order: float) -> Any:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, memory, recording
+from netcl.core import memory, recording
 from netcl.core.errors import AutogradError, ShapeError, message
-from netcl.core.tensor import DeferredTensor, Tensor, memory_of
-from netcl.core.writes import Writes, clock, wrote
+from netcl.core.hooks import hooks
+from netcl.core.tensor import DeferredTensor, Tensor, duplicate, memory_of, of_array, with_shape
+from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine.registry import S, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
 
@@ -39,11 +40,11 @@ class SharedHistory:
     def comes_from(self, x: Tensor) -> None:
         """The memory has the values and the history of ``x``."""
         self.shape, self.leaf = x.shape, x.requires_grad and x.grad_fn is None
-        self.edge = None if x.grad_fn is None else (x.grad_fn, x._index)
+        self.edge = None if x.grad_fn is None else (x.grad_fn, x.output_nr)
 
     def members(self) -> list[Tensor]:
         """The tensors that are alive."""
-        return [t for t in _alive(self.attached) if t._place is not None and t._place.history is self]
+        return [t for t in _alive(self.attached) if t.place is not None and t.place.history is self]
 
 
 class Place:
@@ -77,7 +78,7 @@ def _note(refs: list[weakref.ref[Tensor]], t: Tensor) -> None:
 
 def is_copy(t: Tensor) -> bool:
     """Whether a tensor is a view that holds a copy of a part of its base."""
-    return t._place is not None and t._place.strides is not None
+    return t.place is not None and t.place.strides is not None
 
 
 # ---- making views
@@ -88,9 +89,9 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
 
     ``strides=None``: ``view`` is a reshape of ``x``.
     """
-    if x._place is None:
-        x._place = Place(0, None)
-    place = x._place
+    if x.place is None:
+        x.place = Place(0, None)
+    place = x.place
     if place.history is None:
         place.history = SharedHistory(x.size if place.strides is None else _base_size(x))
         _note(place.history.attached, x)
@@ -99,29 +100,29 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
         history.comes_from(x)
     if strides is not None:
         _join_family(x, view, Place(*composed(x, offset, strides), history))
-    elif view._place is None:
-        view._place = place
-    elif view._place.strides is None and place.strides is not None:
+    elif view.place is None:
+        view.place = place
+    elif view.place.strides is None and place.strides is not None:
         return  # not a view but a copy
     else:
-        view._place.history = history
+        view.place.history = history
     _note(history.attached, view)
 
 
 def _base_size(view: Tensor) -> int:
     """How many elements the memory of a base has at least, by a view that holds a copy."""
-    return 1 + view._place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view._place.strides, strict=True))
+    return 1 + view.place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view.place.strides, strict=True))
 
 
 def own(x: Tensor) -> Tensor:
     """The result of a slice that is no view of its input: in torch, ``flip`` copies."""
-    x._place = x._written = None
+    x.place = x.writes = None
     return x
 
 
 def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Offset and strides in the memory of the base, of a block of ``x`` given as if ``x`` were contiguous."""
-    place = x._place
+    place = x.place
     if place is None or place.strides is None:
         return offset, tuple(strides)
     steps, own = dense(x.shape), place.strides
@@ -140,10 +141,10 @@ def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple
 
 def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
     """Make ``view``, which holds a copy of a part of ``x``, a member of the family of ``x``."""
-    written = x._writes()
+    written = writes_of(x)
     if written.base is None:
         written.base = _base(x)
-    view._place, view._written = place, written
+    view.place, view.writes = place, written
     if written.copies is None:
         written.copies = []
         clock.copied += 1
@@ -156,9 +157,9 @@ def _owner_itself(owner: Any) -> Any:
 
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Finds a tensor over the memory of ``x``, without keeping that memory alive; ``None`` once no tensor holds it."""
-    there, written, kind = weakref.ref(x), weakref.ref(x._writes()), (x.shape, x.dtype, x.context, x.queue)
+    there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if type(x) is Tensor and memory.shares_host(x.pool_handle) else None
-    memory_owner: Any = x._source
+    memory_owner: Any = x.source
     weak = True
     if memory_owner is None and x.array is not None:
         memory_owner = memory_of(x.array)
@@ -171,21 +172,21 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
     def find() -> Tensor | None:
         t, mark = there(), written()
-        if t is not None and t._written is mark:
+        if t is not None and t.writes is mark:
             return t
         owner = held()
         if owner is None or mark is None:
             return None
         shape, dtype, context, queue = kind
         if hasattr(owner, "compute"):
-            made = owner.compute()._view(shape)
+            made = with_shape(owner.compute(), shape)
         elif context is None:
-            made = Tensor._of_array(owner.reshape(shape), dtype, queue)
+            made = of_array(owner.reshape(shape), dtype, queue)
         elif isinstance(owner, memory.BufferHandle):
             made = Tensor(owner.buffer, shape, dtype, context, queue, owner)
         else:
             made = Tensor(owner, shape, dtype, context, queue)
-        made._written, made.host_ref = mark, host
+        made.writes, made.host_ref = mark, host
         return made
 
     return find
@@ -193,16 +194,16 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
 def follow(t: Tensor, alias: Tensor) -> Tensor:
     """Give a tensor over the memory of the view ``t``, under another shape, its place; it has no history yet."""
-    place = t._place
+    place = t.place
     if place.source is not None:
-        alias._place = Place(0, None, None, place.source)
+        alias.place = Place(0, None, None, place.source)
     elif place.strides is not None:
         strides = restrided(t.shape, place.strides, alias.shape)
         if strides is None:
-            alias._place, alias._written = Place(0, None, None, weakref.ref(t)), Writes(t._writes().last)
+            alias.place, alias.writes = Place(0, None, None, weakref.ref(t)), Writes(writes_of(t).last)
         else:
-            alias._place = Place(place.offset, strides)
-            _note(alias._writes().copies, alias)
+            alias.place = Place(place.offset, strides)
+            _note(writes_of(alias).copies, alias)
     return alias
 
 
@@ -233,10 +234,10 @@ def restrided(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) 
 
 def contiguous(x: Tensor) -> Tensor:
     """``x`` itself, or, if it is a view that is not contiguous in its base, a copy as torch makes it."""
-    if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x._place.strides, dense(x.shape), strict=True)):
+    if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x.place.strides, dense(x.shape), strict=True)):
         return x
-    made: Tensor = dispatch.call("reshape", x, x.shape)
-    made._place, made._written = Place(0, None, None, weakref.ref(x)), Writes(x._writes().last)
+    made: Tensor = hooks.call("reshape", x, x.shape)
+    made.place, made.writes = Place(0, None, None, weakref.ref(x)), Writes(writes_of(x).last)
     return made
 
 
@@ -249,7 +250,7 @@ class Reread:
     __slots__ = ("__weakref__", "_made", "base", "dtype", "place", "shape")
 
     def __init__(self, view: Tensor, base: Tensor):
-        self.shape, self.dtype, self.place = view.shape, view.dtype, view._place
+        self.shape, self.dtype, self.place = view.shape, view.dtype, view.place
         self.base: Tensor | None = base
         self._made: Tensor | None = None
 
@@ -277,7 +278,7 @@ _stale: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
 
 def _is_stale(view: Tensor) -> bool:
-    return type(view._source) is Reread and view._source.stale
+    return type(view.source) is Reread and view.source.stale
 
 
 def _memory_object(t: Tensor) -> Any:
@@ -285,7 +286,7 @@ def _memory_object(t: Tensor) -> Any:
 
 
 def _copies(written: Writes) -> list[Tensor]:
-    return [view for view in _alive(written.copies or ()) if view._written is written and is_copy(view)]
+    return [view for view in _alive(written.copies or ()) if view.writes is written and is_copy(view)]
 
 
 def refresh_copies(written: Writes) -> None:
@@ -300,7 +301,7 @@ def refresh_copies(written: Writes) -> None:
             view._compute_readers()
             for slot in ("array", "buffer", "pool_handle"):
                 delattr(view, slot)
-            view._source, view.__class__ = Reread(view, base), DeferredTensor
+            view.source, view.__class__ = Reread(view, base), DeferredTensor
             _stale[id(view)] = view
     written.copies = [weakref.ref(view) for view in views] or None
 
@@ -313,7 +314,7 @@ def _settle() -> None:
         _stale.clear()
 
 
-recording.settlers.append(_settle)
+hooks.settlers.append(_settle)
 
 
 # ---- writing
@@ -323,8 +324,8 @@ def store(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Te
     """Write values of the dtype of ``t`` into its memory, and into its base's if it is a view. ``strides`` broadcast the values."""
     walked = dense(values.shape) if strides is None else strides
     target, offset, steps = writable(t)
-    if values._written is not None and values._written is target._written:
-        values = values._copy()
+    if values.writes is not None and values.writes is target.writes:
+        values = duplicate(values)
     target._compute_readers()
     target.host_ref = target.host_ref if memory.shares_host(target.pool_handle) else None
     copy_block(t.shape, values, 0, walked, target, offset, steps)
@@ -343,7 +344,7 @@ def publish(t: Tensor) -> None:
 
 def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     """The tensor whose memory a write to ``t`` changes, and where: ``t`` itself, or the base it is a view of."""
-    place = t._place
+    place = t.place
     if place is None or place.strides is None:
         check_write(t)
         return t, 0, dense(t.shape)
@@ -352,7 +353,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
         raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
     if recording.listening and not recording.made(t):
         recording.host_work("a write to a view that was made before the step")
-    written = t._writes()
+    written = writes_of(t)
     base = written.base()
     if base is None:
         base = _rebuilt(written, t)
@@ -365,15 +366,15 @@ def _rebuilt(written: Writes, t: Tensor) -> Tensor:
     views = _copies(written)
     base = Tensor.empty((max(_base_size(view) for view in views),), t.dtype, queue=t.queue)
     for view in views:
-        copy_block(view.shape, view, 0, dense(view.shape), base, view._place.offset, view._place.strides)
-    base._written = written
+        copy_block(view.shape, view, 0, dense(view.shape), base, view.place.offset, view.place.strides)
+    base.writes = written
     written.base = _base(base)
     return base
 
 
 def check_write(t: Tensor) -> None:
     """Refuse a write to the memory of ``t`` itself if that would miss its base; a view that is the last of its family becomes free."""
-    place = t._place
+    place = t.place
     if place is None:
         return
     if place.source is not None:
@@ -383,16 +384,11 @@ def check_write(t: Tensor) -> None:
             raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
         place.source = None
     elif place.strides is not None:
-        written = t._writes()
+        written = writes_of(t)
         if written.base() is not None or len(_copies(written)) > 1:
             what = "cannot write to a view here: its base would not see the change"
             raise AutogradError(message("in place", what, "write to a clone(), or to the base: base[index] = value", shape=t.shape))
-        t._place, t._written = None, Writes(written.last)
-
-
-for _name, _function in (("store", store), ("check_write", check_write), ("refresh_copies", refresh_copies), ("follow_view", follow),
-                         ("contiguous", contiguous)):  # fmt: skip
-    dispatch.fill(_name, _function)
+        t.place, t.writes = None, Writes(written.last)
 
 
 # ---- which ops make views
@@ -492,6 +488,6 @@ def _strided_scatter_vjp(F: Any, g: Any, size: Any, stride: Any, storage_offset:
 def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """``x`` with ``src`` where :func:`as_strided` would have read."""
     _check_block("as_strided_scatter", x.shape, size, stride, storage_offset)
-    out = x._copy()
+    out = duplicate(x)
     copy_block(tuple(size), src, 0, dense(size), out, storage_offset, tuple(stride))
     return out

@@ -11,7 +11,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.ops import update
 from netcl.optim.optimizer import check_number
 
@@ -82,7 +82,7 @@ class ModelEMA:
         """Put the averages into the model; :meth:`restore` brings its own weights back."""
         if self._kept is not None:
             raise RuntimeError(message("ModelEMA", "the averages are applied already", "call restore() first"))
-        self._kept = [p._copy() for p in self._parameters.values()]
+        self._kept = [duplicate(p) for p in self._parameters.values()]
         update.copy(list(self._parameters.values()), list(self.shadow.values()))
 
     def restore(self) -> None:

@@ -16,7 +16,7 @@ from netcl.autograd.tape import enable_grad
 from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.ops import update
 
 Group = dict[str, Any]
@@ -331,7 +331,7 @@ class Optimizer:
             sharing = sum(self.state.get(p, {}).get("step") is steps for p in group["params"])
             if sharing == len(states):
                 return steps
-            counter = steps._copy()
+            counter = duplicate(steps)
         else:
             counter = Tensor.full((), steps, "float32", queue=own[0].queue, persistent=True)
         for state in states:

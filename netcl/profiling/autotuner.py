@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, env, platforms, recording
+from netcl.core import env, platforms, recording
 from netcl.core.device import CPUQueue, get_active_device, handle_of, queue_of
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, get_matmul_precision
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine.algorithms import FAMILIES, Family
 from netcl.ops import conv, matmul  # noqa: F401, fill the table of algorithms
@@ -359,7 +359,7 @@ def tuned(problem: Problem) -> KernelConfig | None:
 def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
     key, handle = _store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
-    watched = recording.active.recorder is not None or bool(program.launch_observers)  # who records or profiles wants the user's launches
+    watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches
     least = LEAST_BUILD_AT_LAUNCH if problem.profile.has_quirk("compiles_at_launch") else LEAST_BUILD
     with _unasked.lock:
         _unasked.costs.fresh = max(_unasked.costs.fresh, least)
@@ -437,6 +437,3 @@ def _usable_entry(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | 
     except ValueError:
         return None
     return config if config in FAMILIES[problem.op].configurations(problem) else None
-
-
-dispatch.fill("tuned_kernel", tuned)

@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from netcl.core import dispatch, platforms
+from netcl.core import platforms
 from netcl.core.device import CPUQueue, handle_of, queue_of, synchronize
-from netcl.core.kernels import program, signature
+from netcl.core.hooks import hooks
+from netcl.core.kernels import signature
+from netcl.core.queue_state import queue_state
+from netcl.engine.lazy_graph import flush
 from netcl.runtime.scheduler import sibling_queue
 
 
@@ -45,9 +48,7 @@ def has_timestamps(queue: Any) -> bool:
 
 def timed_queue(queue: Any) -> Any:
     """The queue itself if it has timestamps, else its twin that has; work that was enqueued before is waited for."""
-    twin = getattr(queue, "_netcl_timed", None)
-    if twin is None:
-        twin = queue._netcl_timed = queue if has_timestamps(queue) else sibling_queue(queue, profiling=True)
+    twin = queue_state(queue).part("timed", lambda real: real if has_timestamps(real) else sibling_queue(real, profiling=True))
     if twin is not queue:
         queue.finish()
     return twin
@@ -66,18 +67,18 @@ class Observer:
 
     def begin(self) -> None:
         """Start observing, after what was deferred until now; the host's clock is read as the origin of all times."""
-        dispatch.call("flush")
+        flush()
         self._origin = time.perf_counter()
-        program.launch_observers.append(self._launched)
-        if program.launch_queue is None:
-            program.launch_queue, self._redirected = timed_queue, True
+        hooks.launch_observers.append(self._launched)
+        if hooks.launch_queue is None:
+            hooks.launch_queue, self._redirected = timed_queue, True
 
     def end(self) -> None:
         """Let what is deferred run, stop observing and read the times of what still runs."""
-        dispatch.call("flush")
-        program.launch_observers.remove(self._launched)
+        flush()
+        hooks.launch_observers.remove(self._launched)
         if self._redirected:
-            program.launch_queue, self._redirected = None, False
+            hooks.launch_queue, self._redirected = None, False
         for launch, event, offset in self._running:
             self.launches.append(_with_times(launch, event, offset))
         self._running.clear()

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch
 from netcl.core.device import handle_of
 from netcl.core.errors import OutOfMemoryError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec
@@ -138,6 +137,3 @@ def tuned(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | No
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
         return None if args is None else _tune(queue, built, sizes, args)
     return tuple(local)
-
-
-dispatch.fill("tuned_local_size", tuned)

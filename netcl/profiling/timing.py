@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from netcl.core import dispatch
 from netcl.core.device import queue_of, synchronize
 from netcl.core.errors import message
+from netcl.engine.lazy_graph import flush
 
 MARGIN = 0.97  # a way must take less than this much of the usual one's time to be chosen in its place, or noise would choose
 
@@ -69,7 +69,7 @@ def compare(
             begin = time.perf_counter()
             for _ in range(calls):
                 result = way()
-                dispatch.call("flush")  # a value that nobody looks at might otherwise never be computed
+                flush()  # a value that nobody looks at might otherwise never be computed
                 del result
             synchronize(target)
             found[name].append((time.perf_counter() - begin) / calls)

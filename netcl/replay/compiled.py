@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, recording
+from netcl.core import recording
 from netcl.core.device import CPUQueue, chosen_device, get_active_device
 from netcl.core.errors import message
-from netcl.core.tensor import Tensor
+from netcl.core.hooks import hooks
+from netcl.core.tensor import Tensor, duplicate
+from netcl.engine.lazy_graph import fusing
 from netcl.replay.contract import Contract, Left, tensors_of
 from netcl.replay.graph import Graph, Output, map_leaves
 from netcl.replay.kinds import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of
@@ -65,7 +67,7 @@ class _Call:
         if kwargs:
             self.kwargs = {name: self._part(arg) for name, arg in kwargs.items()}
             key.append(tuple([(name, self._key(arg)) for name, arg in self.kwargs.items()]))
-        for mode in recording.modes:
+        for mode in hooks.modes:
             key.append(mode())
         self.key = (id(chosen_device()), *key)
 
@@ -317,7 +319,7 @@ class CompiledFunction:
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not self.fuse:
             return self.function(*args, **kwargs)
-        with dispatch.call("fusing"):
+        with fusing():
             return self.function(*args, **kwargs)
 
     def _program(self, case: _Case, state: Any, contract: Contract) -> _Program | None:
@@ -477,7 +479,7 @@ def _comparable_result(tree: Any) -> Any:
 def _own_copy(leaf: Any, recorder: Recorder) -> Any:
     """A leaf of a result in memory of its own: the next replay overwrites the recorded memory."""
     copied = isinstance(leaf, Tensor) and recorder.value_of(leaf.buffer).kind in (MADE, CONSTANT)
-    return leaf._copy() if copied else leaf
+    return duplicate(leaf) if copied else leaf
 
 
 class _Run:
@@ -508,7 +510,7 @@ class _Inference(CompiledFunction):
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.function.training:  # type: ignore[attr-defined]
             return super()._plain(args, kwargs)
-        with dispatch.call("no_grad"):
+        with hooks.call("no_grad"):
             return super()._plain(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:

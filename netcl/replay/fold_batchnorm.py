@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch
 from netcl.core.errors import ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.replay.compiled import CompiledFunction, compile
 from netcl.replay.graph import tensors_in
@@ -162,7 +162,7 @@ def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]
 
 
 def _run_example(model: Any, example: tuple[Any, ...]) -> list[Tensor]:
-    with dispatch.call("no_grad"):
+    with hooks.call("no_grad"):
         return tensors_in(model(*example))
 
 

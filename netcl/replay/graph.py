@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from netcl.core import dispatch, platforms, recording
 from netcl.core import dtype as dtypes
+from netcl.core import platforms
 from netcl.core.backend.opencl import backend_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import Writes, clock, stamp, wrote
 from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
@@ -124,7 +125,7 @@ class Graph:
         all graphs of the queue share."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
-            shared: weakref.WeakSet[BufferHandle] = self.queue.__dict__.setdefault("_netcl_blocks", weakref.WeakSet())
+            shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())
             others = list(shared)
             there = [MemoryBlock(lease.bucket, lease, True) for lease in (*others, *pool.gaps())] if pool.cuts else []
             new = share(passing, pool.bucket_of, (*left, *there), pool.cuts, pool.limit)
@@ -238,11 +239,10 @@ class Graph:
                 self._check_place(i, t)
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
-        dispatch.slots["flush"]()
-        if program.awaited and program.before_write is not None:
-            self._compute_readers(inputs)
-        for settler in recording.settlers:
+        for settler in hooks.settlers:
             settler()
+        if hooks.readers:
+            self._compute_readers(inputs)
         bound, fresh = self._bound, {}
         with self._lock:
             for i, t in enumerate(inputs):
@@ -261,8 +261,8 @@ class Graph:
 
     def _compute_readers(self, inputs: Sequence[Tensor]) -> None:
         """Compute the deferred values of other threads that read memory which a replay overwrites."""
-        for key in program.awaited.keys() & self._overwritten.keys():
-            program.before_write(self._overwritten[key])  # type: ignore[misc]
+        for key in hooks.readers.keys() & self._overwritten.keys():
+            hooks.readers.compute(self._overwritten[key])
         for i in self._rewritten:
             inputs[i]._compute_readers()
 
@@ -341,7 +341,7 @@ class Graph:
         """Enqueue ``calls``. If the first one fails, the sources ``first`` to ``last - 1``, which ran just before it, are undone."""
         call = None
         try:
-            if program.launch_observers:
+            if hooks.launch_observers:
                 self._run_observed(calls)
             elif self._answers:
                 for call in calls:
@@ -371,7 +371,7 @@ class Graph:
                 call()
                 continue
             event = launch.observed()
-            for observer in program.launch_observers:
+            for observer in hooks.launch_observers:
                 observer(launch.kernel, self.queue, launch.sizes, launch.local, node.args, event)
 
     def _renew(self, value: Value) -> BufferHandle:
@@ -387,7 +387,7 @@ class Graph:
             return output.tensor
         if value.kind == INPUT:
             given = inputs[value.place]
-            return given if given.shape == output.shape else given._view(output.shape)
+            return given if given.shape == output.shape else with_shape(given, output.shape)
         handle = fresh.get(value)
         if handle is None:
             handle = backend_of(self.queue).clone(self._buffers[value], output.shape, dtypes.DTYPES[output.dtype])

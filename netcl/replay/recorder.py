@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import dispatch, recording
-from netcl.core.kernels import program
+from netcl.core import recording
+from netcl.core.hooks import hooks
 from netcl.core.recording import Number
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
@@ -70,17 +70,15 @@ class Recorder:
         self.inputs.append(self._add(value))
 
     def __enter__(self) -> Recorder:
-        dispatch.call("flush")  # values deferred before the step are not part of it
-        recording.settle()
+        hooks.settle()  # values deferred before the step are not part of it
         recording.start(self)
-        program.launch_observers.append(self.launch)
+        hooks.launch_observers.append(self.launch)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
-            dispatch.call("flush")
-            recording.settle()
-        program.launch_observers.remove(self.launch)
+            hooks.settle()
+        hooks.launch_observers.remove(self.launch)
         recording.stop()
 
     # ---- values

@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor
-from netcl.core.writes import Writes
+from netcl.core.writes import Writes, writes_of
 
 INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
 
@@ -33,7 +33,7 @@ class Value:
 
     def noted(self, tensor: Tensor) -> None:
         """Note that replays write to this tensor in place."""
-        mark = tensor._writes()
+        mark = writes_of(tensor)
         self.marks[id(mark)] = mark
 
     def held(self) -> Any:

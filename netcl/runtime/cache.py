@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from netcl.core import env
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.kernels.program import Kernel as KernelHandle
 
@@ -147,4 +148,4 @@ class ProgramCache:
 program_cache = ProgramCache()
 info = program_cache.info
 clear = program_cache.clear
-program.binary_store = program_cache
+hooks.binary_store = program_cache

@@ -11,12 +11,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from netcl.core import dispatch, platforms, recording
+from netcl.core import platforms, recording
 from netcl.core.device import CPUQueue, DeviceHandle, device, get_active_device, manager, require, synchronize
 from netcl.core.errors import DeviceError, OutOfMemoryError, message
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.memory import BufferHandle
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
+from netcl.engine.lazy_graph import flush
 
 
 def sibling_queue(queue: Any, profiling: bool = False) -> Any:
@@ -62,7 +65,7 @@ class Stream:
         """An event that is complete when everything enqueued so far is; ``None`` on the NumPy backend."""
         if isinstance(self.queue, CPUQueue):
             return None
-        dispatch.call("flush")
+        flush()
         with program.driver_errors("Stream.record", "for an event"):
             event = platforms.opencl().enqueue_marker(self.queue)
         self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
@@ -104,8 +107,8 @@ class Stream:
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
         view = Tensor(buffer, tensor.shape, tensor.dtype, tensor.context, self.queue, lease)
-        view.host_ref, view._written = tensor.host_ref, tensor._writes()
-        return view if tensor._place is None else dispatch.call("follow_view", tensor, view)
+        view.host_ref, view.writes = tensor.host_ref, writes_of(tensor)
+        return view if tensor.place is None else hooks.call("follow_view", tensor, view)
 
     def synchronize(self) -> None:
         """Wait, on the host, until everything enqueued so far is done."""

@@ -11,9 +11,10 @@ import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.device import manager
 from netcl.core.errors import OutOfMemoryError
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph, rows
+from netcl.engine import lazy_graph, rows, schedule
 from netcl.engine.registry import REGISTRY, Choice, Pointwise
 from netcl.ops import epilogue
 
@@ -223,14 +224,14 @@ class Launches:
 
     def __enter__(self):
         self.names = []
-        program.launch_observers.append(self)
+        hooks.launch_observers.append(self)
         return self
 
     def __call__(self, kernel, *rest):
         self.names.append(kernel.name)
 
     def __exit__(self, *exc):
-        program.launch_observers.remove(self)
+        hooks.launch_observers.remove(self)
 
 
 def chain(a, b, c):
@@ -461,7 +462,7 @@ def test_long_chains_are_cut(cl_device):
         for _ in range(120):
             y = y + 1.0
         assert y.to_host().tolist() == [121.0] * 4
-        assert y._source.weight <= lazy_graph.MOST_NODES
+        assert y.source.weight <= schedule.MOST_NODES
 
 
 @pytest.mark.parametrize("limit", ["MOST_WAITING", "MOST_HELD"])
@@ -540,12 +541,12 @@ def test_fast_math_is_per_function(cl_device):
     x = Tensor.ones((5,), queue=cl_device.queue)
     options = []
     seen = lambda kernel, *rest: options.append(kernel.program.options)  # noqa: E731
-    program.launch_observers.append(seen)
+    hooks.launch_observers.append(seen)
     try:
         ag.jit_compile(lambda x: ag.exp(x) / 3.0, fast_math=True)(x)
         ag.jit_compile(lambda x: ag.exp(x) / 3.0)(x)
     finally:
-        program.launch_observers.remove(seen)
+        hooks.launch_observers.remove(seen)
     assert options == [("-cl-fast-relaxed-math",), ()]
 
 
@@ -567,7 +568,7 @@ def test_a_trace_tells_its_ops(device):
     with ag.TracingContext() as trace:
         y = ag.tanh(x * 2.0)
     assert [node.name for node in trace.nodes] == ["mul", "tanh"]
-    assert y._source is trace.nodes[-1] and trace.nodes[-1].made is not None
+    assert y.source is trace.nodes[-1] and trace.nodes[-1].made is not None
 
 
 @pytest.mark.parametrize("what", ["linear", "conv2d"])

@@ -6,7 +6,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import nn, ops, optim
 from netcl.core.errors import AutogradError
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, duplicate
 from netcl.distributed.collectives import broadcast
 from netcl.engine.lazy_graph import eager_fusion
 from netcl.runtime.capture import compile as compiled
@@ -36,7 +36,7 @@ def _optimizer(t):
 
 
 def _swapped(t):
-    nn.parameter.stand_on(t, t._copy())
+    nn.parameter.stand_on(t, duplicate(t))
 
 
 WRITERS = {
@@ -48,7 +48,7 @@ WRITERS = {
     "out of a fold": lambda t: ops.sum(Tensor.ones((2, 3), queue=t.queue), axis=1, out=t),
     "view": lambda t: t.reshape((2, 1)).detach().fill_(3.0),
     "optimizer": _optimizer,
-    "collective": lambda t: broadcast([t._copy(), t]),
+    "collective": lambda t: broadcast([duplicate(t), t]),
     "other memory": _swapped,
 }
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from netcl.bench import Setting, Way, interleave, setting
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -89,7 +89,7 @@ def test_what_is_put_off_is_computed_within_the_time(cl_device, monkeypatch):
     where = Setting(cl_device, repeats=1)
     x = where.tensor(np.ones(1 << 16, np.float32))
     launched = []
-    monkeypatch.setattr(program, "launch_observers", [lambda kernel, *rest: launched.append(kernel.name)])
+    monkeypatch.setattr(hooks, "launch_observers", [lambda kernel, *rest: launched.append(kernel.name)])
     where.ours(lambda: x * 2 + 1).run()
     assert launched
 

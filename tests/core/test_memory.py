@@ -9,7 +9,7 @@ import pytest
 from netcl.core import memory
 from netcl.core.errors import OutOfMemoryError, ShapeError
 from netcl.core.memory import BufferPool, PersistentBufferPool, PoolStats, eighth_steps, power_of_two
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 
 
 def test_buckets():
@@ -276,7 +276,7 @@ def test_views_share_the_lease(cl_device):
     gc.collect()  # or what other tests left would be freed below
     memory.empty_cache()
     t = Tensor.zeros((4, 4), queue=cl_device.queue)
-    view = t._view((16,))
+    view = with_shape(t, (16,))
     del t
     gc.collect()
     assert pool.stats.bytes_cached == 0

@@ -5,8 +5,10 @@ import threading
 import numpy as np
 import pytest
 
+from netcl.core import platforms
 from netcl.core.device import CPUQueue
 from netcl.core.errors import DeviceError, KernelBuildError, ShapeError
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.kernels.primitives import KernelSpec
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds
@@ -192,12 +194,12 @@ def test_observers_see_every_launch(cl_device):
     def observer(kernel, queue, sizes, local, args, event):
         seen.append((kernel.name, sizes, local, len(args)))
 
-    program.launch_observers.append(observer)
+    hooks.launch_observers.append(observer)
     try:
         x = Tensor.zeros((100,), queue=q)
         program.get(q, AXPY, "axpy")(q, 100, 32, x, x, 0.0, 100)
     finally:
-        program.launch_observers.remove(observer)
+        hooks.launch_observers.remove(observer)
     assert seen == [("axpy", (128,), (32,), 4)]
 
 
@@ -217,7 +219,7 @@ def test_the_numpy_backend_has_no_kernels():
 @pytest.fixture(params=[False, True], ids=["pyopencl", "eventless"])
 def launching(request, cl_device, monkeypatch):
     """Both ways to the driver, on whatever device; the kind of device decides otherwise."""
-    function = program._loader_function("clEnqueueNDRangeKernel") if request.param else None
+    function = platforms.loader_function("clEnqueueNDRangeKernel") if request.param else None
     if request.param and function is None:
         pytest.skip("the system does not tell which OpenCL loader is in use")
     monkeypatch.setattr(program.state(cl_device.queue), "eventless", function)

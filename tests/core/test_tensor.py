@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import netcl
-from netcl.core import dispatch
 from netcl.core.device import device as use
 from netcl.core.dtype import DTYPES, decode, encode
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError
-from netcl.core.tensor import Tensor
+from netcl.core.hooks import Hooks, hooks
+from netcl.core.tensor import Tensor, duplicate
 
 SHAPES = [(), (0,), (1,), (3,), (255,), (257,), (2, 3), (4, 0, 2), (2, 3, 5)]
 
@@ -217,7 +217,7 @@ def test_detach_shares_and_forgets(device):
     assert not t.detach().requires_grad
     t.detach().fill_(3)
     assert t.tolist() == [3, 3]
-    other = t._copy()
+    other = duplicate(t)
     other.fill_(4)
     assert t.tolist() == [3, 3]
 
@@ -340,14 +340,22 @@ def test_operators_of_bits(device):
 
 
 def test_threads_that_come_while_ops_are_loaded_wait_for_them(monkeypatch):
-    loading = threading.Lock()  # as an import has one
+    loading, loaded = threading.Lock(), []  # as an import has one
 
-    def load() -> None:
+    def load(name):
         with loading:
-            if "late" not in dispatch.slots:
+            if not loaded:
                 time.sleep(0.1)
-                monkeypatch.setitem(dispatch.slots, "late", lambda: "there")
+                loaded.append(name)
+            return lambda: "there"
 
-    monkeypatch.setattr(dispatch, "_loaders", [load])
+    monkeypatch.setattr(hooks, "op", load)
+    monkeypatch.setattr(Hooks, "found", {})
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda _: dispatch.call("late"), range(3))) == ["there"] * 3
+        assert list(pool.map(lambda _: hooks.call("late"), range(3))) == ["there"] * 3
+    assert list(hooks.found) == loaded == ["late"]
+
+
+def test_a_name_that_no_layer_has_is_an_error():
+    with pytest.raises(NotImplementedError, match=r"^\[no_such_op\] no layer of netcl has a function of this name"):
+        hooks.call("no_such_op")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from netcl.core import platforms
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 
 __name__ = "pyopencl.failing"  # netcl.compile follows the user's functions, and these are not
@@ -97,7 +98,7 @@ def install():
     """Put the stand-in in pyopencl's place, for the whole process."""
     platforms._state.module = Driver(platforms.opencl())
     program._loader_function = _no_function  # launches without an event go past pyopencl: with this all go through it
-    program.binary_store = None
+    hooks.binary_store = None
     return platforms._state.module
 
 

@@ -14,7 +14,7 @@ import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.autograd import tape
 from netcl.core import recording
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.trainer import Callback, Trainer
 
 X = np.random.default_rng(0).standard_normal((12, 5), np.float32)
@@ -83,13 +83,13 @@ def test_a_hook_that_raises_leaves_nothing_behind(device, hook, compiled):
 def test_an_observer_of_launches_that_raises_leaves_nothing_behind(cl_device):
     run, like = Run(), Run()
     run.train(), like.train()
-    program.launch_observers.append(boom)
+    hooks.launch_observers.append(boom)
     try:
         with pytest.raises(Boom):
             run.train()
     finally:
-        program.launch_observers.remove(boom)
-    assert program.launch_observers == []
+        hooks.launch_observers.remove(boom)
+    assert hooks.launch_observers == []
     fresh = Run()
     assert fresh.train() == pytest.approx(Run().train())
     assert np.isfinite(run.train())

@@ -18,8 +18,9 @@ from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.expression import CText, compose, differentiate, fold
 from netcl.engine.functions import FUNCTIONS, erf
+from netcl.engine.map_kernel import collapse
 from netcl.engine.opencl_text import Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
-from netcl.engine.pointwise import collapse, run
+from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Op, Pointwise, parse
 
 F32 = DTYPES["float32"]

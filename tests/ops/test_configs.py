@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from netcl import ops
+from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, KernelSelector, KernelVariant, get_kernel_selector
-from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import reduction
 
@@ -38,9 +38,9 @@ def launches():
     def saw(kernel, queue, sizes, local, args, event):
         seen.append((kernel.name, local[0] if local else None, kernel.program.source))
 
-    program.launch_observers.append(saw)
+    hooks.launch_observers.append(saw)
     yield seen
-    program.launch_observers.remove(saw)
+    hooks.launch_observers.remove(saw)
 
 
 def random(rng, queue, *shape):

@@ -9,8 +9,9 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import ops
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph
+from netcl.engine import lazy_graph, schedule
 
 
 def test_weights_that_never_change_do_not_gather_notes(device):
@@ -18,10 +19,10 @@ def test_weights_that_never_change_do_not_gather_notes(device):
     function = ag.jit_compile(lambda x: x * w)
     for _ in range(200):
         function(x)
-    assert len(lazy_graph._readers[id(lazy_graph._shared_values(w))]) < 100
+    assert len(hooks.readers[id(lazy_graph._shared_values(w))]) < 100
 
 
-class Interrupted(dict):
+class Interrupted(lazy_graph.NodeReaders):
     """Before the first entry goes, another thread has its turn, for as long as it is not kept waiting."""
 
     def __init__(self, entries: dict, turn: threading.Thread):
@@ -50,7 +51,7 @@ def test_a_thread_that_tidies_up_loses_no_note_of_another(device, monkeypatch):
             left.append(x * 2.0)
 
     turn = threading.Thread(target=leave)
-    monkeypatch.setattr(lazy_graph, "_readers", Interrupted({id(lazy_graph._shared_values(x)): []}, turn))
+    monkeypatch.setattr(hooks, "readers", Interrupted({id(lazy_graph._shared_values(x)): []}, turn))
     lazy_graph._shrink()
     turn.join()
     x.fill_(5.0)
@@ -175,7 +176,7 @@ def test_a_fold_computed_meanwhile_is_read_along_its_rows(device, monkeypatch):
     with lazy_graph.fusing():
         total = ag.sum(x, axis=-1)
         later = total * 2.0 + ag.max(x, axis=-1)
-        monkeypatch.setattr(lazy_graph, "MOST_NODES", 1)  # so that the sum is computed by itself
+        monkeypatch.setattr(schedule, "MOST_NODES", 1)  # so that the sum is computed by itself
         assert total.tolist() == [7.0, 14.0, 2.0]
         monkeypatch.undo()
         assert later.tolist() == [18.0, 34.0, 5.0]

@@ -12,6 +12,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops, selftest
 from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
@@ -34,11 +35,11 @@ def launched():
     """The global sizes of all kernels that are launched inside the block."""
     sizes = []
     observer = lambda kernel, queue, size, *rest: sizes.append(size)  # noqa: E731
-    program.launch_observers.append(observer)
+    hooks.launch_observers.append(observer)
     try:
         yield sizes
     finally:
-        program.launch_observers.remove(observer)
+        hooks.launch_observers.remove(observer)
 
 
 def config_id(config: KernelConfig) -> str:
@@ -212,12 +213,12 @@ def test_batch_axes_broadcast_without_copies(cl_device, rng):
     """Two strides per operand are enough; only stranger patterns are written out first."""
     a, b = rng.standard_normal((3, 1, 4, 20, 30)).astype(np.float32), rng.standard_normal((1, 2, 1, 30, 10)).astype(np.float32)
     launched = []
-    program.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
+    hooks.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
     try:
         got = ops.matmul(*tensors(cl_device.queue, a, b))
         plain = ops.matmul(*tensors(cl_device.queue, a[:, 0], b[0, 0]))
     finally:
-        program.launch_observers.pop()
+        hooks.launch_observers.pop()
     np.testing.assert_allclose(got.to_host(), np.matmul(a, b), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(plain.to_host(), np.matmul(a[:, 0], b[0, 0]), rtol=1e-4, atol=1e-4)
     assert [name.startswith("gemm") for name in launched][-1:] == [True]
@@ -241,11 +242,11 @@ def test_registered_kernels_replace_plans_made_before(cl_device, monkeypatch):
     launched = []
     naive = KernelConfig(KernelVariant.MATMUL_NAIVE)
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: naive)
-    program.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
+    hooks.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
     try:
         ops.matmul(a, a)
     finally:
-        program.launch_observers.pop()
+        hooks.launch_observers.pop()
     assert launched == ["gemm_naive"]
 
 
@@ -285,11 +286,11 @@ def test_only_wanted_gradients_are_computed(cl_device):
     w = Tensor.ones((6, 20), queue=cl_device.queue, requires_grad=True)
     out = ag.linear(x, w)
     launched = []
-    program.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
+    hooks.launch_observers.append(lambda kernel, *rest: launched.append(kernel.name))
     try:
         ag.grad(out, w, Tensor.ones(out.shape, queue=cl_device.queue))
     finally:
-        program.launch_observers.pop()
+        hooks.launch_observers.pop()
     assert sum(name.startswith("gemm") for name in launched) == 1
 
 

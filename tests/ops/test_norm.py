@@ -9,7 +9,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import ops
 from netcl.core.errors import DtypeError, ShapeError
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph, rows
 from netcl.engine.registry import REGISTRY
@@ -197,7 +197,7 @@ def test_a_residual_and_a_relu_are_part_of_the_kernels(shape, gpu, backward, cl_
     tx, tr, tw, tb = (Tensor.from_host(cl_device.queue, a).requires_grad_() for a in (x, r, w, b))
     tg, running = Tensor.from_host(cl_device.queue, g), [Tensor.zeros((3,), queue=cl_device.queue) for _ in range(2)]
     seen: list[str] = []
-    program.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
+    hooks.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
     try:
         with lazy_graph.eager_fusion(1):
             y = ag.relu(ag.batch_norm(tx, *running, tw, tb, training=True) + tr)
@@ -208,6 +208,6 @@ def test_a_residual_and_a_relu_are_part_of_the_kernels(shape, gpu, backward, cl_
             for got, true in zip(grads, exact, strict=True):
                 np.testing.assert_allclose(got.to_host(), true, rtol=1e-4, atol=1e-4)
     finally:
-        program.launch_observers.pop()
+        hooks.launch_observers.pop()
     assert forward[-1] == "op_batch_norm_add_relu" and len(forward) == (3 if "sum_parts" in backward else 2)
     assert sorted(seen) == sorted([*backward, "op_relu_vjp"])

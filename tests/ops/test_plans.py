@@ -10,6 +10,7 @@ from netcl import ops
 from netcl.core import env
 from netcl.core.device import CPUQueue
 from netcl.core.errors import ShapeError
+from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import clear_cache, reload_environment, set_matmul_precision
 from netcl.core.kernels import program
 from netcl.core.memory import is_integrated_gpu
@@ -171,11 +172,11 @@ def test_who_watches_launches_sees_them(cl_device, made):
     for _ in range(3):
         ops.sum(x, axis=1)
     watch = lambda kernel, *rest: names.append(kernel.name)  # noqa: E731
-    program.launch_observers.append(watch)
+    hooks.launch_observers.append(watch)
     try:
         ops.sum(x, axis=1)
     finally:
-        program.launch_observers.remove(watch)
+        hooks.launch_observers.remove(watch)
     assert names and made == ["fold"]
 
 

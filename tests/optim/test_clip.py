@@ -12,7 +12,7 @@ import pytest
 from netcl import optim
 from netcl.core.device import manager
 from netcl.core.errors import DeviceError, DtypeError
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.ops import update
 
@@ -132,9 +132,9 @@ def test_sixty_gradients_take_three_launches(cl_queue):
     params = [one(cl_queue, [1.0] * (i + 1)) for i in range(60)]
     optim.clip_grad_norm_device(params, 1.0)
     seen = []
-    program.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
+    hooks.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
     try:
         optim.clip_grad_norm_device(params, 1.0)
     finally:
-        program.launch_observers.pop()
+        hooks.launch_observers.pop()
     assert seen == ["fold", "finish", "update"]

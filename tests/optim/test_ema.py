@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from netcl.core.errors import ShapeError
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.optim import ModelEMA
 
@@ -116,9 +116,9 @@ def test_an_update_is_one_launch(cl_queue):
     ema = ModelEMA([Tensor.zeros((i + 1,), queue=cl_queue) for i in range(20)])
     ema.update()
     seen = []
-    program.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
+    hooks.launch_observers.append(lambda kernel, *_: seen.append(kernel.name))
     try:
         ema.update()
     finally:
-        program.launch_observers.pop()
+        hooks.launch_observers.pop()
     assert seen == ["update"]

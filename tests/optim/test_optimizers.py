@@ -14,6 +14,7 @@ from netcl import optim
 from netcl.autograd import no_grad
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 
@@ -68,11 +69,11 @@ def launches():
     def observe(kernel, *_):
         seen.append(kernel.name)
 
-    program.launch_observers.append(observe)
+    hooks.launch_observers.append(observe)
     try:
         yield seen
     finally:
-        program.launch_observers.remove(observe)
+        hooks.launch_observers.remove(observe)
 
 
 # ---- trajectories

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from netcl.core.errors import KernelBuildError, ShapeError
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.core.kernels.primitives import KernelSpec, PrimitiveBuilder, WorkGroupTuner, build_elementwise_kernel
 from netcl.core.tensor import Tensor
 from netcl.profiling import local_sizes, timing
@@ -70,7 +70,7 @@ class Trial:
         self.measured, self.launched = [], []
         monkeypatch.setattr(local_sizes.timing, "measure", self.measure)
         monkeypatch.setattr(local_sizes, "TUNER_BUDGET", float("inf"))
-        monkeypatch.setattr(program, "launch_observers", [*program.launch_observers, self.saw])
+        monkeypatch.setattr(hooks, "launch_observers", [*hooks.launch_observers, self.saw])
         self.fastest = fastest
 
     def measure(self, run, **options):

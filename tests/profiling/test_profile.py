@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from netcl import ops
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.profiling import EventTimer, KernelRow, compare, events, measure, profile, report, trace
 from netcl.profiling.limits import Limits, limits
@@ -80,7 +80,7 @@ def test_nothing_is_left_behind(cl_device, product):
             product()
         product()
     assert len(outer.events) == 2 * len(inner.events) > 0
-    assert program.launch_observers == [] and program.launch_queue is None
+    assert hooks.launch_observers == [] and hooks.launch_queue is None
     product()
     assert len(outer.events) == 2 * len(inner.events)
 

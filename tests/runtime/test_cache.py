@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.runtime.cache import ProgramCache, program_cache
@@ -19,7 +20,7 @@ SCALE = "__kernel void scale(__global float* x, float factor, int n) { int i = g
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(program_cache, "_warned", False)
-    monkeypatch.setattr(program, "binary_store", program_cache)
+    monkeypatch.setattr(hooks, "binary_store", program_cache)
     return tmp_path
 
 

@@ -6,7 +6,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import nn
 from netcl.core.errors import ShapeError
-from netcl.core.kernels import program
+from netcl.core.hooks import hooks
 from netcl.io import load_model, save_model
 from netcl.runtime.capture import compile
 from netcl.runtime.graph_fusion import fuse_graph
@@ -27,12 +27,12 @@ def settled(model, rng):
 def launches(function, x):
     names = []
     seen = lambda kernel, *rest: names.append(kernel.name)  # noqa: E731
-    program.launch_observers.append(seen)
+    hooks.launch_observers.append(seen)
     try:
         with ag.no_grad():
             result = function(x).to_host()
     finally:
-        program.launch_observers.remove(seen)
+        hooks.launch_observers.remove(seen)
     return result, names
 
 

@@ -22,15 +22,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from netcl.core import dispatch, memory, platforms
+from netcl.core import memory, platforms
 from netcl.core.errors import DeviceError, message
+from netcl.core.queue_state import queues
 
 GRACE_SECONDS = 3.0
 INTERRUPTED = 130
 _POLL_SECONDS = 0.01
 _LEAST_WAIT = 0.5  # a queue with nothing left to do answers well within this
 
-_backends: weakref.WeakSet[Any] = weakref.WeakSet()  # of queues, which themselves allow no weak reference
 computing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that have called an op
 _interrupted_at: float | None = None
 _installed = False
@@ -50,11 +50,10 @@ class _Finishing:
 _finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
-def register(backend: Any) -> None:
-    """Put the queue of a backend under the contract, as long as it is used; the first one installs the hooks."""
+def install() -> None:
+    """Let queues finish at exit, survive a fork and be interrupted; the first backend installs this."""
     global _installed
     with _lock:
-        _backends.add(backend)
         if _installed:
             return
         _installed = True
@@ -62,14 +61,6 @@ def register(backend: Any) -> None:
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
     if threading.current_thread() is threading.main_thread():
         _install_interrupt_handler()
-
-
-def queues() -> list[Any]:
-    """The queues of every backend in use."""
-    return [backend.queue for backend in list(_backends)]
-
-
-dispatch.fill("queues", queues)
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:

@@ -16,10 +16,12 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import env, memory, platforms
+from netcl.core.backend import lifecycle
 from netcl.core.backend.cpu import HostCopy, storage_of
-from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish, register
+from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
+from netcl.core.queue_state import queue_state
 from netcl.core.recording import active
 
 __all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
@@ -87,7 +89,7 @@ class OpenCLBackend:
         self._copy = _guarded(cl.enqueue_copy, cl.Error)
         self._fill = _guarded(cl.enqueue_fill_buffer, cl.Error)
         self._simulated = "oclgrind" in queue.device.platform.name.lower()
-        register(self)
+        lifecycle.install()
 
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
@@ -199,7 +201,7 @@ class OpenCLBackend:
         stored = np.empty(shape, wanted.storage)
         if stored.nbytes:
             self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=True)
-        faults = getattr(self.queue, "_netcl_faults", None)
+        faults = getattr(self.queue.netcl, "faults", None)
         if faults is not None and faults.pending:
             faults.check()  # an index on the device was out of range: told before a value can be used
         return dtypes.decode(stored, wanted)
@@ -245,7 +247,7 @@ def backend_of(queue: Any) -> OpenCLBackend:
     if platforms.forked_child:
         platforms.check_process()
     try:
-        return queue._netcl_backend
+        return queue.netcl.backend
     except AttributeError:
-        queue._netcl_backend = OpenCLBackend(queue)
-        return queue._netcl_backend
+        made = OpenCLBackend(queue)  # raises for what is no queue
+        return queue_state(queue).part("backend", lambda _: made)

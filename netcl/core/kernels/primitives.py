@@ -9,9 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from netcl.core import dispatch, platforms, recording
 from netcl.core import dtype as dtypes
+from netcl.core import platforms, recording
 from netcl.core.errors import DeviceError, KernelBuildError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 
 PRIMITIVE_PREAMBLE = Path(__file__).with_name("preamble.cl").read_text()
@@ -155,7 +156,7 @@ class BuiltKernel:
             tuner = self.spec.tuner if (len(sizes), len(args)) == (1, len(self.spec.params)) else None
             if tuner is not None and recording.active.recorder is not None:  # launches that measure must not be replayed
                 return (tuner.choose_local_size(queue.device),)
-            known[slot] = dispatch.call("tuned_local_size", queue, self, sizes, None if tuner is None else args)
+            known[slot] = hooks.tuned("local_sizes", queue, self, sizes, None if tuner is None else args)
         return known[slot]
 
 

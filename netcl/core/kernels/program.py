@@ -1,7 +1,7 @@
 """The one door to the driver: every OpenCL program is built here and every kernel is launched here.
 
-Programs are cached per context in memory; a store for compiled binaries and observers of launches (capture,
-profiling) are registered from the layers above. Kernel objects carry their arguments in the driver and are therefore
+Programs are cached per context in memory; the store for compiled binaries and the observers of launches (capture,
+profiling) are entries of :mod:`netcl.core.hooks`. Kernel objects carry their arguments in the driver and are therefore
 never shared between threads.
 """
 
@@ -15,40 +15,27 @@ import re
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from netcl.core import env, platforms, recording
 from netcl.core.commands import CommandList
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
+from netcl.core.hooks import hooks
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
+from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
+from netcl.core.queue_state import forget as forget
 
 log = logging.getLogger("netcl")
 
 Size = int | Sequence[int]
-LaunchObserver = Callable[["Kernel", Any, tuple[int, ...], tuple[int, ...] | None, tuple[Any, ...], Any], None]
 
 
-class BinaryStore(Protocol):
-    """Where compiled programs survive the process; ``runtime.cache`` registers one."""
-
-    def load(self, key: str) -> bytes | None: ...
-    def save(self, key: str, binary: bytes) -> None: ...
-    def reject(self, key: str, reason: str) -> None: ...
-
-
-binary_store: BinaryStore | None = None
-launch_observers: list[LaunchObserver] = []  # always this list: callers that skip the telling hold it to see whether it is empty
-launch_queue: Callable[[Any], Any] | None = None  # filled by profiling: the queue, with timestamps, that launches go to meanwhile
-free_memory: Callable[[], None] | None = None  # filled by core.memory: what to do before a launch is tried again
-before_write: Callable[[Any], None] | None = None  # filled by ops.fusion: told the lease or array that is about to be changed
-awaited: dict[int, Any] = {}  # filled by ops.fusion: by id, the leases and arrays that before_write has something to do for
 MAKE_ROOM = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
 RELEASE = "repeat the call; if it fails again, start the program anew: the driver may have lost the device"
 _OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # which pyopencl has no class of its own for
@@ -83,46 +70,12 @@ def driver_errors(op: str, what: str) -> Iterator[None]:
         raise failure(op, what, error) from None
 
 
-class ContextState(dict):
-    """What belongs to one context: its programs, and whatever ops cache under keys that start with their name."""
-
-    def __init__(self, context: Any):
-        super().__init__()
-        self.device = context.devices[0]
-        self.programs: dict[tuple[str, tuple[str, ...]], Program] = {}
-        self.lock = threading.RLock()
-        self.max_work_group = int(self.device.max_work_group_size)
-        self.max_items = tuple(int(n) for n in self.device.max_work_item_sizes)
-        # GPU drivers take up to a third of a launch for its event; those of CPUs are no slower with one.
-        self.eventless = _loader_function("clEnqueueNDRangeKernel") if self.device.type & platforms.opencl().device_type.GPU else None
-
-
-_states: weakref.WeakKeyDictionary[Any, ContextState] = weakref.WeakKeyDictionary()
-_states_lock = threading.Lock()
-
-
-def context_state(context: Any) -> ContextState:
-    """The state of a context, made at first use."""
-    with _states_lock:
-        if context not in _states:
-            _states[context] = ContextState(context)
-        return _states[context]
-
-
 def state(queue: Any) -> ContextState:
-    """The state of a queue's context; kept on the queue because a lookup by context costs a microsecond."""
+    """The state of a queue's context."""
     try:
-        return queue._netcl_state
+        return queue.netcl.context
     except AttributeError:
-        queue._netcl_state = context_state(queue.context)
-        return queue._netcl_state
-
-
-@lru_cache(maxsize=1)
-def _loader_function(name: str) -> Any:
-    """A function of the OpenCL loader that pyopencl calls; ``None`` where that library is not to be found."""
-    path = platforms.loader_path()
-    return None if path is None else getattr(ctypes.CDLL(path), name, None)
+        return queue_state(queue).context  # type: ignore[return-value]
 
 
 def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None) -> Callable[[], int]:
@@ -132,13 +85,6 @@ def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], l
     handles = ctypes.c_void_p(queue.int_ptr), ctypes.c_void_p(kernel.int_ptr)
     local_array = None if local is None else array(*local)
     return partial(function, *handles, ctypes.c_uint(dimensions), None, array(*sizes), local_array, ctypes.c_uint(0), None, None)
-
-
-def forget(key: Any) -> None:
-    """Drop what every context keeps under ``key``."""
-    with _states_lock:
-        for of in _states.values():
-            of.pop(key, None)
 
 
 def get(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kernel:
@@ -197,15 +143,15 @@ class Program:
         self._built = self._from_store(context) or self._from_source(context)
 
     def _from_store(self, context: Any) -> Any:
-        binary = binary_store.load(self.key) if binary_store else None
-        if binary is None:
+        store = hooks.binary_store
+        binary = store.load(self.key) if store is not None else None
+        if store is None or binary is None:
             return None
         cl = platforms.opencl()
         try:
             return self._from_binary(context, binary)
         except cl.Error as error:
-            assert binary_store is not None
-            binary_store.reject(self.key, f"the driver refused it: {error}")
+            store.reject(self.key, f"the driver refused it: {error}")
             return None
 
     def _from_binary(self, context: Any, binary: bytes) -> Any:
@@ -228,7 +174,7 @@ class Program:
                 raise failure("build", f"for {_names(self.source)}", error) from None
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         _builds += 1
-        self._unsaved = binary_store is not None
+        self._unsaved = hooks.binary_store is not None
         if env.value("NETCL_DEBUG") >= 2:
             names = built.get_info(cl.program_info.KERNEL_NAMES)
             log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (time.perf_counter() - start), self.state.device.name)
@@ -256,10 +202,10 @@ class Program:
 
     def save_after_launch(self, event: Any) -> None:
         """Store the binary. PoCL compiles work-group functions at the first launch, so the time to ask is after it."""
-        if self._unsaved and binary_store is not None:
+        if self._unsaved and hooks.binary_store is not None:
             self._unsaved = False
             event.wait()  # PoCL 3.1 aborts when it is asked for the binary of a kernel that is running
-            binary_store.save(self.key, self._final or _binary_of(self._built))
+            hooks.binary_store.save(self.key, self._final or _binary_of(self._built))
 
 
 class _Own:
@@ -358,7 +304,7 @@ class Kernel:
             sizes, local = self._remember_sizes(global_size, local_size)
         if 0 in sizes:
             return None
-        target = queue if launch_queue is None else launch_queue(queue)
+        target = queue if hooks.launch_queue is None else hooks.launch_queue(queue)
         try:
             event = self.enqueue(target, own.kernel, sizes, local)
         except self.failed as error:
@@ -368,7 +314,7 @@ class Kernel:
             self.program.save_after_launch(event)
         if own.lenders:
             _wait_before_more(own.lenders, target, event)
-        for observer in launch_observers:
+        for observer in hooks.launch_observers:
             observer(self, queue, sizes, local, args, event)
         return event
 
@@ -414,8 +360,7 @@ class Kernel:
         """Drivers commit memory at the first launch, not at allocation: free what the pools hold and try once more."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
-        if free_memory is not None:
-            free_memory()
+        free_memory()
         try:
             queue.finish()
             return self.enqueue(queue, kernel, sizes, local)
@@ -443,6 +388,7 @@ class Kernel:
     def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
         """Places and buffers in turn; where the text does not tell types, the numbers too."""
         found: list[Any] = []
+        readers = hooks.readers
         for i in self._pointers:
             arg = args[i]
             found.append(i)
@@ -455,8 +401,8 @@ class Kernel:
                 continue
             if arg.queue is not queue:
                 self._check_context(queue, arg)
-            if awaited and i in self._written and id(arg.pool_handle) in awaited and before_write is not None:
-                before_write(arg.pool_handle)
+            if readers and i in self._written and id(arg.pool_handle) in readers:
+                readers.compute(arg.pool_handle)
         return found
 
     def _driver_arguments(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
@@ -475,7 +421,7 @@ class Kernel:
             tensor.wait()
         if tensor.queue != queue:
             recording.host_work("a kernel uses a tensor of another queue")
-            lender, target = (of if launch_queue is None else launch_queue(of) for of in (tensor.queue, queue))
+            lender, target = (of if hooks.launch_queue is None else hooks.launch_queue(of) for of in (tensor.queue, queue))
             cl = platforms.opencl()
             with driver_errors(self.name, "for a barrier"):
                 cl.enqueue_barrier(target, wait_for=[cl.enqueue_marker(lender)])
@@ -525,7 +471,7 @@ class Sized:
     """A kernel with its sizes and numbers, for who makes the same launch over ever other memory.
 
     ``sized(queue, (0, buffer, 1, buffer, ..))`` is to a call of the kernel what a prepared statement is to a query. It tells no
-    observer and goes to the queue it is given: not for a time when there are ``launch_observers``.
+    observer and goes to the queue it is given: not for a time when there are ``hooks.launch_observers``.
     """
 
     __slots__ = ("_driver", "_enqueue", "_eventless", "_threads", "kernel", "local", "numbers", "sizes")
@@ -590,7 +536,7 @@ class Prepared:
 
     def observed(self) -> Any:
         """The launch as eager code would make it now, on the queue that profiling asks for; returns its event."""
-        target = self.queue if launch_queue is None else launch_queue(self.queue)
+        target = self.queue if hooks.launch_queue is None else hooks.launch_queue(self.queue)
         return self.kernel.enqueue(target, self._object, self.sizes, self.local)
 
     def set(self, index: int, value: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec, cl_source, storage_macros
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.ops.finish import Finish, activation_vjp, apart
@@ -164,7 +164,7 @@ def matmul_shape(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> 
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return x if x.shape == shape else x._view(shape)
+    return x if x.shape == shape else with_shape(x, shape)
 
 
 @composite(

@@ -18,7 +18,7 @@ from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.engine.opencl_text import loose_halves
@@ -140,7 +140,7 @@ class Operands(NamedTuple):
 
     def sums(self, count: int) -> Tensor:
         """New memory for so many values of the type sums are kept in."""
-        return Tensor._result((count,), sum_dtype(self.out.dtype), self.out.queue)
+        return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
 def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text: str = "", **defines: Any) -> Any:
@@ -468,6 +468,6 @@ def product(
     algorithm, found = chosen(queue, p, config)
     if _widens(queue, p, algorithm, found):
         return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config)
-    out = Tensor._result(out_shape, finish.stored, queue)
+    out = new_result(out_shape, finish.stored, queue)
     algorithm.run(queue, p, found, handle_of(queue).profile, Operands(a, b, out, bias, residual, scale))
     return out

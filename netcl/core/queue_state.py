@@ -1,0 +1,109 @@
+"""What netcl keeps for each OpenCL context and for each queue.
+
+A context owns its programs and the caches of ops (:class:`ContextState`). A queue carries one object, ``queue.netcl``
+(:class:`QueueState`), whose parts are made at first use by the modules that own them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from netcl.core import host_memory, platforms
+
+
+class ContextState(dict):
+    """The programs of one context, and what ops cache under keys that start with their name."""
+
+    def __init__(self, context: Any):
+        super().__init__()
+        self.device = context.devices[0]
+        self.programs: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self.queues: weakref.WeakSet[QueueState] = weakref.WeakSet()
+        self.lock = threading.RLock()
+        self.max_work_group = int(self.device.max_work_group_size)
+        self.max_items = tuple(int(n) for n in self.device.max_work_item_sizes)
+        # GPU drivers take up to a third of a launch for its event; those of CPUs are no slower with one.
+        gpu = self.device.type & platforms.opencl().device_type.GPU
+        self.eventless = platforms.loader_function("clEnqueueNDRangeKernel") if gpu else None
+
+
+class QueueState:
+    """What belongs to one queue, real or NumPy's. A part that has not been made is an empty slot.
+
+    - ``context``: the :class:`ContextState`; ``None`` on the NumPy backend.
+    - ``plans``: what calls of ops do, by their keys (:mod:`netcl.engine.plan`).
+    - ``backend``, ``pool``, ``pinned``, ``integrated``: transfers, device memory, staging memory, whether host and device share memory.
+    - ``faults``, ``random``: indices out of range (:mod:`netcl.ops.index`), the stream of random numbers (:mod:`netcl.ops.random`).
+    - ``timed``, ``blocks``: the queue with timestamps (:mod:`netcl.profiling.events`), memory that graphs share.
+    """
+
+    __slots__ = ("__weakref__", "backend", "blocks", "context", "faults", "integrated", "lock", "pinned", "plans", "pool", "queue",
+                 "random", "timed")  # fmt: skip
+
+    def __init__(self, queue: Any, context: ContextState | None = None):
+        self.queue, self.context = queue, context
+        self.plans: dict[Any, Any] = {}
+        self.lock = threading.RLock() if context is None else context.lock
+        if context is not None:
+            with _lock:
+                context.queues.add(self)
+
+    def part(self, name: str, make: Callable[[Any], Any]) -> Any:
+        """The part ``name``; ``make(queue)`` makes it at first use."""
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            with self.lock:
+                if not hasattr(self, name):
+                    setattr(self, name, make(self.queue))
+                return getattr(self, name)
+
+
+_contexts: weakref.WeakKeyDictionary[Any, ContextState] = weakref.WeakKeyDictionary()
+pools: weakref.WeakSet[Any] = weakref.WeakSet()  # of device memory and of staging memory
+_lock = threading.Lock()
+
+
+def context_state(context: Any) -> ContextState:
+    """The state of a context, made at first use."""
+    with _lock:
+        if context not in _contexts:
+            _contexts[context] = ContextState(context)
+        return _contexts[context]
+
+
+def queue_state(queue: Any) -> QueueState:
+    """The state of a queue, made at first use and kept on it: a look-up by context costs a microsecond."""
+    try:
+        return queue.netcl
+    except AttributeError:
+        shared = context_state(queue.context)
+        with shared.lock:
+            if not hasattr(queue, "netcl"):
+                queue.netcl = QueueState(queue, shared)
+            return queue.netcl
+
+
+def queues() -> list[Any]:
+    """Every OpenCL queue in use."""
+    with _lock:
+        return [state.queue for context in _contexts.values() for state in context.queues]
+
+
+def free_memory() -> None:
+    """Return free buffers of all pools to their drivers, page-locked ones included, and free memory of the C library to the system."""
+    for pool in list(pools):
+        pool.clear()
+    host_memory.release_unused()
+
+
+def forget(key: Any) -> None:
+    """Drop what every context keeps under ``key``; ``"plans"`` are those of its queues."""
+    with _lock:
+        for context in _contexts.values():
+            context.pop(key, None)
+            for state in list(context.queues) if key == "plans" else ():
+                state.plans.clear()

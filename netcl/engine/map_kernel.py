@@ -1,0 +1,216 @@
+"""Kernels that compute formulas per element: broadcasting, layout, launch sizes, and the plan of one such kernel.
+
+Everything that depends only on dtypes and shapes is decided here, once per kind of call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.capabilities import DeviceProfile, device_profile
+from netcl.core.commands import Given
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES, DType
+from netcl.core.errors import DtypeError, message
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor, of_array
+from netcl.engine.launch import ahead, check_double, index_type
+from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, kernel_source
+from netcl.engine.operands import Operand
+from netcl.engine.plan import Plan, command_list
+
+INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
+CPU_WIDTH = 16
+
+
+# ---- shapes
+
+
+class Walk(NamedTuple):
+    """Collapsed axes: sizes of the outer ones, the inner size, and per operand its outer steps and whether it moves inside."""
+
+    outer: tuple[int, ...]
+    inner: int
+    steps: tuple[tuple[int, ...], ...]
+    moves: tuple[bool, ...]
+
+
+def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
+    """Merge neighbouring axes that every operand either has or broadcasts: few axes, long inner loops.
+
+    >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
+    (8, 3)
+    """
+    groups = merged_axes(shape, shapes) or [(1, (True,) * len(shapes))]
+    steps = tuple(steps_of(groups, k)[:-1] for k in range(len(shapes)))
+    return Walk(tuple(size for size, _ in groups[:-1]), groups[-1][0], steps, groups[-1][1])
+
+
+Groups = list[tuple[int, tuple[bool, ...]]]
+
+
+def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
+    """Runs of axes that every operand either has or broadcasts: their size, and who has them. Axes of size 1 are left out."""
+    padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
+    groups: Groups = []
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        present = tuple(s[axis] != 1 for s in padded)
+        if groups and groups[-1][1] == present:
+            groups[-1] = (groups[-1][0] * size, present)
+        else:
+            groups.append((size, present))
+    return groups
+
+
+def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
+    """How far operand ``k`` moves per step along each run."""
+    steps, below = [], 1
+    for size, present in reversed(groups):
+        steps.append(below if present[k] else 0)
+        below *= size if present[k] else 1
+    return tuple(reversed(steps))
+
+
+# ---- plans
+
+
+def profile_of(queue: Any) -> DeviceProfile:
+    """The profile of a queue's device, kept in the state of its context."""
+    state = program.state(queue)
+    if "profile" not in state:
+        state["profile"] = device_profile(queue.device)
+    return state["profile"]
+
+
+def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: KernelConfig, asked: tuple[int, int] | None) -> Layout:
+    width = 1
+    if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED and config.use_vectorization:
+        width = CPU_WIDTH if profile.device_type == "cpu" else config.vector_width
+    if walk.inner < width:
+        width = 1
+    aligned = not walk.outer or walk.inner % width == 0
+    cpu = profile.device_type == "cpu"
+    integer, streams = index_type(n), cpu and n * DTYPES[dtype].itemsize >= STREAM_BYTES
+    return Layout(len(walk.outer), width, aligned, integer, cpu, not cpu and walk.inner % width == 0, streams, asked)
+
+
+def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
+    """Elements per work-item, work-items, local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
+    rows = n // inner if inner else 0
+    if profile.device_type != "cpu":
+        return width, rows * -(-inner // width), config.local_size_1d
+    most = max(16384, inner // 1024)  # few enough that each can be a group
+    chunk = min(max(inner // (4 * profile.max_compute_units), 1024), most) // CPU_WIDTH * CPU_WIDTH
+    items = rows * -(-inner // chunk)
+    return chunk, items, 1 if items <= 1024 and not is_named(config) else config.local_size_1d
+
+
+class Map(NamedTuple):
+    """A kernel that computes a body over operands of certain dtypes and shapes, its sizes, and the numbers that come last."""
+
+    kernel: Any
+    items: int
+    local: int
+    sizes: tuple[int, ...]
+
+
+def map_kernel(
+    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, shape: tuple[int, ...],
+    options: tuple[str, ...] = (),
+) -> Map:  # fmt: skip
+    """The kernel of a body over some operands; builds it if it is new. It takes tensors, results, numbers and sizes, in this order."""
+    given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
+    n, names = math.prod(shape), [dtype.name for dtype in outputs]
+    check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
+    profile = profile_of(queue)
+    walk = collapse(shape, [x.shape for x in given.values()])
+    config = get_kernel_selector().select("elementwise", ((n,),), profile, names[0])
+    layout = _layout(walk, n, names[0], profile, config, ahead(queue))
+    inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
+    kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
+    chunk, items, local = launch_sizes(n, walk.inner, layout.width, profile, config)
+    sizes: tuple[int, ...] = (walk.inner, chunk)
+    if walk.outer:
+        sizes += (n // walk.inner, *walk.outer[1:], *(step for steps in walk.steps for step in steps))
+    return Map(kernel, items, local, sizes)
+
+
+def plan_map(
+    op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, numbers: int,
+    shape: tuple[int, ...], options: tuple[str, ...] = (), out: Tensor | None = None,
+) -> Plan:  # fmt: skip
+    """A body as a plan over the tensors among ``values``, which are followed by ``out`` if that is written, and over ``numbers``."""
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    commands = command_list(queue, tensors if out is None else [*tensors, out])
+    made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
+    if math.prod(shape):
+        kernel, items, local, sizes = map_kernel(op, queue, body, values, outputs, compute, shape, options)
+        given = (Given(i) for i in range(numbers + len(values) - len(tensors)))
+        kernel(commands, items, local, *commands.given[: len(tensors)], *made, *given, *sizes)
+    plan = Plan(op, commands, made[0] if len(made) == 1 else made)
+    plan.cast = partial(as_integer, op, compute) if compute in INTEGRAL else float
+    return plan
+
+
+def _kernel(
+    op: str, queue: Any, body: Body, inputs: list[Port], outputs: list[Port], compute: str, layout: Layout, options: tuple[str, ...]
+) -> Any:
+    state = program.state(queue)
+    key = (op, "kernel", body, *inputs, *outputs, compute, layout, options)
+    if key not in state:
+        source = kernel_source(op, body, inputs, outputs, compute, layout)
+        state[key] = program.get(queue, source, f"op_{op}", options)
+    return state[key]
+
+
+def as_integer(op: str, compute: str, value: Any) -> int:
+    """A number as an integer of a compute type."""
+    name, most = INTEGRAL[compute]
+    if not -most <= value < most:
+        remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
+        raise DtypeError(message(op, f"{value} does not fit into {name}", remedy))
+    return int(value)
+
+
+def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
+    """Whether an op's value can wait: it has elements, its dtype can be told without storing it, and the device knows its types."""
+    if not math.prod(shape) or result.name == "uint8":
+        return False
+    double = compute == "double" or result.name == "float64" or any(getattr(x, "dtype", None) == "float64" for x in values)
+    return not double or isinstance(queue, CPUQueue) or profile_of(queue).has_fp64
+
+
+# ---- values on the NumPy backend
+
+
+def as_compute(x: Operand, compute: str) -> np.ndarray:
+    """An operand on the NumPy backend as an array of the compute type."""
+    if not isinstance(x, Tensor):
+        return COMPUTE[compute].type(x)
+    assert x.array is not None
+    return dtypes.decode(x.array, DTYPES[x.dtype]).astype(COMPUTE[compute], copy=False)
+
+
+def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, sources: Sequence[Any] = ()) -> Tensor:
+    """Values of a compute type as a tensor on the NumPy backend, in memory that none of ``sources`` has."""
+    full = np.asarray(values)
+    with np.errstate(all="ignore"):
+        if dtype.name == "bool":
+            full = full != 0
+        elif dtype.name == "uint8" and full.dtype.kind == "f":
+            full = full.astype(np.int32)
+        stored = dtypes.encode(full, dtype)
+    if stored.shape != shape:
+        stored = np.broadcast_to(stored, shape).copy()
+    elif not stored.flags.writeable or any(isinstance(x, Tensor) and np.may_share_memory(stored, x.array) for x in sources):
+        stored = stored.copy()
+    return of_array(stored, dtype.name, queue)

@@ -1,0 +1,114 @@
+"""Operands of ops: anything as tensors on one device, their common shape and dtype, and tensors that results are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.device import CPUQueue
+from netcl.core.dtype import DTYPES, DType
+from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.methods import Size
+from netcl.core.tensor import Tensor
+
+Operand = Tensor | bool | int | float
+SCALARS = (bool, int, float)
+
+
+def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
+    """Tensors and Python numbers as they are; arrays and lists become tensors on the device of the first tensor."""
+    first = next((x for x in values if isinstance(x, Tensor)), None)
+    queue = first.queue if first is not None else None
+    made = [_operand(x, queue) for x in values]
+    if first is None and not any(isinstance(x, Tensor) for x in made):
+        made[0] = Tensor.from_host(made[0])
+    tensors = [x for x in made if isinstance(x, Tensor)]
+    for x in tensors[1:]:
+        if x.queue is not tensors[0].queue:
+            check_same_device(op, tensors[0], x)
+    return tuple(made)
+
+
+def tensor(op: str, x: Any) -> Tensor:
+    """One input as a tensor; a number or an array goes to the active device."""
+    if isinstance(x, Tensor):
+        return x
+    (made,) = operands(op, (x,))
+    assert isinstance(made, Tensor)
+    return made
+
+
+def tensors(op: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Several inputs as tensors on one device, numbers too."""
+    made = operands(op, values)
+    queue = next(x.queue for x in made if isinstance(x, Tensor))
+    return tuple(x if isinstance(x, Tensor) else Tensor.from_host(queue, x) for x in made)
+
+
+def _operand(x: Any, queue: Any) -> Operand:
+    if isinstance(x, Tensor) or type(x) in SCALARS:
+        return x
+    if isinstance(x, np.generic):
+        return x.item()
+    if isinstance(x, int):  # x.size
+        return int(x)
+    return Tensor.from_host(queue, x) if queue is not None else Tensor.from_host(x)
+
+
+def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
+    """Raise unless two tensors live on one queue (all NumPy queues are one)."""
+    if a.queue is b.queue or (isinstance(a.queue, CPUQueue) and isinstance(b.queue, CPUQueue)) or a.queue == b.queue:
+        return
+    where = {"a": a.device.device_name, "b": b.device.device_name}
+    one = a.context is not None and a.context == b.context
+    remedy = "take one into the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"
+    raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, **where))
+
+
+def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
+    """The common shape, as NumPy has it."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        values: dict[str, Any] = {f"{name}.shape": shape for name, shape in zip(names, shapes, strict=True)}
+        raise ShapeError(message(op, "shapes do not broadcast", **values)) from None
+
+
+def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """``out`` itself, about to be written, if a result of this shape and dtype fits into it."""
+    if out.shape != shape:
+        raise ShapeError(message(op, "out has another shape than the result", out=out.shape, result=shape))
+    if out.dtype != dtype:
+        raise DtypeError(message(op, "out has another dtype than the result", out=out.dtype, result=dtype))
+    out._changing()
+    return out
+
+
+# ---- dtypes
+
+
+def category(dtype: DType) -> int:
+    """0 for bool, 1 for integers, 2 for floats."""
+    return 2 if dtype.is_float else int(dtype.name != "bool")
+
+
+def _of_number(category: int) -> DType:
+    return DTYPES[("bool", "int64", "float32")[category]]
+
+
+def common_dtype(operands: Sequence[Any]) -> DType:
+    """Promotion, as torch has it: tensors by rank; those without axes, and then Python numbers, count only where they are of a higher
+    category (bool, int, float) than what stands above them.
+    """
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
+    numbers = [1 if type(x) is Size else SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]
+    kinds = [*(reduce(dtypes.promote, tier) for tier in tiers if tier), *([_of_number(max(numbers))] if numbers else [])]
+    return reduce(lambda above, below: below if category(below) > category(above) else above, kinds)

@@ -1,0 +1,208 @@
+"""The graph of values that wait: its nodes, and which of them one kernel computes together.
+
+:mod:`netcl.engine.lazy_graph` makes the nodes, :mod:`netcl.engine.fused_kernel` computes a group of them.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from netcl.core.dtype import DTYPES
+from netcl.core.tensor import Tensor
+from netcl.engine.modes import modes
+from netcl.engine.opencl_text import Body
+
+MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
+MOST_LEAVES = 12  # memory streams of a kernel
+
+
+class Space(NamedTuple):
+    """Where folds happen: the whole shape and how many innermost axes are folded."""
+
+    shape: tuple[int, ...]
+    axes: int
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        return self.shape[: len(self.shape) - self.axes]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return (*self.lead, *(1,) * self.axes)
+
+
+class Node:
+    """What :class:`netcl.engine.lazy_graph.TraceNode` describes: an op, its inputs, and who uses its value."""
+
+    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
+                 "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight",
+                 "whole")  # fmt: skip
+
+    def __init__(
+        self, kind: str, name: str, body: Body, inputs: tuple[Any, ...], numbers: tuple[Any, ...], shape: tuple[int, ...], dtype: str,
+        real: str, queue: Any, space: Space | None, narrow: bool,
+    ):  # fmt: skip
+        self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
+        self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
+        self.mode, self.whole = modes.mode, modes.whole
+        self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
+        self.made: Tensor | None = None
+        self.skipped = False
+        self.tensors: list[weakref.ref[Tensor]] = []
+        self.users: list[weakref.ref[Node]] = []
+        self.leaves: dict[Any, Tensor] = {}
+        weight, level = 1, 0
+        for x in inputs:
+            if isinstance(x, Node):
+                x.users.append(weakref.ref(self))
+                weight += x.weight
+                level = max(level, x.level)
+                self.leaves.update(x.leaves)
+            elif isinstance(x, Tensor):
+                self.leaves[storage_key(x)] = x
+        self.level: int = level + (kind == "fold")  # how many folds deep
+        self.weight: int = weight if weight <= MOST_NODES else len(nodes_below(self))  # at least as many as there are nodes below
+
+    def seen_by(self, tensor: Tensor) -> None:
+        """A further tensor rests on this node."""
+        self.tensors.append(weakref.ref(tensor))
+
+    def alive(self) -> bool:
+        """Whether someone outside of the waiting nodes still holds the value."""
+        return any(ref() is not None for ref in self.tensors)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
+
+    def compute(self, wanted: Sequence[Node] = ()) -> Tensor:
+        """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
+        raise NotImplementedError
+
+    def finish(self, made: Tensor) -> None:
+        """Take the values."""
+        raise NotImplementedError
+
+
+def storage_key(x: Tensor) -> tuple[Any, ...]:
+    """What two tensors over the same memory under the same shape have in common."""
+    owner = x.source if x.source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
+    return id(owner), x.shape
+
+
+def is_regular(x: Tensor, space: Space) -> bool:
+    """Whether a leaf has all of the folded axes or none of them."""
+    tail = ((1,) * (len(space.shape) - x.ndim) + x.shape)[len(space.shape) - space.axes :]
+    return tail == space.shape[len(space.shape) - space.axes :] or all(n == 1 for n in tail)
+
+
+def fits_rows(node: Node, space: Space) -> bool:
+    """Whether a node can be part of a kernel over rows: with several folded axes, its leaves must have all of them or none."""
+    if node.space == space or space.axes == 1:
+        return True
+    return node.shape == space.shape and all(is_regular(x, space) for x in node.leaves.values())
+
+
+def too_long(operands: Sequence[Any]) -> bool:
+    """Whether a kernel for all of this would be too large; the sums over operands are looked into only where they say so."""
+    weight = leaves = 0
+    for x in operands:
+        weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if isinstance(x, Node) else (weight, leaves + 1)
+    nodes = [x for x in operands if isinstance(x, Node)]
+    if weight >= MOST_NODES and len(in_order(nodes)) >= MOST_NODES:
+        return True
+    if leaves <= MOST_LEAVES:
+        return False
+    return len({key for x in operands for key in (x.leaves if isinstance(x, Node) else (id(x),))}) > MOST_LEAVES
+
+
+class _Gathering:
+    """A region that grows: nodes that can be computed by the same kernel as its root."""
+
+    def __init__(self, root: Node):
+        self.root = root
+        self.inside = dict.fromkeys(nodes_below(root))
+        self.space = next((node.space for node in self.inside if node.space is not None), None)
+        self.shape = root.shape if self.space is None else self.space.shape
+
+    def accept(self, node: Node) -> bool:
+        """Take a node and what it rests on, if one kernel can do it."""
+        if node.made is not None or node.mode != self.root.mode or node.real != self.root.real or node.queue is not self.root.queue:
+            return False
+        space = self.space or node.space
+        if (node.shape if node.space is None else node.space.shape) != self.shape or node.space not in (None, space):
+            return False
+        more = [n for n in nodes_below(node) if n not in self.inside]
+        if space is not None and not all(n.space in (None, space) and fits_rows(n, space) for n in (*self.inside, *more)):
+            return False
+        leaves = {key for n in (*self.inside, *more) for key in n.leaves}
+        if len(self.inside) + len(more) > MOST_NODES or len(leaves) > MOST_LEAVES:
+            return False
+        self.inside |= dict.fromkeys(more)
+        self.space = space
+        return True
+
+    def shares_input(self, node: Node) -> bool:
+        return any(key in n.leaves for n in self.inside for key in node.leaves)
+
+
+def gather(root: Node, wanted: Sequence[Node] = ()) -> list[Node]:
+    """The roots of a kernel: a node, those alive that share waiting work with it, those asked for with it that read the same inputs."""
+    if not wanted and not root.users and all(len(node.users) == 1 for node in nodes_below(root)[:-1]):
+        return [root]  # a chain that nothing else hangs on
+    region = _Gathering(root)
+    below = set(region.inside)
+    queue = list(region.inside)
+    while queue:
+        for ref in queue.pop().users:
+            user = ref()
+            if user is not None and user not in region.inside and region.accept(user):
+                queue.extend(region.inside)
+    for node in wanted:
+        if node not in region.inside and region.shares_input(node):
+            region.accept(node)
+    used = {x for node in region.inside for x in node.inputs if isinstance(x, Node)}
+    return [root, *(n for n in region.inside if n not in below and (n in wanted or (n not in used and n.alive())))]
+
+
+def nodes_below(node: Node) -> list[Node]:
+    """A node and every waiting node it rests on, inputs first."""
+    order: dict[Node, None] = {}
+    _collect(node, order)
+    return list(order)
+
+
+def _collect(node: Node, order: dict[Node, None]) -> None:
+    if node not in order:
+        for x in node.inputs:
+            if isinstance(x, Node) and x.made is None:
+                _collect(x, order)
+        order[node] = None
+
+
+def in_order(roots: Sequence[Node]) -> list[Node]:
+    """Every waiting node under some roots, inputs first."""
+    return list(dict.fromkeys(node for root in roots for node in nodes_below(root)))
+
+
+def stored(order: Sequence[Node], roots: Sequence[Node]) -> list[Node]:
+    """The nodes whose values a kernel writes: its roots, and of the values between those that are alive the ones worth it.
+
+    A value per row is always worth it. Of whole tensors, writing and reading them again is weighed against reading what they are
+    computed from; a value that was left out once is written the second time.
+    """
+    between = [node for node in order if node not in roots and node.alive()]
+    if not between:
+        return [node for node in order if node in roots]
+    small = [node for node in between if node.narrow]
+    large = [node for node in between if not node.narrow]
+    leaves = {key: x.nbytes for node in large for key, x in node.leaves.items()}
+    store = 2 * sum(math.prod(node.shape) * DTYPES[node.dtype].itemsize for node in large)
+    again = sum(leaves.values())
+    keep = large if again > store else [node for node in large if node.skipped]
+    for node in large:
+        node.skipped = True
+    chosen = {*roots, *small, *keep}
+    return [node for node in order if node in chosen]
