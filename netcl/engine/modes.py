@@ -1,4 +1,4 @@
-"""Per thread, how ops are deferred; and what the modules of fusion do for those below them."""
+"""Per thread, how ops are deferred; and the functions that modules of fusion provide to modules below them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from netcl.core.tensor import Tensor
 
 
 class Mode(NamedTuple):
-    """How ops are deferred inside ``ag.jit_compile``: folds too, and with which compiler."""
+    """How ops are deferred inside ``ag.jit_compile``: whether folds are, and whether kernels are built with fast math."""
 
     rows: bool = True
     fast_math: bool = False
 
 
 class _Fusing(threading.local):
-    """Per thread: the mode of the compiled function that runs now, if one does; who listens to deferred ops and to kernels' texts; the
-    op that is being said in formulas."""
+    """Per thread: the mode of the running compiled function, if any; the lists that collect deferred nodes and kernel sources; the op that
+    is being expressed in formulas."""
 
     mode: Mode | None = None
     trace: list[Any] | None = None
@@ -28,8 +28,8 @@ class _Fusing(threading.local):
     whole: Any = None
 
     def __init__(self) -> None:
-        self.waiting: dict[int, Any] = {}  # nodes by their number, weakly
-        self.held = 0  # bytes of their inputs, and of those that are gone since this was last counted
+        self.waiting: dict[int, Any] = {}  # weak references to pending nodes, by id
+        self.held = 0  # bytes of their inputs; inputs of nodes dropped since the last count are included
         lifecycle.computing.add(threading.current_thread())
 
 
@@ -37,15 +37,15 @@ modes = _Fusing()
 
 
 class _Later:
-    """Filled by the modules of fusion, which rest on this one."""
+    """Set by the modules of fusion, which import this one."""
 
     defer: Callable[..., Tensor]  # a formula as a deferred tensor
     fold: Callable[..., Tensor | None]  # a reduction as one, or None
-    finish: Callable[..., Tensor | None]  # an op in the kernel of the product before it, or None
-    settle: Callable[..., Tensor]  # a tensor that waits for such an op, or a formula where that will not be
-    follows: frozenset[str] = frozenset()  # the ops for which that may be
-    worth: Callable[..., bool]  # whether plain eager code should
-    run: Callable[..., None]  # compute nodes together
+    finish: Callable[..., Tensor | None]  # an op as part of the epilogue of the product before it, or None
+    settle: Callable[..., Tensor]  # a pending product, or a formula over it where no epilogue is possible
+    follows: frozenset[str] = frozenset()  # names of ops that an epilogue can contain
+    worth: Callable[..., bool]  # whether eager code outside of jit_compile defers
+    run: Callable[..., None]  # compute nodes in one kernel
 
 
 later = _Later()
@@ -53,7 +53,7 @@ later = _Later()
 
 @contextmanager
 def in_mode(mode: Mode | None) -> Iterator[None]:
-    """Defer as ``mode`` says; ``None`` is the way of plain eager code."""
+    """Set the deferral mode inside the block; ``None`` is the mode outside of ``ag.jit_compile``."""
     before, modes.mode = modes.mode, mode
     try:
         yield
