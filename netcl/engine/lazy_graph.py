@@ -1,11 +1,11 @@
-"""Deferred values: an op may leave behind what it would compute, and a chain of such ops becomes one kernel when a value is asked for.
+"""The lazy graph: ops that have not run. A chain of them becomes one kernel when a value is needed.
 
-A :class:`TraceNode` is one op that has not run: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over
-all the others (``columns``). Tensors over a node look like any tensor; whoever asks for their memory has the node computed, together
-with every node it rests on and with those that share its work. :mod:`netcl.engine.fused_kernel` makes the kernels.
+A :class:`TraceNode` is one pending op: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over all other
+axes (``columns``). Accessing the memory of a tensor over a node computes the node, the nodes it depends on, and those that share
+work with it. :mod:`netcl.engine.fused_kernel` makes the kernels.
 
-Plain eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns that off); inside :func:`fusing` (``ag.jit_compile``)
-every size is deferred, and folds and normalisations as well.
+Eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns this off). Inside :func:`fusing` (``ag.jit_compile``) formulas,
+folds and normalizations of every size are deferred.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from netcl.engine.pointwise import profile_of
 
 log = logging.getLogger("netcl")
 
-# Of the least on a CPU, per compute unit of a GPU, which moves values faster while the host takes as long; a product hides some of that.
-CHAINED, MULTIPLIED = 1, 0.5
-MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
-MOST_FOLDS = 4  # of folds of folds: each is one more pass over the row, in which formulas are computed again
+# A GPU defers from this multiple of the CPU's threshold per compute unit: it moves values faster, at the same host cost.
+CHAINED, MULTIPLIED = 1, 0.5  # of formulas; of products, whose kernels hide a part of the host cost
+MOST_NODES = 48  # of a kernel: compile time grows more than linearly
+MOST_FOLDS = 4  # nested folds: each is one more pass over the row, which computes formulas again
 MOST_LEAVES = 12  # memory streams of a kernel
-MOST_WAITING = 512  # nodes of a thread that are alive and not computed
-MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive, or an eighth of the device's memory where that is more
+MOST_WAITING = 512  # pending nodes of a thread
+MOST_HELD = 1 << 30  # bytes of inputs that pending nodes keep alive, or an eighth of the device's memory if that is more
 
 
 class Space(NamedTuple):
-    """Where folds happen: the whole shape and how many innermost axes are folded."""
+    """The index space of a fold: the shape of its input and the number of innermost axes that are folded."""
 
     shape: tuple[int, ...]
     axes: int
@@ -55,7 +55,7 @@ class Space(NamedTuple):
 
 
 class TraceNode:
-    """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
+    """A pending op: what to compute from which inputs. ``made`` is its result once it has run."""
 
     __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
                  "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight",
@@ -68,7 +68,7 @@ class TraceNode:
         self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
         self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
         self.mode, self.whole = modes.mode, modes.whole
-        self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
+        self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # else it is rounded when stored
         self.made: Tensor | None = None
         self.skipped = False
         self.tensors: list[weakref.ref[Tensor]] = []
@@ -83,19 +83,19 @@ class TraceNode:
                 self.leaves.update(x.leaves)
             elif isinstance(x, Tensor):
                 self.leaves[storage_key(x)] = x
-        self.level: int = level + (kind == "fold")  # how many folds deep
-        self.weight: int = weight if weight <= MOST_NODES else len(_below(self))  # at least as many as there are nodes below
+        self.level: int = level + (kind == "fold")  # number of nested folds
+        self.weight: int = weight if weight <= MOST_NODES else len(_below(self))  # an upper bound on the nodes this depends on
 
     def seen_by(self, tensor: Tensor) -> None:
-        """A further tensor rests on this node."""
+        """Register a further tensor over this node."""
         self.tensors.append(weakref.ref(tensor))
 
     def alive(self) -> bool:
-        """Whether someone outside of the waiting nodes still holds the value."""
+        """Whether a tensor over this node still exists."""
         return any(ref() is not None for ref in self.tensors)
 
     def compute(self, wanted: Sequence[TraceNode] = ()) -> Tensor:
-        """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
+        """Compute the node, what shares its work and the nodes of ``wanted`` that read the same inputs; returns the node's tensor."""
         with lock:
             if self.made is None:
                 roots = gather(self, wanted)
@@ -107,7 +107,7 @@ class TraceNode:
         return self.made
 
     def finish(self, made: Tensor) -> None:
-        """The values are there: let go of what they were computed from. Who still waits reads their memory from now on."""
+        """Store the result and drop the inputs. Pending users of this node read its memory from now on."""
         self.made = made
         if self.whole is not None:
             self.whole.begun = True
@@ -120,17 +120,17 @@ class TraceNode:
 
 
 class Whole:
-    """An op that was said in formulas and folds. If nothing joins them, its own kernels (``call``) compute its ``results``."""
+    """An op expressed in formulas and folds. If nothing else is fused with them, ``call`` (its own kernels) computes ``results``."""
 
     __slots__ = ("begun", "call", "results")
 
     def __init__(self, call: Callable[[], Any]):
         self.call = call
-        self.begun = False  # some of its formulas are computed: what its inputs hold is noted for those that are left, not for the call
+        self.begun = False  # some of its formulas are computed, so that ``call`` must not run any more
         self.results: list[weakref.ref[TraceNode] | None] = []
 
     def run(self) -> None:
-        """Compute the results by the op's own kernels."""
+        """Compute the results with the op's own kernels."""
         with in_mode(None):
             made = self.call()
         for ref, tensor in zip(self.results, made if isinstance(made, tuple) else (made,), strict=True):
@@ -140,7 +140,7 @@ class Whole:
 
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
-    """What ``form`` makes of an op; ``call`` is the op itself, for the case that it stays alone."""
+    """Express an op by ``form``, in formulas and folds; ``call`` is the op itself, which runs if nothing is fused with it."""
     if modes.whole is not None or any(waiting_node(x) is not None for x in inputs):
         return form()
     whole = modes.whole = Whole(call)
@@ -155,29 +155,29 @@ def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequen
 
 
 def storage_key(x: Tensor) -> tuple[Any, ...]:
-    """What two tensors over the same memory under the same shape have in common."""
+    """A key that tensors with the same memory and shape share."""
     owner = x._source if x._source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
     return id(owner), x.shape
 
 
 def waiting_node(x: Any) -> TraceNode | None:
-    """The node under a tensor whose values are not computed yet."""
+    """The pending node of a tensor, or ``None``."""
     if not isinstance(x, Tensor):
         return None
     source = x._source
     return source if type(source) is TraceNode and source.made is None else None
 
 
-# ---- who waits for which memory
+# ---- pending readers of memory
 
 _readers: dict[int, list[weakref.ref[Any]]] = program.awaited
-lock = threading.RLock()  # a value that one thread left may be computed by another
-_noting = threading.RLock()  # around changes of _readers: a note that is lost is a value computed too late, after its input has changed
-_PRUNED_FROM = 64  # readers of one memory, from which on those that are gone are looked for as often as their number has doubled
+lock = threading.RLock()  # a thread may compute a value that another thread deferred
+_noting = threading.RLock()  # guards _readers: a lost entry would be computed after its input has changed
+_PRUNED_FROM = 64  # readers of one memory: from here on dead entries are removed whenever their number has doubled
 
 
 def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
-    """Nodes will read ``memory``. It may never be written, a weight in evaluation for instance: notes of nodes that are gone go too."""
+    """Register nodes as readers of ``memory``. Dead entries are pruned here: memory that is never written has no other occasion."""
     with _noting:
         refs = _readers.setdefault(id(memory), [])
         refs.extend(nodes)
@@ -186,17 +186,17 @@ def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
 
 
 def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
-    """Those of some notes whose nodes still wait."""
+    """The references whose nodes are still pending."""
     return [ref for ref in refs if (node := ref()) is not None and node.made is None]
 
 
 def _shared_values(x: Tensor) -> Any:
-    """What tensors over the same values have in common."""
+    """The object that tensors over the same memory share: the lease, or the array that owns it."""
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
 def _before_write(memory: Any) -> None:
-    """Compute everything that still has to read ``memory``."""
+    """Compute the pending readers of ``memory``."""
     with _noting:
         refs = _readers.pop(id(memory), ())
     for ref in refs:
@@ -207,16 +207,16 @@ def _before_write(memory: Any) -> None:
 
 
 def register(node: Any) -> None:
-    """Note that a node waits, and which memory it will read."""
+    """Add a node to the pending ones and to the readers of its inputs; computes pending nodes if there are too many."""
     program.before_write = _before_write
     me, held = weakref.ref(node), 0
     for x in node.inputs:
-        if type(x) is TraceNode and x.made is not None:  # computed since it was found: another operand could not be joined
+        if type(x) is TraceNode and x.made is not None:  # computed meanwhile, because of another operand
             x = x.made
         if isinstance(x, Tensor):
             _note_readers(_shared_values(x), (me,))
             held += x.nbytes
-    own = modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
+    own = modes.__dict__  # the thread's own dictionary: one access costs as much as one attribute of ``modes``
     waiting = own["waiting"]
     waiting[id(node)] = me
     own["held"] += held
@@ -230,12 +230,12 @@ def _most_held(node: Any) -> int:
 
 
 def _shrink(most: int = MOST_HELD) -> None:
-    """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
+    """Drop nodes that are computed or dead; compute the others if they still exceed the limits."""
     left = [node for ref in modes.waiting.values() if (node := ref()) is not None and node.made is None]
     held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
     modes.waiting, modes.held = {id(node): weakref.ref(node) for node in left}, held
     if len(left) > MOST_WAITING // 2 or held > most // 2:
-        modes.waiting, modes.held = {}, 0  # computing may leave formulas, whose registration must not come back here
+        modes.waiting, modes.held = {}, 0  # computing may defer formulas, whose registration must not recurse
         for node in left:
             if node.alive():
                 node.compute()
@@ -248,7 +248,7 @@ def _shrink(most: int = MOST_HELD) -> None:
 
 
 def flush() -> None:
-    """Compute everything that waits and that someone still holds."""
+    """Compute all pending nodes of this thread that a tensor refers to."""
     if modes.waiting:
         found = [ref() for ref in modes.waiting.values()]
         _compute([node for node in found if node is not None and node.made is None and node.alive()])
@@ -256,7 +256,7 @@ def flush() -> None:
 
 
 def compute(values: Iterable[Any]) -> None:
-    """Compute the deferred tensors among some values, together."""
+    """Compute the deferred tensors among ``values``, in shared kernels where possible."""
     found: list[Any] = [x._source for x in values if isinstance(x, Tensor)]
     _compute([node for node in found if node is not None and node.made is None])
 
@@ -275,7 +275,7 @@ dispatch.fill("flush", flush)
 
 @contextmanager
 def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
-    """Inside, ops of any size are deferred and (``rows``) folds of innermost axes too."""
+    """Defer formulas of every size inside the block and, with ``rows``, folds of innermost axes."""
     with in_mode(Mode(rows, fast_math)):
         yield
 
@@ -292,7 +292,7 @@ def _tell_fusion(what: str, *nodes: Any) -> None:
 
 
 def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real: str) -> bool:
-    """Whether a waiting input, seen under a shape, can be computed inside the kernel of an op whose result has ``shape``."""
+    """Whether a pending input, used with shape ``seen``, can be computed inside the kernel of an op whose result has ``shape``."""
     if node.real != real or node.mode != modes.mode or not node.readable or node.kind == "columns":
         return False
     if node.space is None:
@@ -316,11 +316,11 @@ def _fits_rows(node: TraceNode, space: Space) -> bool:
 
 
 def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[tuple[Any, ...], Space | None]:
-    """Tensors and waiting nodes that an op reads, and the space they are in; what cannot be joined is computed now."""
+    """The tensors and pending nodes that an op reads, and their index space; nodes that cannot be fused are computed now."""
     nodes = [_under_shape(x) for x in values]
     for i, node in enumerate(nodes):
         if node is not None and not _joins(node, values[i].shape, shape, real):
-            values[i]._source.compute()  # its own, which the node stands for under another shape
+            values[i]._source.compute()  # the original: ``node`` may be a reshaped copy of it
             nodes[i] = None
     spaces = {node.space for node in nodes if node is not None and node.space is not None}
     space = next(iter(spaces)) if len(spaces) == 1 else None
@@ -345,7 +345,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
 
 
 def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[Any, ...]:
-    """What an op of plain eager code reads: waiting nodes of the result's own shape, everything else as tensors."""
+    """The operands of an op outside of ``ag.jit_compile``: pending nodes of the result's shape, everything else as tensors."""
     found: list[Any] = []
     for x in values:
         node = x._source if isinstance(x, Tensor) else None
@@ -365,7 +365,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
 
 
 def _under_shape(x: Any) -> TraceNode | None:
-    """The waiting node of a tensor; under a new shape a chain of formulas is written anew, over its leaves in that shape."""
+    """The pending node of a tensor; for a reshaped tensor, a copy of the chain of formulas over its leaves in the new shape."""
     node = waiting_node(x)
     if node is None or node.space is not None or x.shape == node.shape or modes.mode is None or node.kind != "map":
         return node
@@ -380,7 +380,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
         for x in node.inputs:
             if type(x) is TraceNode:
                 x = _reshaped(x, shape, done) if x.made is None else x.made
-            inputs.append(x._view(shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others have one element
+            inputs.append(x._view(shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others: one element
         what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
         done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
         register(done[node])
@@ -388,7 +388,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
 
 
 def _too_long(operands: Sequence[Any]) -> bool:
-    """Whether a kernel for all of this would be too large; the sums over operands are looked into only where they say so."""
+    """Whether one kernel for all operands would be too large. Nodes are counted exactly only if the upper bound exceeds the limit."""
     weight = leaves = 0
     for x in operands:
         weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if type(x) is TraceNode else (weight, leaves + 1)
@@ -401,7 +401,7 @@ def _too_long(operands: Sequence[Any]) -> bool:
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
-    """A leaf as a kernel over rows reads it: with the folded axes, even where the op's result has dropped them."""
+    """A leaf with the folded axes, as a kernel over rows reads it; the op's result may have dropped them."""
     if not isinstance(x, Tensor):
         return x
     if dropped:
@@ -414,7 +414,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 
 def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """An op joined to the product it is applied to, if that waits; the last of several products."""
+    """Fuse an op into the epilogue of a pending product among its operands, the last one first; ``None`` if none can."""
     for place in reversed(range(len(values))):
         x = values[place]
         if _of_product(x) and x._source.made is None and (made := later.finish(name, values, place, shape, dtype)) is not None:
@@ -438,7 +438,7 @@ def defer(
     name: str, body: Body, values: Sequence[Any], numbers: Sequence[Any], shape: tuple[int, ...], dtype: DType, real: str, queue: Any
 ) -> Tensor:
     """A formula over tensors and numbers as a deferred tensor."""
-    if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
+    if real == "int" and dtype.name == "bool":  # a truth value is the same in every compute type: take that of the inputs
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if any([_of_product(x) for x in values]):
         values = [later.settle(x, values) if _of_product(x) else x for x in values]
@@ -464,18 +464,18 @@ def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtyp
 
 
 def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int, ...], dtype: DType, real: str) -> Tensor | None:
-    """A sum over all but the innermost ``axes`` of a waiting tensor; ``None`` where it cannot join its kernel."""
+    """A sum over all but the innermost ``axes`` of a deferred tensor; ``None`` if it cannot be fused with it."""
     node, space = waiting_node(x), Space(x.shape, axes)
     if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and _fits_rows(node, space)):
         return None
     return _made(TraceNode("columns", name, body, (node,), (), shape, dtype.name, real, x.queue, space, False))
 
 
-# ---- what is computed together
+# ---- regions
 
 
 class _Gathering:
-    """A region that grows: nodes that can be computed by the same kernel as its root."""
+    """A region under construction: nodes that the kernel of its root can compute."""
 
     def __init__(self, root: TraceNode):
         self.root = root
@@ -484,7 +484,7 @@ class _Gathering:
         self.shape = root.shape if self.space is None else self.space.shape
 
     def accept(self, node: TraceNode) -> bool:
-        """Take a node and what it rests on, if one kernel can do it."""
+        """Add a node and its pending inputs, if one kernel can compute all."""
         if node.made is not None or node.mode != self.root.mode or node.real != self.root.real or node.queue is not self.root.queue:
             return False
         space = self.space or node.space
@@ -505,9 +505,9 @@ class _Gathering:
 
 
 def gather(root: TraceNode, wanted: Sequence[TraceNode] = ()) -> list[TraceNode]:
-    """The roots of a kernel: a node, those alive that share waiting work with it, those asked for with it that read the same inputs."""
+    """The roots of a region: ``root``, live nodes that share pending work with it, nodes of ``wanted`` that read the same inputs."""
     if not wanted and not root.users and all(len(node.users) == 1 for node in _below(root)[:-1]):
-        return [root]  # a chain that nothing else hangs on
+        return [root]  # a chain without other users
     region = _Gathering(root)
     below = set(region.inside)
     queue = list(region.inside)
@@ -524,7 +524,7 @@ def gather(root: TraceNode, wanted: Sequence[TraceNode] = ()) -> list[TraceNode]
 
 
 def _below(node: TraceNode) -> list[TraceNode]:
-    """A node and every waiting node it rests on, inputs first."""
+    """A node and every pending node it depends on, inputs first."""
     order: dict[TraceNode, None] = {}
     _collect(node, order)
     return list(order)
@@ -539,15 +539,15 @@ def _collect(node: TraceNode, order: dict[TraceNode, None]) -> None:
 
 
 def in_order(roots: Sequence[TraceNode]) -> list[TraceNode]:
-    """Every waiting node under some roots, inputs first."""
+    """The roots and every pending node they depend on, inputs first."""
     return list(dict.fromkeys(node for root in roots for node in _below(root)))
 
 
 def stored(order: Sequence[TraceNode], roots: Sequence[TraceNode]) -> list[TraceNode]:
-    """The nodes whose values a kernel writes: its roots, and of the values between those that are alive the ones worth it.
+    """The nodes whose values a kernel stores: its roots, and live intermediate values if storing them pays.
 
-    A value per row is always worth it. Of whole tensors, writing and reading them again is weighed against reading what they are
-    computed from; a value that was left out once is written the second time.
+    Values per row are always stored. Whole tensors are stored if writing and reading them moves fewer bytes than computing them again
+    from their leaves, or if they were skipped once before.
     """
     between = [node for node in order if node not in roots and node.alive()]
     if not between:
@@ -565,13 +565,13 @@ def stored(order: Sequence[TraceNode], roots: Sequence[TraceNode]) -> list[Trace
 
 
 class _Eager:
-    """From how many elements on plain eager code defers; 0 is never. Read once: asking the environment costs as much as a launch."""
+    """The number of elements from which eager code defers; 0 is never. Read once: reading the environment costs as much as a launch."""
 
     least = int(env.value("NETCL_FUSION"))
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether plain eager code defers an op over this shape: on OpenCL devices, where moving the values costs more than deferring."""
+    """Whether eager code defers an op over this shape: on OpenCL devices, if moving the values costs more than deferring."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False
@@ -581,9 +581,9 @@ def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINE
 
 @contextmanager
 def eager_fusion(least: int) -> Iterator[None]:
-    """Inside, plain eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
+    """Inside the block, eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
 
-    Decisions are kept per context with the plans of calls, so these are forgotten on the way in and out.
+    The plan caches hold these decisions and are cleared at both ends of the block.
     """
     before, _Eager.least = _Eager.least, least
     program.forget("plans")
