@@ -1,7 +1,6 @@
-"""Runs pointwise rows: operands, dtypes, broadcasting, and the launch (or NumPy).
+"""Calls of pointwise rows: operands, dtypes, broadcasting, plan; on NumPy the generated function.
 
-Everything that depends only on dtypes and shapes is decided once and kept as a plan in the state of the context; a call is then a
-look-up and a run.
+What depends only on dtypes and shapes is decided once and cached as a plan of the context. A call is a look-up and a run.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from netcl.engine.registry import Choice, Pointwise
 
 Operand = Tensor | bool | int | float
 SCALARS = (bool, int, float)
-INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
+INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their dtype, and the smallest number above their range
 CPU_WIDTH = 16
 
 
 class Waiting(NamedTuple):
-    """In place of a plan: calls of this kind leave a value that waits, of this shape, compute type and dtype."""
+    """In place of a plan: calls with this key return a deferred value of this shape, compute type and dtype."""
 
     types: tuple[tuple[int, ...], str, DType]
 
@@ -47,7 +46,7 @@ class Waiting(NamedTuple):
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Tensors and Python numbers as they are; arrays and lists become tensors on the device of the first tensor."""
+    """Convert arrays and lists to tensors on the device of the first tensor; tensors and Python numbers stay as they are."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
     made = [_operand(x, queue) for x in values]
@@ -97,7 +96,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
 
 
 def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
-    """The common shape, as NumPy has it."""
+    """The shape that NumPy's broadcasting gives."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first
@@ -120,8 +119,8 @@ def _of_number(category: int) -> DType:
 
 
 def common_dtype(operands: Sequence[Any]) -> DType:
-    """Promotion, as torch has it: tensors by rank; those without axes, and then Python numbers, count only where they are of a higher
-    category (bool, int, float) than what stands above them.
+    """torch's type promotion. Tensors with dimensions decide first; 0-d tensors, and after them Python numbers, count only if their
+    category (bool, int, float) is higher.
     """
     tensors = [x for x in operands if isinstance(x, Tensor)]
     tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
@@ -131,7 +130,7 @@ def common_dtype(operands: Sequence[Any]) -> DType:
 
 
 def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[Any]) -> DType:
-    """The dtype whose compute type the kernel works in; also the result's, unless that is bool."""
+    """The dtype that determines the compute type; also the result's dtype, unless that is bool."""
     deciding = [values[i] for i in row.promoting]
     working = common_dtype((*deciding, *params))
     least = {"any": -1, "number": 1, "float": 2}[row.accepts]
@@ -145,7 +144,7 @@ def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[A
 
 
 class Walk(NamedTuple):
-    """Collapsed axes: sizes of the outer ones, the inner size, and per operand its outer steps and whether it moves inside."""
+    """Merged axes: sizes of the outer ones, size of the inner one; per operand its outer strides and whether it has the inner axis."""
 
     outer: tuple[int, ...]
     inner: int
@@ -154,7 +153,7 @@ class Walk(NamedTuple):
 
 
 def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
-    """Merge neighbouring axes that every operand either has or broadcasts: few axes, long inner loops.
+    """Merge adjacent axes that every operand either has or broadcasts: few axes, long inner loops.
 
     >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
     (8, 3)
@@ -168,7 +167,7 @@ Groups = list[tuple[int, tuple[bool, ...]]]
 
 
 def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
-    """Runs of axes that every operand either has or broadcasts: their size, and who has them. Axes of size 1 are left out."""
+    """Runs of axes that each operand either has or broadcasts: size, and per operand whether it has them. Axes of size 1 are skipped."""
     padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
     groups: Groups = []
     for axis, size in enumerate(shape):
@@ -183,7 +182,7 @@ def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Gr
 
 
 def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
-    """How far operand ``k`` moves per step along each run."""
+    """The stride of operand ``k`` along each run."""
     steps, below = [], 1
     for size, present in reversed(groups):
         steps.append(below if present[k] else 0)
@@ -215,7 +214,7 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: Kern
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
-    """Elements per work-item, work-items, local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
+    """Elements per work-item, work-items, local size. On a CPU a few long chunks per core, on a GPU one vector per work-item."""
     rows = n // inner if inner else 0
     if profile.device_type != "cpu":
         return width, rows * -(-inner // width), config.local_size_1d
@@ -226,7 +225,7 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config:
 
 
 class Map(NamedTuple):
-    """A kernel that computes a body over operands of certain dtypes and shapes, its sizes, and the numbers that come last."""
+    """A kernel that computes a body, its launch sizes, and its last arguments, which describe the shapes."""
 
     kernel: Any
     items: int
@@ -238,7 +237,7 @@ def map_kernel(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, shape: tuple[int, ...],
     options: tuple[str, ...] = (),
 ) -> Map:  # fmt: skip
-    """The kernel of a body over some operands; builds it if it is new. It takes tensors, results, numbers and sizes, in this order."""
+    """The kernel of a body for these operands, built if it is new. Its arguments are tensors, results, numbers and sizes."""
     given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
     n, names = math.prod(shape), [dtype.name for dtype in outputs]
     check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
@@ -259,7 +258,7 @@ def plan_map(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, numbers: int,
     shape: tuple[int, ...], options: tuple[str, ...] = (), out: Tensor | None = None,
 ) -> Plan:  # fmt: skip
-    """A body as a plan over the tensors among ``values``, which are followed by ``out`` if that is written, and over ``numbers``."""
+    """The plan of a body. Its operands are the tensors of ``values``, then ``out`` if given; a run also takes the numbers."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     commands = command_list(queue, tensors if out is None else [*tensors, out])
     made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
@@ -288,7 +287,7 @@ def _kernel(
 
 @cache
 def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
-    """The forward of a row as a function of its inputs and parameters, and of ``out``; ``dtype`` replaces the dtype of the result."""
+    """The forward function of a row: inputs, parameters, ``out=``. ``dtype`` replaces the dtype of the result."""
     count = row.arity + len(row.params)
 
     def call(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
@@ -343,7 +342,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
 
 
 def run(row: Pointwise, args: Sequence[Any], out: Tensor | None = None, dtype: str | None = None) -> Tensor:
-    """The forward of a row over its operands, which its parameters follow."""
+    """Run the forward of a row; ``args`` are its inputs, then its parameters."""
     return caller(row, dtype)(*args, out=out)
 
 
@@ -356,7 +355,7 @@ def signature_of(row: Pointwise | Choice) -> Signature:
 
 
 def _bound(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """All inputs and parameters of a call in their order."""
+    """The inputs and parameters of a call, in order, with defaults."""
     try:
         values = signature_of(row).bind(*args, **named)
     except TypeError as error:
@@ -382,7 +381,7 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
 
 
 def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with arrays as tensors; of the parameters, only numbers are taken."""
+    """The arguments with arrays converted to tensors; raises if a parameter is not a number."""
     params = args[row.arity :]
     for name, value in zip(row.params, params, strict=True):
         if not isinstance(value, SCALARS):
@@ -393,7 +392,7 @@ def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
 def _new_plan(
     row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
 ) -> Plan | Waiting:
-    """What a call does that is new, or new on this queue of the context."""
+    """Make the plan of a key that is new, or new on this queue of the context, or decide to defer."""
     plans = plan_cache(queue)
     first = plans.get(key)
     if first is not None:
@@ -412,7 +411,7 @@ def _new_plan(
 
 
 def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
-    """The row as a command of an op that is being planned."""
+    """Append the launch of a row to the command list of an op that is being planned."""
     shape, compute, result = _forward_types(row, args, dtype)
     target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
     if target.size:
@@ -424,7 +423,7 @@ def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | N
 
 
 def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """``out`` itself, about to be written, if a result of this shape and dtype fits into it."""
+    """Prepare ``out`` for writing and return it; raises unless it has the shape and dtype of the result."""
     if out.shape != shape:
         raise ShapeError(message(op, "out has another shape than the result", out=out.shape, result=shape))
     if out.dtype != dtype:
@@ -445,7 +444,7 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
 
 
 def _integer(op: str, compute: str, value: Any) -> int:
-    """A number as an integer of a compute type."""
+    """Convert a number to an integer; raises if the compute type cannot hold it."""
     name, most = INTEGRAL[compute]
     if not -most <= value < most:
         remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
@@ -461,7 +460,7 @@ def _check_integers(row: Pointwise, compute: str, args: Sequence[Any]) -> None:
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
-    """Whether an op's value can wait: it has elements, its dtype can be told without storing it, and the device knows its types."""
+    """Whether a value can be deferred: it has elements, is exact without being stored, and the device supports its types."""
     if not math.prod(shape) or result.name == "uint8":
         return False
     double = compute == "double" or result.name == "float64" or any(getattr(x, "dtype", None) == "float64" for x in values)
@@ -472,7 +471,7 @@ _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
 
 
 def _fused_types(key: tuple[Any, ...], row: Pointwise, args: Sequence[Any], dtype: str | None) -> Any:
-    """Shape, compute type and dtype of a value that can wait; ``None`` for one that cannot."""
+    """Shape, compute type and dtype of a deferred value; ``None`` if it cannot be deferred."""
     if key not in _types:
         if len(_types) >= MOST_PLANS:
             _types.clear()
@@ -483,18 +482,18 @@ def _fused_types(key: tuple[Any, ...], row: Pointwise, args: Sequence[Any], dtyp
 
 
 def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
-    """A row over its operands as a deferred tensor, or at once where ``types`` says that it cannot wait."""
+    """Defer a row; runs it now if ``types`` is ``None``."""
     if types is None:
         with in_mode(None):
             return run(row, args, None, dtype)
     shape, compute, result_dtype = types
-    _check_integers(row, compute, args)  # types are known by those of numbers, not by the numbers
+    _check_integers(row, compute, args)  # the key holds the types of numbers, not their values
     values, params = args[: row.arity], args[row.arity :]
     return later.defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 
 
 def as_compute(x: Operand, compute: str) -> np.ndarray:
-    """An operand on the NumPy backend as an array of the compute type."""
+    """An operand as a NumPy array of the compute type."""
     if not isinstance(x, Tensor):
         return COMPUTE[compute].type(x)
     assert x.array is not None
@@ -502,7 +501,7 @@ def as_compute(x: Operand, compute: str) -> np.ndarray:
 
 
 def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, sources: Sequence[Any] = ()) -> Tensor:
-    """Values of a compute type as a tensor on the NumPy backend, in memory that none of ``sources`` has."""
+    """A NumPy tensor of computed values; its memory is not shared with ``sources``."""
     full = np.asarray(values)
     with np.errstate(all="ignore"):
         if dtype.name == "bool":
@@ -536,7 +535,7 @@ def _run_numpy(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | No
 
 @cache
 def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple[int, ...]]:
-    """The body of the wanted gradients, and which of ``g``, ``out`` and the inputs it reads."""
+    """The body of the wanted gradients, and the indices of what it reads among ``g``, ``out`` and the inputs."""
     body = vjp_body(row, wanted)
     names = ("g", "out", *(f"v{i}" for i in range(row.arity)))
     return body, tuple(names.index(name) for name in body.inputs)
@@ -545,10 +544,10 @@ def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple
 def run_vjp(
     row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients for the wanted inputs in one kernel, each of ``g``'s shape and of its input's dtype.
+    """Gradients of the wanted inputs in one kernel, each with the shape of ``g`` and the dtype of its input.
 
-    Tensors that the row does not keep (``row.saved_for(i)``) may be given as anything with ``dtype``. A gradient that is ``g``
-    itself comes back as the same tensor: never change a gradient in place.
+    For tensors that the row does not keep (``row.saved_for(i)``), any object with ``dtype`` will do. A gradient equal to ``g`` is the
+    same tensor, so gradients must not be changed in place.
     """
     grads: list[Tensor | None] = [None] * row.arity
     rest: list[bool] = []
@@ -564,7 +563,7 @@ def run_vjp(
 
 
 def isinstance_float(x: Any) -> bool:
-    """Whether an operand has a floating dtype, so that it can have a gradient."""
+    """Whether an operand has a floating-point dtype and so can have a gradient."""
     name = getattr(x, "dtype", None)
     return name in DTYPES and DTYPES[name].is_float
 
