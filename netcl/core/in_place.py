@@ -1,4 +1,4 @@
-"""The in-place methods and operators of ``Tensor``: ``x.add_(y)``, ``x += y``. The ops behind them are called through ``dispatch``."""
+"""The in-place methods and operators of ``Tensor``: ``x.add_(y)``, ``x += y``. They call ops through ``dispatch``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from netcl.core.errors import message
 from netcl.core.method_names import IN_PLACE
 from netcl.core.writes import wrote
 
-FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are no ops
+FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are not ops
 OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow"}
 LOGICAL = ("and", "or", "xor")
 
 
 def in_place_method(op: str) -> Callable[..., Any]:
-    """The method that writes what an op returns for a tensor into the tensor: ``x.abs_()``."""
+    """The method that writes the result of an op into the tensor: ``x.abs_()``."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return dispatch.call("in_place", op, self, *args, **kwargs)
@@ -34,9 +34,9 @@ def _in_place_logical(operator: str) -> Callable[[Any, Any], Any]:
 
 
 def stand_on(tensor: Any, other: Any) -> None:
-    """Give ``tensor`` the memory, shape, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
+    """Give ``tensor`` the memory, shape, dtype and device of ``other``; references to ``tensor`` stay valid."""
     if other._place is not None and other._place.strides is not None:
-        other = other._copy()  # a part of a base: memory of its own
+        other = other._copy()  # a strided view needs its own memory
     for slot in ("buffer", "array", "shape", "dtype", "context", "queue", "pool_handle", "host_ref", "pending_event", "pending_release"):
         setattr(tensor, slot, getattr(other, slot))
     tensor._written, tensor._source, tensor._place = other._writes(), other._source, None
@@ -52,7 +52,7 @@ def _set_data(self: Any, other: Any) -> None:
 
 
 def install(tensor: Any) -> None:
-    """Give the class of tensors its in-place methods and operators, and ``data``."""
+    """Add the in-place methods and operators, and ``data``, to the class of tensors."""
     tensor.data = property(tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")
     for name in (*IN_PLACE, *FILLS):
         setattr(tensor, f"{name}_", in_place_method(name))
