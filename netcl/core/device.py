@@ -133,7 +133,7 @@ class Found:
 
 
 def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
-    """Rank and speed estimate, to be compared; a negative rank is never chosen unless the device is named."""
+    """Rank and estimated speed, for comparison; a device with a negative rank is chosen only by name."""
     if not profile.available:
         return -2, 0.0
     rank = next(rank for _, rank, matches in RANKS if matches(profile))
