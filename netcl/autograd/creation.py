@@ -117,7 +117,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
     """Normal values of a mean and a deviation, each a number or a tensor; two numbers need ``size``."""
     like = next((x for x in (mean, std) if isinstance(x, Tensor)), None)
     if like is None and size is None:
-        raise ShapeError(message("normal", "size is needed where mean and std are numbers", mean=mean, std=std))
+        raise ShapeError(message("normal", "size must be given if mean and std are numbers", mean=mean, std=std))
     shape = np.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor))) if like is not None else size
     options = {"queue": like.queue} if like is not None else options
     made: Tensor = randn(shape, dtype=dtype or (dtypes.FLOAT32 if like is None else like.dtype), **options)
@@ -171,7 +171,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 def from_numpy(array: np.ndarray) -> Tensor:
     """A copy of an array on the active device; float64 becomes float32. (torch shares the memory.)"""
     if not isinstance(array, np.ndarray):
-        raise TypeError(message("from_numpy", "takes a NumPy array", "use netcl.tensor", given=type(array).__name__))
+        raise TypeError(message("from_numpy", "the argument must be a NumPy array", "use netcl.tensor", given=type(array).__name__))
     return Tensor.from_host(array)
 
 
@@ -225,7 +225,7 @@ def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
     """The limits of a dtype of floats: ``max``, ``min``, ``eps``, ``tiny``, ``bits``."""
     row = dtypes.lookup(dtype, "finfo")
     if not row.is_float:
-        raise DtypeError(message("finfo", "takes a dtype of floats", "use netcl.iinfo", dtype=row.name))
+        raise DtypeError(message("finfo", "dtype must be a floating-point type", "use netcl.iinfo", dtype=row.name))
     if row.name != "bfloat16":
         return np.finfo(row.host)
     return SimpleNamespace(max=largest(row.name), min=-largest(row.name), eps=2.0**-7, tiny=2.0**-126, smallest_normal=2.0**-126, bits=16)
@@ -234,7 +234,7 @@ def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
 def set_default_dtype(d: Any) -> None:
     """Raise unless the dtype is float32, the only supported default."""
     if dtypes.lookup(d, "set_default_dtype").name != "float32":
-        raise DtypeError(message("set_default_dtype", "new tensors are float32", "pass dtype= where another is wanted", dtype=d))
+        raise DtypeError(message("set_default_dtype", "the default dtype must be float32", "pass dtype= where another is wanted", dtype=d))
 
 
 def seed() -> int:

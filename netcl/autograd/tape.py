@@ -58,7 +58,7 @@ class Like(NamedTuple):
 
 
 _make_like = partial(tuple.__new__, Like)  # takes half the time of calling the class
-_WALKED = "the graph was already walked and its memory released"
+_WALKED = "backward has already released the memory of this graph"
 _FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
@@ -99,7 +99,7 @@ class Node:
             modes.tape.nodes.append(self)
         if modes.anomaly:
             for out in outputs:
-                _check_finite(self, out, "gave")
+                _check_finite(self, out, "the op returned")
 
     def __call__(self, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the op's inputs from those of its outputs; ``None`` for an input that requires none.
@@ -392,7 +392,7 @@ class _Walk:
         for edge, wanted, gradient in zip(edges, likes, back, strict=True):
             if edge is not None and wanted is not None and gradient is not None:
                 if anomaly:
-                    _check_finite(node, gradient, "gave, walking back,")
+                    _check_finite(node, gradient, "the gradient of the op has")
                 fits = gradient.shape == wanted.shape and gradient.dtype is wanted.dtype
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
@@ -464,13 +464,13 @@ def _differentiable() -> Any:
     return netcl.autograd
 
 
-def _check_finite(node: Node, value: Tensor, verb: str) -> None:
+def _check_finite(node: Node, value: Tensor, what: str) -> None:
     values = value.to_host()
     bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else np.empty((0, 0), int)
     if len(bad):
         first = tuple(bad[0].tolist())
-        what = f"the op {verb} a value that is not finite"
-        where = f"called at {node.site}" if node.site else "to be told where it was called, go forward inside detect_anomaly() too"
+        where = f"called at {node.site}" if node.site else "run the forward pass inside detect_anomaly() too, to see where it was called"
+        what += " a value that is not finite"
         raise FloatingPointError(message(node.name, what, where, index=first, value=values[first], shape=value.shape))
 
 

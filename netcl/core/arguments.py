@@ -37,7 +37,7 @@ def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
         handle = get_active_device()
         queue = handle if handle.context == context else None
         if queue is None:
-            raise DeviceError(message("tensor", "a context alone does not name a queue", "pass queue= as well"))
+            raise DeviceError(message("tensor", "a context needs a queue as well", "pass queue= as well"))
     if queue is None:
         queue = get_active_device()
     queue = queue.queue if isinstance(queue, DeviceHandle) else queue

@@ -86,7 +86,7 @@ class Variable:
             return self.parse(text)
         except ValueError:
             raise EnvironmentVariableError(
-                message("env", f"{self.name} holds a value it cannot have", f"legal: {self.legal}", value=repr(text))
+                message("env", f"{self.name} has an illegal value", f"legal: {self.legal}", value=repr(text))
             ) from None
 
 

@@ -157,7 +157,7 @@ class BufferPool:
         cl = platforms.opencl()
         if not isinstance(context, cl.Context):
             raise DeviceError(
-                message("BufferPool", "a pool needs an OpenCL context", "pass handle.context of an OpenCL device", context=context)
+                message("BufferPool", "context must be an OpenCL context", "pass handle.context of an OpenCL device", context=context)
             )
         self.context = context
         self._shelves: dict[int, Shelf] = {}
@@ -180,7 +180,7 @@ class BufferPool:
     def shelf(self, nbytes: int) -> Shelf:
         """The shelf of buffers for ``nbytes``."""
         if nbytes < 0:
-            raise ShapeError(message("allocate", "a size cannot be negative", nbytes=nbytes))
+            raise ShapeError(message("allocate", "nbytes must not be negative", nbytes=nbytes))
         with self._lock:
             if len(self._by_size) >= _MOST_SIZES:
                 self._by_size.clear()

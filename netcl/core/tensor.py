@@ -113,7 +113,7 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     """Overwrite the values in place; the array must have the tensor's shape. Returns the tensor."""
     stored, _ = storage_of(array, self.dtype, "from_host")
     if stored.shape != self.shape:
-        raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
+        raise ShapeError(message("from_host", "the array must have the shape of the tensor", array=stored.shape, tensor=self.shape))
     if self._place is not None and self._place.strides is not None:
         return dispatch.call("store", self, Tensor.from_host(self.queue, array, self.dtype))
     self._changing()
@@ -455,7 +455,7 @@ class Tensor:
     def item(self) -> float | int | bool:
         """The value of a tensor with one element."""
         if self.size != 1:
-            raise ShapeError(message("item", "only a tensor with one element has an item", shape=self.shape))
+            raise ShapeError(message("item", "the tensor must have one element", shape=self.shape))
         return self.to_host().reshape(-1)[0].item()
 
     def tolist(self) -> Any:
@@ -498,7 +498,7 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError(message("array", "the values of a tensor cannot be had without a copy", "drop copy=False"))
+            raise ValueError(message("array", "a tensor cannot become an array without a copy", "drop copy=False"))
         values = self.to_host()
         return values if dtype is None else values.astype(dtype, copy=False)
 
@@ -568,7 +568,7 @@ class Tensor:
         ``remove()`` of the result removes the hook.
         """
         if not callable(hook):
-            raise TypeError(message("register_hook", "a hook is a function of the gradient", given=type(hook).__name__))
+            raise TypeError(message("register_hook", "hook must be callable", given=type(hook).__name__))
         if self.grad_fn is not None:
             return self.grad_fn.add_hook(self._index, hook)
         self._hooks = [*(self._hooks or ()), hook]

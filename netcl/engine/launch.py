@@ -38,7 +38,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
     """
     queue = getattr(values[0], "queue", None) if values else None
     if queue is None and values and values[0] is None:
-        raise TypeError(message(op, "takes a tensor, not None", "does what came before return its result?"))
+        raise TypeError(message(op, "the first argument must be a tensor, got None", "does the preceding function return its result?"))
     for value in values:
         if value is not None and (not isinstance(value, Tensor) or value.queue is not queue):
             break
@@ -60,7 +60,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
 def _check_same_device(op: str, a: Any, b: Tensor) -> None:
     numpy = is_numpy(a.queue) and is_numpy(b.queue)
     if not numpy and (a.context is None or a.context != b.context):
-        what = "the inputs live on different devices"
+        what = "the inputs must be on one device"
         raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 
 

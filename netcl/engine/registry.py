@@ -113,7 +113,7 @@ def _check_names(op: str, text: str, known: Iterable[str]) -> None:
 
 def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: Iterable[str]) -> None:
     if not _NAME.fullmatch(op):
-        raise ValueError(message(op, "an op is named by lower-case letters, digits and underscores", name=repr(op)))
+        raise ValueError(message(op, "the name of an op must consist of lower-case letters, digits and underscores", name=repr(op)))
     taken = {"g", "out", "n", *(f"v{i}" for i in range(len(inputs)))}
     for name in [*let, *params]:
         if not _NAME.fullmatch(name) or name in taken:
