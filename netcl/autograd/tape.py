@@ -99,7 +99,7 @@ class Node:
             modes.tape.nodes.append(self)
         if modes.anomaly:
             for out in outputs:
-                _check_finite(self, out, "the op returned")
+                _check_finite(self, out, "returned")
 
     def __call__(self, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the op's inputs from those of its outputs; ``None`` for an input that requires none.
@@ -392,7 +392,7 @@ class _Walk:
         for edge, wanted, gradient in zip(edges, likes, back, strict=True):
             if edge is not None and wanted is not None and gradient is not None:
                 if anomaly:
-                    _check_finite(node, gradient, "the gradient of the op has")
+                    _check_finite(node, gradient, "has a gradient with")
                 fits = gradient.shape == wanted.shape and gradient.dtype is wanted.dtype
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
@@ -464,13 +464,13 @@ def _differentiable() -> Any:
     return netcl.autograd
 
 
-def _check_finite(node: Node, value: Tensor, what: str) -> None:
+def _check_finite(node: Node, value: Tensor, verb: str) -> None:
     values = value.to_host()
     bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else np.empty((0, 0), int)
     if len(bad):
         first = tuple(bad[0].tolist())
+        what = f"the op {verb} a value that is not finite"
         where = f"called at {node.site}" if node.site else "run the forward pass inside detect_anomaly() too, to see where it was called"
-        what += " a value that is not finite"
         raise FloatingPointError(message(node.name, what, where, index=first, value=values[first], shape=value.shape))
 
 

@@ -216,7 +216,7 @@ def test_anomaly_names_op_site_and_index(leaf):
     assert text.startswith("[log] the op returned a value that is not finite; index=(1, 0), value=-inf")
     assert "test_tape.py" in text
     assert "ag.log(x)" in text
-    with ag.detect_anomaly(), pytest.raises(FloatingPointError, match=r"\[sqrt\] the gradient of the op has a value"):
+    with ag.detect_anomaly(), pytest.raises(FloatingPointError, match=r"\[sqrt\] the op has a gradient with a value"):
         ag.sqrt(x).sum().backward()
     loss = ag.sqrt(x).sum()
     with ag.detect_anomaly(), pytest.raises(FloatingPointError, match=r"\[sqrt\] .*; run the forward pass inside"):
